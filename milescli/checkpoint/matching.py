@@ -60,7 +60,7 @@ def match(source: Source, table: WeightTable) -> Matched:
     """Match the folder's tensors with the table. Raises CheckpointError for a tensor that is
     missing, left over or misshapen, and for a tied output layer that differs from the embedding."""
     names = source.names()
-    by_config, table = table, table.as_on_disk(names)
+    by_config, table = table, table.as_on_disk(names, source.shape)
     # releases that were saved again by transformers have lost their MTP layers, and config.json
     # still names them
     lacks_mtp = _num_mtp(by_config) - _num_mtp(table)

@@ -34,7 +34,7 @@ from milescli.models import table as table_of
 from milescli.models.adapter import read_shape
 from milescli.models.base import Entry, WeightTable
 
-_OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.")
+_OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.", "vision.")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def _plan(
     record, base = _open_base(model_dir, resources)
     recorded = record.dtypes if record is not None else {}
     if record is not None:
-        table = table.as_on_disk(recorded)
+        table = table.as_on_disk(recorded, record.shape)
     weights = HfTensors(CheckpointWeights(reader, table), base, tied=_tied_copies(record, table))
     _require_explained(reader, table, checkpoint)
     wanted, absent_mtp = _names(weights, base, list(recorded) if record is not None else None)

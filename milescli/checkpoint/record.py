@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from milescli.checkpoint.base import MANIFEST_NAME
@@ -57,6 +57,12 @@ class Record:
     """Empty where the folder was quantised: the plain tensors lay in no file."""
     index: dict[str, object] | None
     """`metadata` of the index file; None where there was no index."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Name of a tensor -> its shape; empty in records of older versions."""
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor, or None if the record does not tell it."""
+        return self.shapes.get(name)
 
     def to_json(self) -> str:
         """Return the JSON to write to disk."""
@@ -64,16 +70,19 @@ class Record:
             {"name": file.name, "metadata": file.metadata, "tensors": list(file.tensors)}
             for file in self.files
         ]
-        return json.dumps({"dtypes": self.dtypes, "files": files, "index": self.index}) + "\n"
+        whole = {"dtypes": self.dtypes, "shapes": self.shapes, "files": files, "index": self.index}
+        return json.dumps(whole) + "\n"
 
 
 def record_of(source: Source) -> Record:
     """Record the layout of an open folder."""
+    shapes = {name: source.shape(name) for name in source.names()}
     if not isinstance(source, HfReader):
         return Record(
             dtypes={name: dtype_name(source.dtype(name)) for name in source.names()},
             files=(),
             index=None,
+            shapes=shapes,
         )
     files = []
     for name, file in source.files.items():
@@ -87,7 +96,8 @@ def record_of(source: Source) -> Record:
         for file in files
         for tensor in file.tensors
     }
-    return Record(dtypes=dtypes, files=tuple(files), index=_index(source.folder))
+    index = _index(source.folder)
+    return Record(dtypes=dtypes, files=tuple(files), index=index, shapes=shapes)
 
 
 def _index(folder: Path) -> dict[str, object] | None:
@@ -112,7 +122,12 @@ def read_record(folder: Path) -> Record | None:
             )
             for file in raw["files"]
         )
-        record = Record(dtypes=dict(raw["dtypes"]), files=files, index=raw["index"])
+        record = Record(
+            dtypes=dict(raw["dtypes"]),
+            files=files,
+            index=raw["index"],
+            shapes={name: tuple(shape) for name, shape in raw.get("shapes", {}).items()},
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"cannot read `{path}`",

@@ -440,7 +440,7 @@ def _rounding_of_run(
 def read_merged(base: Path, adapter: Adapter, of_base: WeightTable) -> Iterator[Named]:
     """Yield the base model's tensors with the adapter merged in; the folder is open meanwhile."""
     with open_source(base) as source:
-        on_disk = table(load_facts(base)).as_on_disk(source.names())
+        on_disk = table(load_facts(base)).as_on_disk(source.names(), source.shape)
         tensors = read_folder(source, of_base, on_disk=on_disk)
         if adapter.rounds_base is not None:
             tensors = adapter.rounds_base((name, tensor.float()) for name, tensor in tensors)

@@ -290,7 +290,11 @@ def _open_base(
         source = (
             open_files.enter_context(HfReader(base)) if any(base.glob("*.safetensors")) else None
         )
-        return source, table.as_on_disk(list(record.dtypes)), source.names() if source else []
+        return (
+            source,
+            table.as_on_disk(list(record.dtypes), record.shape),
+            source.names() if source else [],
+        )
     if not any(base.glob("*.safetensors")):
         return None, table, []
     opened = open_files.enter_context(open_source(base))

@@ -84,6 +84,8 @@ class ModelNumbers:
     num_parameters: int
     num_active_parameters: int
     num_mtp_parameters: int
+    num_vision_parameters: int
+    """0 also where a tower is passed through."""
     num_experts: int
     topk: int
     vocab_size: int
@@ -113,6 +115,7 @@ def numbers(source: str) -> ModelNumbers:
         num_parameters=table.num_parameters,
         num_active_parameters=table.num_active_parameters,
         num_mtp_parameters=table.num_mtp_parameters,
+        num_vision_parameters=table.num_vision_parameters,
         num_experts=facts.num_experts,
         topk=facts.topk,
         vocab_size=facts.vocab_size,

@@ -45,6 +45,7 @@ FAMILIES: dict[str, str] = {
     "mistral": "milescli.models.families.mistral",
     "nemotron_h": "milescli.models.families.nemotron_h",
     "qwen2": "milescli.models.families.qwen2",
+    "qwen2_5_vl": "milescli.models.families.qwen2_5_vl",
     "qwen3": "milescli.models.families.qwen3",
     "qwen3_5": "milescli.models.families.qwen3_5",
     "qwen3_5_moe": "milescli.models.families.qwen3_5_moe",
@@ -52,6 +53,8 @@ FAMILIES: dict[str, str] = {
     "qwen3_5_text": "milescli.models.families.qwen3_5",
     "qwen3_moe": "milescli.models.families.qwen3_moe",
     "qwen3_next": "milescli.models.families.qwen3_next",
+    "qwen3_vl": "milescli.models.families.qwen3_vl",
+    "qwen3_vl_moe": "milescli.models.families.qwen3_vl",
 }
 """model_type of config.json -> module with `facts(config)` and `table(facts)`."""
 

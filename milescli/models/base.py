@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG_NAME = "config.json"
+VISION_PREFIX = "vision."
+"""Of Megatron's names of a vision tower's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,14 @@ Repack = Callable[["Sequence[Tensor]", ModelFacts], "list[Tensor]"]
 Shapes = Callable[[ModelFacts], list[tuple[int, ...]]]
 Where = Callable[[ModelFacts, int], bool]
 """(facts, layer from 0) -> whether that layer has it"""
+
+
+ShapeOf = Callable[[str], tuple[int, ...] | None]
+"""Name of a tensor on disk -> its shape; None: not known."""
+
+
+def any_shape(_: str) -> None:
+    """Return None: shapes are not known."""
 
 
 def every_layer(facts: ModelFacts, layer: int) -> bool:
@@ -119,6 +129,16 @@ class Rule:
     alternatives: tuple[Rule, ...] = ()
     """Other forms in which disks hold the same; `WeightTable.as_on_disk` takes the one that is
     there."""
+
+    @property
+    def of_vision(self) -> bool:
+        """Return True if it is of the tower that makes tokens of images."""
+        return self.megatron.startswith(VISION_PREFIX)
+
+    @property
+    def on_first_stage(self) -> bool:
+        """Return True if it stands before the decoder, of a rule outside of it."""
+        return self.of_vision or self.megatron.startswith("embedding.")
 
     @property
     def is_per_expert(self) -> bool:
@@ -236,19 +256,14 @@ class WeightTable:
             }
         return shapes
 
-    def as_on_disk(self, names: Collection[str]) -> WeightTable:
+    def as_on_disk(self, names: Collection[str], shape: ShapeOf = any_shape) -> WeightTable:
         """Return the table with the rules in the forms in which the folder stores them; `names` are
-        its tensors. An alternative replaces a rule if only the alternative's names are present.
-        Optional rules whose names are absent are dropped, and so are MTP layers without a single
-        tensor (transformers omits them when it saves)."""
+        its tensors. An alternative replaces a rule if only the alternative's names are present;
+        `shape` tells forms of the same names apart. Optional rules whose names are absent are
+        dropped, and so are MTP layers without a single tensor (transformers omits them when it
+        saves)."""
         there = set(names)
-        chosen = tuple(
-            next(
-                (form for form in (rule, *rule.alternatives) if self._first_names(form) <= there),
-                rule,
-            )
-            for rule in self.rules
-        )
+        chosen = tuple(self._form_on_disk(rule, there, shape) for rule in self.rules)
         mtp = {name for rule in chosen if rule.block == "mtp" for name in self._first_names(rule)}
         chosen = tuple(
             rule
@@ -258,10 +273,43 @@ class WeightTable:
         )
         return self if chosen == self.rules else replace(self, rules=chosen)
 
+    def _form_on_disk(self, rule: Rule, there: set[str], shape: ShapeOf) -> Rule:
+        forms = [form for form in (rule, *rule.alternatives) if self._first_names(form) <= there]
+        if len(forms) < 2 or self._first_names(forms[0]) != self._first_names(forms[1]):
+            return forms[0] if forms else rule
+        return next((form for form in forms if self._has_shapes(form, shape)), forms[0])
+
+    def _has_shapes(self, rule: Rule, shape: ShapeOf) -> bool:
+        layer = next(n for n in range(self.facts.num_layers) if rule.where(self.facts, n))
+        rows = (self.facts.num_experts,) if rule.stacked else ()
+        sizes = rule.shapes(self.facts.at(layer))
+        return all(
+            shape(name.format(layer=layer, expert=0)) in (None, (*rows, *size))
+            for name, size in zip(rule.hf, sizes, strict=True)
+        )
+
     def holds(self, entry: Entry) -> bool:
         """Return True if the trainer holds the entry: everything except MTP layers that are not
         trained."""
         return entry.mtp is None or self.facts.trains_mtp
+
+    def trains(self, entry: Entry) -> bool:
+        """Return True if the trainer changes the entry: the indexer of sparse attention is used as
+        released, and the tower of a vision-language model as far as `model.vision` says."""
+        if entry.rule.of_vision and self.facts.vision is not None:
+            return self.facts.vision.trains(entry.megatron)
+        return ".indexer." not in entry.megatron
+
+    def changing(self) -> WeightTable:
+        """Return the table without what stays as it is in the tower of a vision-language model:
+        engines have it from the folder, and are not sent it."""
+        vision = self.facts.vision
+        kept = tuple(
+            rule
+            for rule in self.rules
+            if not rule.of_vision or (vision is not None and vision.trains(rule.megatron))
+        )
+        return self if kept == self.rules else replace(self, rules=kept)
 
     def is_passthrough(self, name: str) -> bool:
         """Return True if a tensor on disk is carried past Megatron."""
@@ -280,6 +328,11 @@ class WeightTable:
             for entry, times in self.counted
             if self.holds(entry) and not entry.rule.buffer
         )
+
+    @cached_property
+    def num_vision_parameters(self) -> int:
+        """Return the number of parameters of the vision tower, if it is computed."""
+        return sum(entry.num_elements for entry in self.entries if entry.rule.of_vision)
 
     @cached_property
     def num_mtp_parameters(self) -> int:

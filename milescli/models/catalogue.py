@@ -10,10 +10,13 @@ from importlib.resources import files
 STANDS_FOR: dict[str, str] = {
     "llama": "Llama 3.x, DeepSeek-R1-Distill-Llama",
     "qwen2": "Qwen2.5, DeepSeek-R1-Distill-Qwen",
+    "qwen2_5_vl": "Qwen2.5-VL",
     "mistral": "Mistral 7B",
     "mimo": "MiMo-7B",
     "qwen3": "Qwen3 0.6B to 32B",
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-235B-A22B",
+    "qwen3_vl": "Qwen3-VL, dense",
+    "qwen3_vl_moe": "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B",
     "qwen3_next": "Qwen3-Next-80B-A3B",
     "qwen3_5": "Qwen3.5 and Qwen3.6, dense",
     "qwen3_5_moe": "Qwen3.5 and Qwen3.6 with experts",

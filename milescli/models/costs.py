@@ -170,7 +170,7 @@ def token_flops(weights: WeightTable) -> TokenFlops:
 def _matmul(weights: WeightTable) -> int:
     facts, total = weights.facts, 0
     for entry, times in weights.counted:
-        if not weights.holds(entry) or entry.megatron.startswith("embedding."):
+        if not weights.holds(entry) or entry.rule.on_first_stage:
             continue
         size = sum(_elements(shape) for shape in entry.shapes if len(shape) > 1)
         total += 2 * size * (times if entry.expert is None else facts.topk)

@@ -74,6 +74,44 @@ class Rope:
     """Of the angles of the whole head, the first `share` turn and the rest stand still (Gemma 4);
     else the head's first dims have angles of their own."""
     scaling: RopeScaling | None = None
+    sections: tuple[int, int, int] | None = None
+    """M-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1): how many angles turn with a token's time,
+    row and column, which differ in images alone; None: all turn with its one position."""
+    sections_interleaved: bool = False
+    """The three take turns from the first angle on (Qwen3-VL), instead of one after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """Describes the tower that makes tokens of images, and its projector. The trainer computes it
+    with transformers' module, in front of the decoder."""
+
+    tower: Literal["qwen2_5_vl", "qwen3_vl"]
+    """Which module."""
+    config: str
+    """JSON of the `vision_config`, of which that module is made."""
+    depth: int
+    hidden_size: int
+    ffn_hidden_size: int
+    out_hidden_size: int
+    """The decoder's hidden_size."""
+    patch_shape: tuple[int, int, int, int]
+    """Channels, frames, rows and columns of a patch of pixels."""
+    merge_size: int
+    """So many rows and columns of patches become one token."""
+    num_positions: int = 0
+    """Learned position embeddings; 0: none."""
+    deepstack: tuple[int, ...] = ()
+    """Layers of the tower, from 0, whose projected outputs are added to the outputs of as many
+    first layers of the decoder (arXiv 2406.04334)."""
+    image_token_id: int
+    trained: Literal["frozen", "projector", "all"] = "frozen"
+    """Which of its weights are trained (`model.vision`)."""
+
+    def trains(self, name: str) -> bool:
+        """Return True if the weight of this Megatron name, which the tower has, is trained."""
+        is_projector = name.startswith(("vision.merger.", "vision.deepstack_merger_list."))
+        return self.trained == "all" or (self.trained == "projector" and is_projector)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +308,8 @@ class ModelFacts:
     in order."""
     multimodal: bool = False
     """The release has towers beside the text model, which are passed through."""
+    vision: Vision | None = None
+    """The tower that is computed; None: the model sees no images here."""
     dtype: str = "float32"
     """Dtype of the weights on disk, according to the config: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...] = ()

@@ -176,6 +176,8 @@ def kind_of(entry: Entry, name: str) -> str | None:
     """Return attention, latent attention, indexer, linear attention, mlp or experts; None for any
     other tensor."""
     module = name.removesuffix(".weight")
+    if entry.rule.of_vision:
+        return None
     kind = _LINEAR.get(module.rpartition(".")[2])
     if kind is None or name == module + ".bias":
         return None

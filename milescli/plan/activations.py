@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from milescli.models.facts import Layer, ModelFacts
+from milescli.models.facts import Layer, ModelFacts, Vision
 from milescli.plan.types import TrainerLayout
 
 FILL = 1.15
@@ -338,3 +338,24 @@ def mtp_bytes(
     if layout.recompute == "full":
         return layer.input + norm, norm + within
     return within + norm, 0.0
+
+
+def tower_bytes(
+    vision: Vision, *, tokens: int, images: int, step_images: int, size: int, recompute: str
+) -> tuple[int, int]:
+    """Return (bytes of each microbatch in flight, bytes beside them) that a vision tower takes on
+    the first stage. `tokens` are those of a row, of which `images` stand for images, and
+    `step_images` those of all images that a rank sees in a step: a frozen tower keeps what it says
+    of them. An estimate."""
+    patches, h = vision.merge_size**2, vision.hidden_size
+    outputs = 1 + len(vision.deepstack)
+    block = patches * (size * (10 * h + 3 * vision.ffn_hidden_size) + 8 * h)
+    features = outputs * vision.out_hidden_size * size
+    in_flight, beside = tokens * features, images * block
+    if vision.trained == "frozen":
+        return in_flight, beside + step_images * features
+    in_flight += images * outputs * 3 * patches * h * size
+    if vision.trained == "all":
+        kept = patches * h * size if recompute == "full" else block
+        in_flight += images * vision.depth * kept
+    return in_flight, beside

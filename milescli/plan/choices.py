@@ -143,6 +143,26 @@ def note_speculation(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
     log.note("rollout.speculative.kind", recipe.rollout.speculative.kind, exact)
 
 
+def note_vision(facts: ModelFacts, log: Log) -> None:
+    """Log what a vision tower is, and which of its weights are trained."""
+    vision = facts.vision
+    if vision is None:
+        return
+    lines = table(facts)
+    trained = lines.changing().num_vision_parameters
+    how = {
+        "frozen": "computed once a step for each image, and never published",
+        "projector": f"{format_count(trained)} are trained and published, those of the projector",
+        "all": "trained and published",
+    }[vision.trained]
+    log.note(
+        "model.vision",
+        vision.trained,
+        f"{format_count(lines.num_vision_parameters)} of {format_count(lines.num_parameters)} "
+        f"numbers are the vision tower's, whole on every rank of the first stage; {how}",
+    )
+
+
 def note_mtp(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
     """Log what the MTP layer is used for. Does nothing if it is neither trained nor used for
     speculation."""

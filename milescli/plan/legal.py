@@ -173,6 +173,17 @@ def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalVa
             )
             yield IllegalValue(key=f"parallel.{name}", value=pin, why=why, legal="null")
             return
+    deepstack = len(facts.vision.deepstack) if facts.vision else 0
+    if pp > 1 and sizes[0] < deepstack:
+        fits = layers - deepstack >= pp - 1
+        yield IllegalValue(
+            key="parallel.first_stage_layers" if fits else "parallel.pp",
+            value=layout.first_stage_layers if fits else pp,
+            why=f"features of images are added behind the first {deepstack} layers, which must be "
+            f"on the stage of the vision tower; the first of pp {pp} stages has {sizes[0]}",
+            legal=deepstack if fits else 1,
+        )
+        return
     starts = [0, *accumulate(sizes)][:-1]
     if any(facts.layers[start].shares_choice for start in starts):
         why = (

@@ -24,7 +24,7 @@ from milescli.plan.memory import (
     publishes_merged,
 )
 from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
-from milescli.plan.static_memory import STATE_COPIES, note_copies
+from milescli.plan.static_memory import STATE_COPIES, images_in, note_copies
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
@@ -323,6 +323,7 @@ def _load(
         on_host=True,
         fused_swiglu=size == 4,
         reached=Reached(trainer_context=0),
+        **images_in(recipe),
     )
 
 

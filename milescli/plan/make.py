@@ -17,6 +17,7 @@ from milescli.plan.choices import (
     note_experts,
     note_mtp,
     note_speculation,
+    note_vision,
 )
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
@@ -95,6 +96,7 @@ def _planned(
     per_node = devices_per_node(recipe, machine, log)
     note_adapter(recipe, facts, log)
     note_mtp(recipe, facts, log)
+    note_vision(facts, log)
     if queried.reward is not None:
         size = SIZES[choose_precision(recipe, machine, Log())]
         machine = without_reward_model(

@@ -15,13 +15,14 @@ from milescli.models import table
 from milescli.models.adapter import LoraShape, adapter_table, engine_slots
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
-from milescli.models.facts import ModelFacts
+from milescli.models.facts import ModelFacts, Vision
 from milescli.models.precision import Cut
 from milescli.plan.activations import (
     LayerBytes,
     head_bytes,
     layer_bytes,
     mtp_bytes,
+    tower_bytes,
 )
 from milescli.plan.devices import Reached
 from milescli.plan.legal import microbatches_in_flight, stage_ends
@@ -177,6 +178,9 @@ class MemoryModel:
                 head = max(0, int(top + head - most))
             else:
                 activations = load.row_tokens * saved * in_flight + top
+            if stage == 0 and self.table.facts.vision is not None:
+                each, beside = self._tower_bytes(self.table.facts.vision, layout, load)
+                activations += each * in_flight + beside
             scratch = load.row_tokens * sums.widest
             trained = self.trained.stage(layout, stage)
             static = static_bytes(trained, layout, size=load.size)
@@ -225,6 +229,17 @@ class MemoryModel:
         sums, is_last = self._layer_sums(layout, load), stage == layout.pp - 1
         layers = load.row_tokens * (2 * sums.input + sums.widest)
         return weights, int(layers + is_last * sum(self._head_bytes(layout, load)))
+
+    @staticmethod
+    def _tower_bytes(vision: Vision, layout: TrainerLayout, load: TrainerLoad) -> tuple[int, int]:
+        return tower_bytes(
+            vision,
+            tokens=load.row_tokens,
+            images=int(load.row_tokens * load.image_share),
+            step_images=-(-load.image_tokens // layout.dp),
+            size=load.size,
+            recompute=layout.recompute,
+        )
 
     def _head_bytes(self, layout: TrainerLayout, load: TrainerLoad) -> tuple[int, int]:
         return head_bytes(

@@ -23,6 +23,7 @@ from milescli.plan.memory import (
     publishes_merged,
 )
 from milescli.plan.on_cpu import longest_tokens
+from milescli.plan.static_memory import images_in
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
@@ -139,6 +140,7 @@ def search_space(
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),
             reached=reaches,
+            **images_in(recipe),
         ),
         memory_bytes=memory_bytes,
         devices_per_node=devices_per_node,

@@ -4,12 +4,13 @@ state, and copies of these. Pure; called by `memory`."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
 
 from milescli.core.units import format_bytes
-from milescli.models.base import Entry, WeightTable
+from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.devices import Reached
@@ -20,9 +21,6 @@ from milescli.recipe.schema import Recipe
 _ALIGN = 64
 """Numbers to which Megatron aligns the start of every parameter in its flat memory (256 bytes of
 float32)."""
-_FROZEN = ".indexer."
-"""Within names of weights that are loaded and not trained, so that they have neither gradient nor
-optimizer."""
 _WIDE = (".A_log", ".self_attention.out_norm.weight")
 """Of linear attention, where the release says so."""
 
@@ -146,30 +144,45 @@ class Counter:
         sums = self._layer_sums(layout)
         ends = list(accumulate(stage_sizes(layout, self.table.facts.num_layers)))
         counts = [sums[end] - sums[start] for start, end in zip([0, *ends], ends, strict=False)]
-        counts[0] = counts[0] + self._outside(layout, first=True)
-        counts[-1] = counts[-1] + self._outside(layout, first=False)
+        counts[0] = counts[0] + self._outside(layout, lambda rule: rule.on_first_stage)
+        counts[-1] = counts[-1] + self._outside(layout, lambda rule: not rule.on_first_stage)
         facts = self.table.facts
         if (facts.tied_embeddings or facts.trains_mtp) and layout.pp > 1:
             # the last stage has a copy of the embedding as its output layer, or for its MTP layer
-            counts[-1] = counts[-1] + self._outside(layout, first=True)
+            embedding = self._outside(
+                layout, lambda rule: rule.on_first_stage and not rule.of_vision
+            )
+            counts[-1] = counts[-1] + embedding
         return counts
 
     def _layer_sums(self, layout: TrainerLayout) -> list[WeightCounts]:
-        key = (layout.tp, layout.ep, layout.etp)
+        key, kinds = (layout.tp, layout.ep, layout.etp), set(self._kinds)
         if key not in self._sums:
-            of_kind = {kind: _count_entries(self._groups[kind], *key) for kind in set(self._kinds)}
+            of_kind = {kind: self._count_entries(self._groups[kind], *key) for kind in kinds}
             self._sums[key] = list(
                 accumulate((of_kind[kind] for kind in self._kinds), initial=WeightCounts())
             )
         return self._sums[key]
 
-    def _outside(self, layout: TrainerLayout, *, first: bool) -> WeightCounts:
-        entries = [
-            entry
-            for entry in self._groups[-1]
-            if entry[0].megatron.startswith("embedding.") is first
-        ]
-        return _count_entries(entries, layout.tp, layout.ep, layout.etp)
+    def _outside(self, layout: TrainerLayout, is_there: Callable[[Rule], bool]) -> WeightCounts:
+        entries = [entry for entry in self._groups[-1] if is_there(entry[0].rule)]
+        return self._count_entries(entries, layout.tp, layout.ep, layout.etp)
+
+    def _count_entries(
+        self, entries: Sequence[tuple[Entry, int]], tp: int, ep: int, etp: int
+    ) -> WeightCounts:
+        sums = {"dense": [0, 0], "experts": [0, 0], "wide": [0, 0], "frozen": [0, 0]}
+        for entry, times in entries:
+            size, count = _cut(entry, tp=tp, etp=etp), 1
+            if entry.expert is not None:
+                kind, count = "experts", times // ep
+            elif not self.table.trains(entry):
+                kind = "frozen"
+            else:
+                kind = "wide" if _is_wide(entry) else "dense"
+            sums[kind][0] += size * count
+            sums[kind][1] += -(-size // _ALIGN) * _ALIGN * count
+        return WeightCounts(**{kind: Numbers(plain=a, aligned=b) for kind, (a, b) in sums.items()})
 
     def engine_total(self, *, tp: int, ep: int, attention_dp: int) -> int:
         """Return the number of weights on one of the `tp` ranks of an engine: heads are cut by tp /
@@ -191,23 +204,6 @@ class Counter:
                     )
                     total += -(-size // cut)
         return total
-
-
-def _count_entries(entries: object, tp: int, ep: int, etp: int) -> WeightCounts:
-    sums = {"dense": [0, 0], "experts": [0, 0], "wide": [0, 0], "frozen": [0, 0]}
-    for entry, times in entries:  # type: ignore[attr-defined]
-        size, count = _cut(entry, tp=tp, etp=etp), 1
-        if entry.expert is not None:
-            kind, count = "experts", times // ep
-        elif _FROZEN in entry.megatron:
-            kind = "frozen"
-        else:
-            kind = "wide" if _is_wide(entry) else "dense"
-        sums[kind][0] += size * count
-        sums[kind][1] += -(-size // _ALIGN) * _ALIGN * count
-    return WeightCounts(
-        **{kind: Numbers(plain=plain, aligned=aligned) for kind, (plain, aligned) in sums.items()}
-    )
 
 
 def _is_wide(entry: Entry) -> bool:
@@ -290,11 +286,23 @@ class TrainerLoad:
     bucket_bytes: int
     """Size of a weight-sync bucket."""
     packing: Packing = field(default_factory=Packing)
+    image_share: float = 0.0
+    """Largest share of a row's tokens that stand for images, if the model sees any."""
+    image_tokens: int = 0
+    """Largest number of tokens of all images in a step, each counted once."""
     on_host: bool = False
     """True if the device is a CPU."""
     fused_swiglu: bool = False
     """True if `activations.layer_bytes` may assume the fused SwiGLU of float32 on a CPU."""
     reached: Reached = field(default_factory=Reached)
+
+
+def images_in(recipe: Recipe) -> dict[str, float]:
+    """Return the fields of a TrainerLoad about images: at most, prompts are nothing but images."""
+    longest = recipe.longest_sequence
+    prompt = longest if recipe.learns_from_rows else recipe.data.max_prompt_tokens
+    num_prompts = recipe.sequences_per_step // recipe.rollout.samples_per_prompt
+    return {"image_share": prompt / longest, "image_tokens": num_prompts * prompt}
 
 
 def frozen_bytes(counts: WeightCounts, *, size: int) -> int:

@@ -19,6 +19,7 @@ from milescli.recipe.section import (
 if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe
 
+VisionMode = Literal["frozen", "projector", "all"]
 MIN_VOCAB_SIZE = 272
 """256 bytes and the special tokens of a chat template."""
 
@@ -64,6 +65,9 @@ class Model(Section):
     layer_spec: str = "default"
     """What the trainer's layers are made of: default, or an import path to a function that changes
     Megatron's spec of a layer. The engines know nothing of it."""
+    vision: VisionMode = "frozen"
+    """Which weights of a vision tower are trained: frozen, none; projector, those that turn its
+    features into the decoder's tokens; all. The decoder is trained in any case."""
     allow_unproven: bool = False
     """Train a family that no independent implementation could be compared with (`miles models`
     names them)."""
@@ -104,6 +108,12 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
         f"`model.revision` is `{model.revision}`, but nothing is downloaded",
         why="a revision belongs to `model.path`; this recipe makes its model from scratch",
         fix="--set model.revision=null",
+    )
+    yield Rule(
+        model.vision != "frozen" and recipe.train.lora.is_on,
+        f"`model.vision={model.vision}` trains a vision tower beside an adapter",
+        why="an adapter (`train.lora.rank`) leaves all weights of the model as they are",
+        fix=["--set model.vision=frozen", "--set train.lora.rank=null"],
     )
     if model.scratch is not None:
         yield from _shape_rules(recipe, model.scratch)

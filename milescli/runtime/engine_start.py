@@ -60,7 +60,7 @@ def quantise_folder(base: Path, out: Path, *, plan: Plan, recipe: Recipe) -> Non
     assert form is not None, "engines that hold plain weights"
     table = table_of(load_facts(base))
     with open_source(base) as source:
-        on_disk = table.as_on_disk(source.names())
+        on_disk = table.as_on_disk(source.names(), source.shape)
         write_folder(
             out,
             table=table,

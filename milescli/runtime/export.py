@@ -349,7 +349,7 @@ def _critic_of(weights: _Weights, subject: Path) -> _Weights:
 def _of_folder(folder: Path) -> _Weights:
     def opened(open_files: ExitStack) -> ReadTensors:
         source = open_files.enter_context(open_source(folder))
-        on_disk = table_of(load_facts(folder)).as_on_disk(source.names())
+        on_disk = table_of(load_facts(folder)).as_on_disk(source.names(), source.shape)
         return lambda table: read_folder(source, table, on_disk=on_disk)
 
     return _Weights(base=folder, open=opened, what=f"Hugging Face folder {folder}")

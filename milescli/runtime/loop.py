@@ -20,7 +20,7 @@ from milescli.runtime.recovery.supervise import StopFlag
 from milescli.runtime.sources import Source
 from milescli.train.base import Objective, Stepped, TrainBatch, Trainer, adapts
 from milescli.train.objectives import sequences_from
-from milescli.train.packing import pack
+from milescli.train.packing import images_of, pack
 
 MEMORY_CHANGED = 0.02
 """Share by which a worker's memory must change to be reported again."""
@@ -161,6 +161,7 @@ def packed(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
         updates=source.updates,
         temperature=source.temperature,
         asked=set(shown.values()),
+        images=images_of(items),
     )
     return batch, shown
 

@@ -54,6 +54,8 @@ class TrainSequence:
     stands alone."""
     routed_experts: np.ndarray | None = None
     """[n - 1, num_layers, topk] of any integer type (R3), or None."""
+    image_spans: tuple[ImageSpan, ...] = ()
+    """Where images stand in the tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +333,7 @@ def sequence_of(
     share: float,
     group: int,
 ) -> TrainSequence:
-    """Build a `TrainSequence` from the trajectory's tokens, mask and expert choices."""
+    """Build a `TrainSequence` from the trajectory's tokens, mask, expert choices and images."""
     return TrainSequence(
         token_ids=np.frombuffer(trajectory.token_ids, np.int32),
         loss_mask=np.frombuffer(trajectory.loss_mask, np.bool_),
@@ -340,6 +342,7 @@ def sequence_of(
         share=share,
         group=group,
         routed_experts=_routing(trajectory),
+        image_spans=tuple(trajectory.image_spans),
     )
 
 

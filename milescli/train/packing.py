@@ -4,15 +4,18 @@ laid end to end for each rank. Pure and deterministic; arrays only."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
+from milescli.core.types import Group
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
 from milescli.train.streams import Stream
 
 Bins = list[list[int]]
 """Indices of lengths, ascending in each bin."""
+NO_IMAGES: Mapping[str, bytes] = MappingProxyType({})
 DIFFERENCED = 512
 """Lengths that are shared out by differencing at most, which takes 20 us each and bin."""
 
@@ -174,10 +177,12 @@ def pack(
     updates: int = 1,
     temperature: float = 1.0,
     asked: Collection[int] = (),
+    images: Mapping[str, bytes] = NO_IMAGES,
 ) -> TrainBatch:
     """Pack every sequence once. `objective` is the name by which ranks load it; `updates` is the
     number of optimizer updates, less if there are fewer groups; `asked` are the sequences whose
-    log-probs a step returns."""
+    log-probs a step returns; `images` are PNG files by hash, at least those of the sequences'
+    spans, of which each shard gets its own."""
     assert sequences, "a step needs at least one sequence"
     parts = [
         _spread(members, sequences, dp=dp, cap=max_tokens_per_microbatch)
@@ -193,10 +198,17 @@ def pack(
             objective=objective,
             temperature=temperature,
             asked=asked,
+            images=images,
         )
         for rank in range(dp)
     ]
     return TrainBatch(shards=shards)
+
+
+def images_of(items: Iterable[object]) -> dict[str, bytes]:
+    """Return the PNG files that prompts of groups show, by hash; of other items none."""
+    prompts = (item.prompt for item in items if isinstance(item, Group))
+    return {image.sha256: image.png for prompt in prompts for image in prompt.images}
 
 
 def _split_by_group(sequences: Sequence[TrainSequence], updates: int) -> list[list[int]]:
@@ -230,11 +242,14 @@ def _shard(
     objective: str,
     temperature: float,
     asked: Collection[int],
+    images: Mapping[str, bytes],
 ) -> TrainShard:
     """`updates`: [updates][microbatches] sequence numbers of this rank."""
     numbers = [number for update in updates for microbatch in update for number in microbatch]
     own = [sequences[number] for number in numbers]
     local = {number: index for index, number in enumerate(numbers)}
+    spans = tuple(sequence.image_spans for sequence in own)
+    shown = {span.sha256: None for of_sequence in spans for span in of_sequence}
     return TrainShard(
         objective=objective,
         temperature=temperature,
@@ -259,6 +274,8 @@ def _shard(
         ],
         routed_experts=_routing(own),
         asked=tuple(local[number] for number in numbers if number in asked),
+        image_spans=spans if shown else (),
+        images={image: images[image] for image in shown},
     )
 
 

@@ -116,10 +116,12 @@ tests/families`; nobody types these figures.
 _TAIL = """
 ## What to know
 
-- Multi-token-prediction layers and, in multimodal releases, vision towers are carried through every
-  conversion unchanged. Towers are not trained. MTP layers are where `train.mtp` says so, in
-  DeepSeek-V3, GLM-4-MoE, GLM-4.7-Flash, MiMo, Qwen3-Next and Qwen3.5, where they were compared with
-  transformers' layers ([speculation.md](speculation.md)).
+- The towers of Qwen2.5-VL and Qwen3-VL are converted with the model, computed, and trained where
+  `model.vision` says so ([vision.md](vision.md)); the logits above are of text alone. Those of
+  other multimodal releases are carried through every conversion unchanged, and not trained.
+- Multi-token-prediction layers are carried through every conversion unchanged. They are trained
+  where `train.mtp` says so, in DeepSeek-V3, GLM-4-MoE, GLM-4.7-Flash, MiMo, Qwen3-Next and Qwen3.5,
+  where they were compared with transformers' layers ([speculation.md](speculation.md)).
 - Weights are never rounded on their way. Norms that multiply by 1 + weight (Qwen3-Next, Qwen3.5,
   Gemma 3) stay as they are stored; Megatron computes them with `layernorm_zero_centered_gamma`. The
   one exception is the norm inside a gated delta net, which is stored plain: a stock Megatron model

@@ -19,7 +19,7 @@ LARGEST = 1e-4
 def test_the_table_names_every_tensor_of_the_folder_once(families: Families, name: str) -> None:
     weights = table(load_facts(families.folder(name)))
     with HfReader(families.folder(name)) as reader:
-        on_disk = weights.as_on_disk(reader.names())
+        on_disk = weights.as_on_disk(reader.names(), reader.shape)
         there = {
             key: reader.shape(key)
             for key in reader.names()

@@ -24,9 +24,11 @@ from milescli.recipe.templates import shipped_shape
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = (
     "qwen2.5-7b",
+    "qwen2.5-vl-7b",
     "llama-3.1-8b",
     "mimo-7b",
     "qwen3-8b",
+    "qwen3-vl-8b",
     "qwen3-30b-a3b",
     "qwen3-235b-a22b",
     "qwen3-next-80b-a3b",

@@ -35,8 +35,8 @@ response."""
 ABOUT = (
     "Written by tests/recipe/measure_models.py from published config.json files. models: "
     "parameters without multi-token-prediction layers "
-    "and vision towers, counted from miles's own weight tables. smallest_machines: the planner's "
-    "estimate, not measured; none: no room on "
+    "and vision towers that are passed through, counted from miles's own weight tables. "
+    "smallest_machines: the planner's estimate, not measured; none: no room on "
     "64 x 8 H100, or the model cannot be trained."
 )
 ABOUT_SHAPES = (

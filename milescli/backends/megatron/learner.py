@@ -121,7 +121,7 @@ class Learner:
     ) -> StepReport:
         """The draft model's updates: the cross-entropy of what the policy sampled, which is, but
         for what does not depend on the draft model, the KL from policy to it."""
-        own = RankShard(shard, mesh=self.mesh, facts=draft.facts, routed_layers=[])
+        own = RankShard(shard, mesh=self.mesh, facts=draft.facts, read_patches=draft.read_patches)
         heat = shard.temperature
         with self.turn_of(draft):
             objective = Supervised(recipe=self.recipe)
@@ -268,6 +268,7 @@ class Learner:
             mesh=self.mesh,
             facts=self.policy.facts,
             routed_layers=[layer for layer, _ in self.policy.passes.routers],
+            read_patches=self.policy.read_patches,
         )
 
     def _score(self, own: RankShard, stream: Stream, *, everywhere: bool) -> list[torch.Tensor]:

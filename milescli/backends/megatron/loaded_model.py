@@ -3,6 +3,7 @@ that is not trained (a teacher, a reward model) is nothing more."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,9 +15,12 @@ from milescli.backends.megatron.state import weights
 from milescli.backends.megatron.state.sleeping import FrozenSleeper, Sleeper
 from milescli.backends.megatron.step import replay
 from milescli.backends.megatron.step.forward import Passes
+from milescli.backends.megatron.step.images import ReadPatches
 from milescli.core.plug_points import LAYER_SPECS
 from milescli.models import load_facts, table
 from milescli.models.mtp import with_mtp
+from milescli.models.vision import with_vision
+from milescli.recipe.model import VisionMode
 from milescli.recipe.speculative import Mtp
 
 
@@ -34,8 +38,9 @@ class LoadedModel:
         layer_spec: str = DEFAULT,
         own_layers: bool = False,
         mtp: Mtp | None = None,
+        vision: VisionMode = "frozen",
     ) -> None:
-        """The last five are as plan and recipe say, of a model that is trained. `own_layers` never
+        """The last six are as plan and recipe say, of a model that is trained. `own_layers` never
         uses TransformerEngine, which fuses norms into linear layers: no adapter can stand beside
         them, and nothing can round their inputs. Raises CheckpointError for a folder that is no
         model."""
@@ -43,6 +48,7 @@ class LoadedModel:
         self.facts = load_facts(folder)
         if mtp is not None:
             self.facts = with_mtp(self.facts)
+        self.facts = with_vision(self.facts, vision)
         self.replays_routing = replays_routing
         self.table = table(self.facts)
         engine = not own_layers and model.uses_engine(self.facts, mesh.device)
@@ -77,3 +83,12 @@ class LoadedModel:
             recomputes=recompute == "full",
             mtp_trains_head=mtp is not None and mtp.trains_trunk,
         )
+
+    @cached_property
+    def read_patches(self) -> ReadPatches | None:
+        """Return the reader of the model's images; None if it sees none."""
+        if self.facts.vision is None:
+            return None
+        from milescli.data.image_processor import ImageProcessor
+
+        return ImageProcessor(self.folder).patches

@@ -62,6 +62,7 @@ class TrainedModel(LoadedModel):
             layer_spec=recipe.model.layer_spec,
             own_layers=lora is not None or (is_policy and plan.trainer_format is not None),
             mtp=mtp,
+            vision=recipe.model.vision if is_policy else "frozen",
             replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
         self._bucket_bytes = bucket_bytes(
@@ -162,13 +163,14 @@ class TrainedModel(LoadedModel):
             )
         return self._whole_model(self.table)
 
-    def buckets_for_engines(self) -> Iterator[Bucket]:
+    def buckets_for_engines(self, *, for_check: bool = False) -> Iterator[Bucket]:
         """Yield what engines receive: the same as `buckets`, or the whole model with its adapter
-        merged in, in the engines' number format, according to the plan. Collective."""
+        merged in, in the engines' number format, according to the plan. What is frozen in a vision
+        tower is left out, unless it is `for_check`, of all that an engine holds. Collective."""
         if self.adapters is not None and not self.merges_adapter:
             return self.buckets()
         table = self.formats.table if self.formats else self.table
-        whole = self._whole_model(table)
+        whole = self._whole_model(table if for_check else table.changing())
         if self.adapters is not None:
             (adapter,) = self.buckets()
             scaling = self.adapters.shape.scaling

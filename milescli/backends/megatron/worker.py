@@ -337,7 +337,8 @@ class TrainerRank(Profiled):
     def verify(self, fleet: str = ROLLOUT) -> None:
         """Compare what the fleet's engines hold with the weights. Raises MismatchError."""
         with self._named("verifying weights"):
-            self.channels[fleet].verify(formatted(self._buckets_to_send(), self.format))
+            sent = self._buckets_to_send(for_check=True)
+            self.channels[fleet].verify(formatted(sent, self.format))
 
     def silence_layers(self, first: int) -> None:
         """Let layers `first` and beyond pass their input through."""
@@ -349,9 +350,9 @@ class TrainerRank(Profiled):
         """Yield the whole model under Hugging Face names. Collective: all ranks consume all."""
         return self.policy.buckets()
 
-    def _buckets_to_send(self) -> Iterator[Bucket]:
+    def _buckets_to_send(self, *, for_check: bool = False) -> Iterator[Bucket]:
         """Yield the policy's buckets, under the name of the adapter whose turn it is."""
-        for bucket in self.policy.buckets_for_engines():
+        for bucket in self.policy.buckets_for_engines(for_check=for_check):
             if self.turns is None:
                 yield bucket
             else:

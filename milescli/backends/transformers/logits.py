@@ -41,7 +41,7 @@ _rotates_halves = None
 @torch.inference_mode()
 def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return [tokens, vocab] float32 per row of token ids. Runs no code of the folder's."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     config, key_mapping = _read_config(folder)
     if config.model_type == "nemotron_h":
@@ -53,7 +53,9 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[t
         config.text_config.tie_word_embeddings = config.tie_word_embeddings
     # the grouped kernel of experts refuses those whose rows are no multiple of 16 bytes
     config._experts_implementation = "eager"
-    model, loading = AutoModelForCausalLM.from_pretrained(
+    has_text_class = type(config) in AutoModelForCausalLM._model_mapping
+    made_by = AutoModelForCausalLM if has_text_class else AutoModelForImageTextToText
+    model, loading = made_by.from_pretrained(
         folder, config=config, dtype=dtype, key_mapping=key_mapping, output_loading_info=True
     )
     if missing := sorted(loading["missing_keys"]):

@@ -153,13 +153,18 @@ def show_numbers(model: ModelNumbers, *, output: Output) -> None:
             "compute": f"{model.forward_flops_per_token / 1e9:,.2f} GFLOP a token forward (mean "
             f"over {model.context:,}), "
             "twice as much backward",
-            **(
-                {"beside the text model": "towers that are passed through export untouched"}
-                if model.multimodal
-                else {}
-            ),
+            **_towers(model),
         }
     )
+
+
+def _towers(model: ModelNumbers) -> dict[str, str]:
+    if model.num_vision_parameters:
+        size = format_count(model.num_vision_parameters)
+        return {"vision": f"{size} of the parameters; trained where `model.vision` says so"}
+    if model.multimodal:
+        return {"beside the text model": "towers that are passed through export untouched"}
+    return {}
 
 
 def show_points(points: Sequence[PlugPoint], *, output: Output) -> None:

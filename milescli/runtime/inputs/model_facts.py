@@ -14,6 +14,7 @@ from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.models.base import read_config
 from milescli.models.mtp import with_mtp
 from milescli.models.score_head import with_score_head
+from milescli.models.vision import with_vision
 from milescli.plan.on_cpu import longest_tokens
 from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe
@@ -141,8 +142,8 @@ def _with_own_recipe(loaded: LoadedRecipe, name: str) -> str:
 
 def planned_facts(recipe: Recipe) -> ModelFacts:
     """Return the facts of the model that is trained: with a score head where the objective wants
-    one, with its MTP layer where that is trained."""
-    facts = facts_of_recipe(recipe.model)
+    one, with its MTP layer or vision tower where that is trained."""
+    facts = with_vision(facts_of_recipe(recipe.model), recipe.model.vision)
     if recipe.train.mtp.is_on:
         return with_mtp(facts)
     return with_score_head(facts) if recipe.trains_scores else facts

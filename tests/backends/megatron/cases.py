@@ -44,6 +44,11 @@ from tests.backends.megatron.saving_cases import (  # noqa: F401
 from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
 from tests.backends.megatron.told_cases import told_by_a_step  # noqa: F401
 from tests.backends.megatron.turns_cases import turns_and_alone  # noqa: F401
+from tests.backends.megatron.vision_cases import (  # noqa: F401
+    vision_goes_on,
+    vision_gradients,
+    vision_steps,
+)
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.mesh import Mesh

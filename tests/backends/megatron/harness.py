@@ -162,6 +162,7 @@ def trainer(
     critic: str | None = None,
     draft: str | None = None,
     adapter: str | None = None,
+    vision: str = "frozen",
     seed: int = 0,
     turns: Mapping[str, dict] | None = None,
     formats: Mapping[str, Any] | None = None,
@@ -180,7 +181,7 @@ def trainer(
 
     def recipe(own: dict, seed: int) -> Recipe:
         return Recipe(
-            model={"adapter": adapter},
+            model={"adapter": adapter, "vision": vision},
             train={"optimizer": optimizer, **(train or {}), **own},
             data={"mix": [{"path": name} for name in mix]} if mix else {},
             machine={"start_timeout_s": 60, "step_timeout_s": 60},

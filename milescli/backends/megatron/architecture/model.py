@@ -22,6 +22,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from milescli.backends.megatron.architecture.hybrid import build_hybrid
 from milescli.backends.megatron.architecture.specs import engine_knows, final_norm, layer_spec
+from milescli.backends.megatron.architecture.vision import VisionGpt
 from milescli.backends.megatron.cpu.swiglu import is_plain
 from milescli.backends.megatron.layer_specs import respecified, unchanged
 from milescli.backends.megatron.layers import (
@@ -192,6 +193,8 @@ def build_model(
         made = partial(ScaledEmbeddings, scale=facts.embedding_scale)
     elif facts.trains_mtp:
         made = mtp.GptWithMtp
+    elif facts.vision is not None and mesh.is_first_stage:
+        made = partial(VisionGpt, vision=facts.vision)
     of_mtp = None
     if facts.trains_mtp and mesh.is_last_stage:
         of_mtp = mtp.block_spec(

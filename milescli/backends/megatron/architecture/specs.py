@@ -10,6 +10,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
+from milescli.backends.megatron.architecture import vision
 from milescli.backends.megatron.layers import compressed, experts, gated_delta, gemma4, mla
 from milescli.backends.megatron.layers.attention import PackedAttention
 from milescli.backends.megatron.layers.block import sandwich, with_bias
@@ -86,7 +87,8 @@ def layer_spec(
     attention.linear_proj = with_bias(attention.linear_proj, facts.attention_output_bias)
     if facts.sandwich_norms:
         spec = sandwich(spec, norm=RmsNorm)
-    return gemma4.adapt(spec, facts, layer=layer) if facts.layer_scalar else spec
+    spec = gemma4.adapt(spec, facts, layer=layer) if facts.layer_scalar else spec
+    return vision.adapt(spec, facts)
 
 
 def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec:

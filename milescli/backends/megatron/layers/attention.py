@@ -108,9 +108,10 @@ def pack_row(
     facts: ModelFacts,
     device: torch.device,
     tokens: torch.Tensor | None = None,
+    rotary: torch.Tensor | None = None,
 ) -> PackedRow:
     """Compute everything about a row that all layers share, once. `tokens` are the ids [S] at the
-    positions of this rank."""
+    positions of this rank; `rotary` [3, S] are positions of M-RoPE, None: of text alone."""
     cu = torch.tensor(row.cu_seqlens, dtype=torch.int32, device=device)
     padded = torch.tensor(row.cu_seqlens_padded, dtype=torch.int32, device=device)
     lengths = np.diff(row.cu_seqlens_padded)
@@ -125,7 +126,7 @@ def pack_row(
         cu_seqlens_kv_padded=padded,
         max_seqlen_q=int(lengths.max()),
         max_seqlen_kv=int(lengths.max()),
-        angles=_angles(facts, row.positions, device=device),
+        angles=_angles(facts, row.positions if rotary is None else rotary, device=device),
         grids=grids,
         queries=_cells(lengths // shape.cp, members, order=None, device=device),
         keys=_cells(lengths, members, order=order, device=device),

@@ -23,14 +23,30 @@ class Angles:
 
 
 def angles(rope: Rope, positions: torch.Tensor, *, head_dim: int, device: torch.device) -> Angles:
-    """Compute the angles (RoFormer, arXiv 2104.09864). `head_dim` is the width of the rotated
-    vectors, of which the share `rope.share` takes part."""
+    """Compute the angles (RoFormer, arXiv 2104.09864) at `positions` [S], or [3, S] of M-RoPE.
+    `head_dim` is the width of the rotated vectors, of which the share `rope.share` takes part."""
     inverse = inverse_frequencies(rope, head_dim)
-    turns = torch.outer(positions.float(), inverse)[:, None, :].to(device)
+    if rope.sections is not None and positions.dim() == 2:
+        turns = (positions.float()[_axes(rope)] * inverse[:, None]).T.contiguous()
+    else:
+        turns = torch.outer(positions.float(), inverse)
+    turns = turns[:, None, :].to(device)
     factor = rotation_factor(rope.scaling)
     return Angles(
         cos=turns.cos().mul_(factor), sin=turns.sin().mul_(factor), interleaved=rope.interleaved
     )
+
+
+def _axes(rope: Rope) -> torch.Tensor:
+    """[rotated dims / 2] which of a token's three positions each angle turns with."""
+    assert rope.sections is not None
+    lengths = torch.tensor(rope.sections)
+    if not rope.sections_interleaved:
+        return torch.arange(3).repeat_interleave(lengths)
+    axes = torch.zeros(int(lengths.sum()), dtype=torch.long)
+    for axis in (1, 2):
+        axes[axis : 3 * rope.sections[axis] : 3] = axis
+    return axes
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

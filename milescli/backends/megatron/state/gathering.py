@@ -168,9 +168,7 @@ def _stages(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict
                 stage for stage, end in enumerate(ends) if entry.layer < end
             )
         else:
-            stages[entry.megatron] = (
-                0 if entry.megatron.startswith("embedding.") else mesh.layout.pp - 1
-            )
+            stages[entry.megatron] = 0 if entry.rule.on_first_stage else mesh.layout.pp - 1
     return stages
 
 

@@ -114,7 +114,7 @@ def load_hf(
     for missing or misshapen weights."""
     with open_source(folder) as reader:
         names = reader.names()
-        on_disk = table.as_on_disk(names)
+        on_disk = table.as_on_disk(names, reader.shape)
         if table.facts.trains_mtp:
             require_mtp_weights(on_disk, names, folder=str(folder))
         by_megatron = on_disk.by_megatron

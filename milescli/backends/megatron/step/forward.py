@@ -157,12 +157,14 @@ class Passes:
                 counts = self.counts_routes and not forward_only
                 replay.prepare_forward(self.routers, microbatch, mesh=self.mesh, counts=counts)
             asks_mtp = self.facts.trains_mtp and not forward_only
+            images = {} if microbatch.images is None else {"images": microbatch.images}
             output = model(
                 microbatch.input_ids,
                 microbatch.positions,
                 None,
                 packed_seq_params=microbatch.row,
                 labels=microbatch.target_ids[None] if asks_mtp else None,
+                **images,
             )
             if replays:
                 replay.after_forward(self.routers, recomputes=self.recomputes and not forward_only)

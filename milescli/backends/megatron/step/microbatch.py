@@ -9,6 +9,7 @@ import torch
 
 from milescli.backends.megatron.layers.attention import PackedRow
 from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.step.images import RowImages
 from milescli.backends.megatron.step.rows import RowShape
 from milescli.train.packed_tokens import Places
 
@@ -52,6 +53,8 @@ class Microbatch:
     padding means nothing."""
     num_tokens: int
     """Real positions of the whole row."""
+    images: RowImages | None = None
+    """On ranks that hold a vision tower."""
 
 
 def row_shape(mesh: Mesh) -> RowShape:

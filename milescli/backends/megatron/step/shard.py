@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from milescli.backends.megatron.layers.attention import pack_row
 from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.step.images import ReadPatches, ShardPlaces, StepImages
 from milescli.backends.megatron.step.microbatch import After, Microbatch, row_shape
 from milescli.backends.megatron.step.rows import RowLayout, make_row
 from milescli.models.facts import ModelFacts
@@ -30,9 +31,11 @@ class RankShard:
         mesh: Mesh,
         facts: ModelFacts,
         routed_layers: Sequence[int] = (),
+        read_patches: ReadPatches | None = None,
     ) -> None:
         """Lay out every row without computing anything. `routed_layers` are those whose routes this
-        rank replays; others are dropped."""
+        rank replays; others are dropped. `read_patches` reads the images of a model that sees
+        them."""
         assert shard.dp_rank == mesh.dp_rank, (shard.dp_rank, mesh.dp_rank)
         self.shard = shard
         self._mesh = mesh
@@ -47,6 +50,9 @@ class RankShard:
             if shard.routed_experts is None or not routed_layers
             else _on_host(shard.routed_experts[:, list(routed_layers)])
         )
+        self._images = StepImages(files=shard.images, read=read_patches or _sees_nothing)
+        self._places: dict[int, ShardPlaces] = {}
+        """By the model's merge size."""
         self._streams = {name: _on_host(values) for name, values in shard.streams.items()}
         self.updates = [
             [self._microbatch(indices, facts) for indices in microbatches]
@@ -86,10 +92,18 @@ class RankShard:
         loss_mask = self._loss_mask[targets] & is_real
         weights = self._loss_weights[[*indices, -1]][row.sequence]
         tokens = torch.where(is_real, self._token_ids[inputs], 0).to(device)
+        places = self._image_places(facts)
         return Microbatch(
             indices=list(indices),
             source=row.source,
-            row=pack_row(row, shape=shape, facts=facts, device=device, tokens=tokens),
+            row=pack_row(
+                row,
+                shape=shape,
+                facts=facts,
+                device=device,
+                tokens=tokens,
+                rotary=None if places is None else places.rotary(row.source),
+            ),
             input_ids=tokens[None],
             positions=row.positions.to(device)[None],
             target_ids=torch.where(is_real, self._token_ids[targets], 0).to(device),
@@ -104,7 +118,19 @@ class RankShard:
             loss_weights=torch.where(loss_mask, weights, 0.0).to(device),
             routed_experts=(None if self._routed_experts is None else self._routed_experts[inputs]),
             num_tokens=row.num_real,
+            images=places.of_row(indices, row.source)
+            if places is not None and self._mesh.is_first_stage
+            else None,
         )
+
+    def _image_places(self, facts: ModelFacts) -> ShardPlaces | None:
+        """Of the model's image tokens; None for a model that sees no images."""
+        if facts.vision is None:
+            return None
+        size = facts.vision.merge_size
+        if size not in self._places:
+            self._places[size] = ShardPlaces(self.shard, step=self._images, merge_size=size)
+        return self._places[size]
 
     def _after(self, row: RowLayout, lengths: Sequence[int]) -> After:
         has_two = row.positions + 2 < torch.tensor([*lengths, 0])[row.sequence]
@@ -246,6 +272,10 @@ class RankShard:
             dist.all_reduce(whole, group=self._mesh.cp_group)
             sequences = list(whole.cpu().split([len(values) for values in sequences]))
         return None if self._mesh.cp_rank else [values.numpy() for values in sequences]
+
+
+def _sees_nothing(_: bytes) -> np.ndarray:
+    raise AssertionError("a model without a reader of images has a shard with images")
 
 
 def _on_host(values: np.ndarray) -> torch.Tensor:

@@ -1,0 +1,135 @@
+"""GPTModel of Megatron-Core behind a vision tower: transformers' module turns images into features,
+which take the places of the image tokens' embeddings. Of Qwen3-VL, features of the tower's inner
+layers are added behind the decoder's first layers, too (deepstack). The tower is whole on every
+rank of the first pipeline stage. Called by `model`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region as scatter
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from milescli.backends.megatron.step.images import RowImages
+from milescli.models.facts import ModelFacts, Vision
+
+_TOWERS = {
+    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
+    "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionModel"),
+}
+"""Tower -> (module of transformers, its class)."""
+
+
+def build_tower(
+    vision: Vision, *, dtype: torch.dtype, device: torch.device, recomputes: bool
+) -> torch.nn.Module:
+    """Build the tower; its weights are undefined until they are loaded, and those that `vision`
+    does not train are frozen. With `recomputes`, trained blocks are computed again in the backward
+    pass."""
+    family, name = _TOWERS[vision.tower]
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    kind = getattr(module, name)
+    with torch.device(device):
+        # not `.to(dtype)`: the frequencies of its rotary embedding stay in float32
+        tower = kind._from_config(kind.config_class(**json.loads(vision.config)), dtype=dtype)
+    for weight, parameter in tower.named_parameters():
+        parameter.requires_grad_(vision.trains(f"vision.{weight}"))
+    if recomputes and vision.trained == "all":
+        tower.gradient_checkpointing_enable({"use_reentrant": False})
+    return tower
+
+
+class DeepstackLayer(TransformerLayer):
+    """Adds this layer's part of the tower's inner features to its output. They come as the block's
+    `context` [layers, S, 1, hidden_size], which Megatron hands from layer to layer, and knows as an
+    input of a layer that it computes again."""
+
+    def forward(self, hidden_states, context=None, **others):
+        """Called by Megatron."""
+        hidden_states, context = super().forward(
+            hidden_states=hidden_states, context=context, **others
+        )
+        if context is not None and self.layer_number <= len(context):
+            hidden_states = hidden_states + context[self.layer_number - 1]
+        return hidden_states, context
+
+
+def adapt(spec: ModuleSpec, facts: ModelFacts) -> ModuleSpec:
+    """Return the spec of a layer that takes features of the tower's inner layers, if the model has
+    such."""
+    if facts.vision is not None and facts.vision.deepstack:
+        spec.module = DeepstackLayer
+    return spec
+
+
+class VisionGpt(GPTModel):
+    """The first stage of a vision-language model. Its `vision` is the tower."""
+
+    def __init__(self, *, vision: Vision, **options) -> None:
+        super().__init__(**options)
+        config = self.config
+        device = torch.device("cpu" if config.use_cpu_initialization else "cuda")
+        self.vision = build_tower(
+            vision,
+            dtype=config.params_dtype,
+            device=device,
+            recomputes=config.recompute_granularity == "full",
+        )
+        self._facts = vision
+        self._is_frozen = vision.trained == "frozen"
+
+    def forward(self, input_ids, position_ids, *others, images: RowImages | None = None, **more):
+        """Compute as GPTModel does, with the features of `images` in the places of their tokens."""
+        if images is None or not images.grids:
+            return super().forward(input_ids, position_ids, *others, **more)
+        embedded = self.embedding(input_ids=input_ids, position_ids=position_ids)
+        place = images.place.to(embedded.device)
+        seen = (place >= 0)[:, None, None]
+        dense = [
+            torch.where(seen, features[place.clamp(min=0)][:, None], 0)
+            for features in self._features(images)
+        ]
+        if self.config.sequence_parallel:
+            seen = scatter(seen.to(embedded.dtype)) > 0
+            dense = [scatter(features) for features in dense]
+        return super().forward(
+            input_ids,
+            position_ids,
+            *others,
+            decoder_input=torch.where(seen, dense[0], embedded),
+            extra_block_kwargs={"context": torch.stack(dense[1:])} if dense[1:] else None,
+            **more,
+        )
+
+    def _features(self, images: RowImages) -> list[torch.Tensor]:
+        """[image tokens of the row, hidden_size] for the embeddings and for each layer behind which
+        some are added. A frozen tower computes each image once a step."""
+        if not self._is_frozen:
+            return self._computed(images, list(images.grids))
+        known = images.step.features.setdefault(id(self), {})
+        missing = [image for image in images.grids if image not in known]
+        if missing:
+            with torch.no_grad():
+                fresh = self._computed(images, missing)
+            sizes = [self._num_tokens(images.grids[image]) for image in missing]
+            parts = zip(*(features.split(sizes) for features in fresh), strict=True)
+            known.update(zip(missing, parts, strict=True))
+        parts = zip(*(known[image] for image in images.grids), strict=True)
+        return [torch.cat(part) for part in parts]
+
+    def _computed(self, images: RowImages, wanted: list[str]) -> list[torch.Tensor]:
+        weight = next(self.vision.parameters())
+        patches = torch.cat([images.step.patches(image) for image in wanted])
+        grids = torch.tensor([images.grids[image] for image in wanted], device=weight.device)
+        made = self.vision(
+            patches.to(weight.device, weight.dtype), grid_thw=grids, return_dict=True
+        )
+        return [made.pooler_output, *(getattr(made, "deepstack_features", None) or [])]
+
+    def _num_tokens(self, grid: tuple[int, int, int]) -> int:
+        frames, rows, columns = grid
+        return frames * rows * columns // self._facts.merge_size**2

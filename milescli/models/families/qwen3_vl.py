@@ -1,0 +1,98 @@
+"""Qwen3-VL, dense and with experts: the decoder of Qwen3 with interleaved multimodal rotary
+positions, behind a tower whose inner layers speak to the decoder's first layers, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from milescli.core.errors import CheckpointError
+from milescli.models import fields, hybrid, layers, vision
+from milescli.models.base import Rule, WeightTable
+from milescli.models.facts import ModelFacts
+from milescli.models.families import qwen3, qwen3_moe
+from milescli.models.transforms import join, shapes, split_halves
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TEXT = {"qwen3_vl": qwen3, "qwen3_vl_moe": qwen3_moe}
+_NAMES = "model.language_model."
+
+
+def facts(config: Mapping[str, object]) -> ModelFacts:
+    """Parse the ModelFacts of a `qwen3_vl` or `qwen3_vl_moe` config. Raises CheckpointError for
+    what the trainer cannot compute."""
+    family, text = str(config.get("model_type")), hybrid.text_config(config)
+    fields.refuse(text, "norm_topk_prob", unless=True, why="transformers normalises in any case")
+    model = _TEXT[family].facts(vision.text_rope_config({**text, "norm_topk_prob": True}))
+    if model.num_experts and model.hidden_size in (
+        model.moe_ffn_hidden_size,
+        2 * model.moe_ffn_hidden_size,
+    ):
+        raise CheckpointError(
+            "experts of this Qwen3-VL model have square matrices",
+            why=f"hidden_size is {model.hidden_size} and moe_intermediate_size "
+            f"{model.moe_ffn_hidden_size}: releases and transformers store experts turned against "
+            "each other, and which of the two a square matrix is cannot be seen",
+            fix="use a model whose hidden_size is neither moe_intermediate_size nor twice that",
+        )
+    return replace(
+        model,
+        family=family,
+        rope=vision.multimodal_rope(
+            model.rope,
+            text,
+            head_dim=model.head_dim,
+            interleaved=True,
+            default=(24, 20, 20),
+        ),
+        vision=vision.vision(config, tower="qwen3_vl", hidden_size=model.hidden_size),
+        multimodal=True,
+    )
+
+
+def table(facts: ModelFacts) -> WeightTable:
+    """Map the names and transforms of every weight."""
+    assert facts.vision is not None
+    plain = _TEXT[facts.family].table(facts)
+    rules = tuple(_RELEASED.get(rule.megatron, rule) for rule in plain.rules)
+    tower = vision.rules(facts.vision, hf="model.visual.")
+    return replace(plain, rules=(*tower, *layers.prefixed(rules, _NAMES)))
+
+
+def _turn(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """Input times output <-> output times input."""
+    return [tensor.mT for tensor in tensors]
+
+
+def _turn_and_split(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """[hidden_size, 2 * width] -> gate and up, [width, hidden_size] each."""
+    return split_halves(_turn(tensors, facts), facts)
+
+
+def _join_and_turn(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """The inverse."""
+    return [join(parts, dim=0).mT]
+
+
+def _released(rule: Rule) -> Rule:
+    """Experts as releases and engines have them, [experts, input, output]; transformers writes
+    [experts, output, input] under the same names, and quantised releases store each by itself."""
+    (stacked,) = (form for form in rule.alternatives if form.stacked)
+    is_up = len(rule.hf) == 2
+    turned = replace(
+        stacked,
+        shapes=shapes(
+            (lambda f: (f.hidden_size, 2 * f.moe_ffn_hidden_size))
+            if is_up
+            else (lambda f: (f.moe_ffn_hidden_size, f.hidden_size))
+        ),
+        unpack=_turn_and_split if is_up else _turn,
+        pack=_join_and_turn if is_up else _turn,
+    )
+    return replace(turned, alternatives=(stacked, replace(rule, alternatives=())))
+
+
+_RELEASED = {rule.megatron: _released(rule) for rule in (layers.EXPERT_UP, layers.EXPERT_DOWN)}

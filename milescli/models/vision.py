@@ -1,0 +1,206 @@
+"""Vision-language models of the Qwen line: facts of the tower and of multimodal rotary positions,
+and the rules of the tower's weights. The decoder is that of a text family; the family files put the
+two together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from milescli.core.errors import CheckpointError
+from milescli.models import fields
+from milescli.models.base import REPLICATED, VISION_PREFIX, Rule
+from milescli.models.facts import ModelFacts, Rope, Vision
+from milescli.models.transforms import alone, same
+
+_ROPES = ("rope_parameters", "rope_scaling")
+_SIZES: Mapping[str, Mapping[str, int]] = {
+    "qwen2_5_vl": {"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14},
+    "qwen3_vl": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16},
+}
+"""transformers' defaults for fields that a `vision_config` omits."""
+
+
+def with_vision(facts: ModelFacts, trained: Literal["frozen", "projector", "all"]) -> ModelFacts:
+    """Return the facts of a model whose tower is trained as `model.vision` says. Raises
+    CheckpointError if it has none that could be trained."""
+    if facts.vision is not None:
+        return replace(facts, vision=replace(facts.vision, trained=trained))
+    if trained == "frozen":
+        return facts
+    raise CheckpointError(
+        f"a `{facts.family}` model has no vision tower that could be trained",
+        why=f"`model.vision` is {trained}; towers of qwen2_5_vl, qwen3_vl and qwen3_vl_moe are "
+        "computed" + (", and that of this release is passed through" if facts.multimodal else ""),
+        fix=["--set model.vision=frozen", "--set model.path=Qwen/Qwen2.5-VL-7B-Instruct"],
+    )
+
+
+def text_rope_config(config: Mapping[str, object]) -> dict[str, object]:
+    """Return a text config whose rotary embedding is written as that of the text family:
+    `type: mrope`, beside which transformers writes `rope_type: default`, is that kind too."""
+    plain = dict(config)
+    for name in _ROPES:
+        nested = config.get(name)
+        if isinstance(nested, Mapping):
+            kinds = {key: nested[key] for key in ("rope_type", "type") if nested.get(key)}
+            others = [kind for kind in kinds.values() if kind not in ("mrope", "default")]
+            kind = others[0] if others else "default"
+            plain[name] = {**nested, **dict.fromkeys(kinds, kind)}
+    return plain
+
+
+def multimodal_rope(
+    rope: Rope | None,
+    config: Mapping[str, object],
+    *,
+    head_dim: int,
+    interleaved: bool,
+    default: tuple[int, int, int] | None = None,
+) -> Rope:
+    """Return a text model's rotary embedding with the sections of its config. Raises
+    CheckpointError if they are missing, or do not make up the angles of a head."""
+    assert rope is not None, "these families rotate"
+    objects = [nested for name in _ROPES if isinstance(nested := config.get(name), Mapping)]
+    named = [nested["mrope_section"] for nested in objects if nested.get("mrope_section")]
+    sections = named[0] if named else default
+    if not isinstance(sections, list | tuple) or len(sections) != 3:
+        raise _unusable("mrope_section", why=f"it is {sections!r}, not three numbers of angles")
+    if any(other != sections for other in named) or sum(sections) != head_dim // 2:
+        raise _unusable(
+            "mrope_section",
+            why=f"sections {sections} do not make up the {head_dim // 2} angles of a head of "
+            f"{head_dim}",
+        )
+    if any(nested.get("mrope_interleaved") is (not interleaved) for nested in objects):
+        raise _unusable(
+            "mrope_interleaved",
+            why=f"transformers' model of this family takes it to be {interleaved} in any case",
+        )
+    time, row, column = (int(length) for length in sections)
+    return replace(rope, sections=(time, row, column), sections_interleaved=interleaved)
+
+
+def vision(
+    config: Mapping[str, object], *, tower: Literal["qwen2_5_vl", "qwen3_vl"], hidden_size: int
+) -> Vision:
+    """Parse the tower from a multimodal config. Raises CheckpointError for sizes that do not fit
+    the decoder."""
+    given = config.get("vision_config")
+    if not isinstance(given, Mapping):
+        raise _unusable("vision_config", why=f"it is {given!r}, not an object")
+    sizes = {**_SIZES[tower], **{key: value for key, value in given.items() if value is not None}}
+    deepstack = tuple(sizes.get("deepstack_visual_indexes", (8, 16, 24)))  # type: ignore[arg-type]
+    out = fields.number(sizes, "out_hidden_size", default=3584, kind=int)
+    if out != hidden_size:
+        raise _unusable(
+            "out_hidden_size",
+            why=f"the tower gives {out} numbers for a token, and the decoder takes {hidden_size}",
+        )
+    patch = fields.number(sizes, "patch_size", kind=int)
+    return Vision(
+        tower=tower,
+        config=json.dumps(dict(given), sort_keys=True),
+        depth=fields.number(sizes, "depth", kind=int),
+        hidden_size=fields.number(sizes, "hidden_size", kind=int),
+        ffn_hidden_size=fields.number(sizes, "intermediate_size", kind=int),
+        out_hidden_size=out,
+        patch_shape=(
+            fields.number(sizes, "in_channels", default=3, kind=int),
+            fields.number(sizes, "temporal_patch_size", default=2, kind=int),
+            patch,
+            patch,
+        ),
+        merge_size=fields.number(sizes, "spatial_merge_size", default=2, kind=int),
+        num_positions=fields.number(sizes, "num_position_embeddings", default=2304, kind=int)
+        if tower == "qwen3_vl"
+        else 0,
+        deepstack=deepstack if tower == "qwen3_vl" else (),
+        image_token_id=fields.number(config, "image_token_id", default=151_655, kind=int),
+    )
+
+
+def rules(vision: Vision, *, hf: str) -> tuple[Rule, ...]:
+    """Return the rules of the tower's weights, in its own order; `hf` is the prefix of their names
+    on disk. Every tensor-parallel rank holds all of them."""
+    return tuple(
+        Rule(
+            hf=(hf + name,),
+            megatron=VISION_PREFIX + name,
+            shapes=lambda facts, shape=shape: [shape],
+            sharding=REPLICATED,
+            fuse=same,
+            split=alone,
+            block="outside",
+        )
+        for name, shape in _TENSORS[vision.tower](vision)
+    )
+
+
+Shape = tuple[int, ...]
+Tensors = Iterator[tuple[str, Shape]]
+
+
+def _linear(name: str, rows: int, columns: int) -> Tensors:
+    yield f"{name}.weight", (rows, columns)
+    yield f"{name}.bias", (rows,)
+
+
+def _norm(name: str, size: int) -> Tensors:
+    yield f"{name}.weight", (size,)
+    yield f"{name}.bias", (size,)
+
+
+def _of_qwen2_5(vision: Vision) -> Tensors:
+    size, wide = vision.hidden_size, vision.ffn_hidden_size
+    merged = size * vision.merge_size**2
+    yield "patch_embed.proj.weight", (size, *vision.patch_shape)
+    for number in range(vision.depth):
+        block = f"blocks.{number}."
+        yield block + "norm1.weight", (size,)
+        yield block + "norm2.weight", (size,)
+        yield from _linear(block + "attn.qkv", 3 * size, size)
+        yield from _linear(block + "attn.proj", size, size)
+        yield from _linear(block + "mlp.gate_proj", wide, size)
+        yield from _linear(block + "mlp.up_proj", wide, size)
+        yield from _linear(block + "mlp.down_proj", size, wide)
+    yield "merger.ln_q.weight", (size,)
+    yield from _linear("merger.mlp.0", merged, merged)
+    yield from _linear("merger.mlp.2", vision.out_hidden_size, merged)
+
+
+def _of_qwen3(vision: Vision) -> Tensors:
+    size, wide = vision.hidden_size, vision.ffn_hidden_size
+    merged = size * vision.merge_size**2
+    yield "patch_embed.proj.weight", (size, *vision.patch_shape)
+    yield "patch_embed.proj.bias", (size,)
+    yield "pos_embed.weight", (vision.num_positions, size)
+    for number in range(vision.depth):
+        block = f"blocks.{number}."
+        yield from _norm(block + "norm1", size)
+        yield from _norm(block + "norm2", size)
+        yield from _linear(block + "attn.qkv", 3 * size, size)
+        yield from _linear(block + "attn.proj", size, size)
+        yield from _linear(block + "mlp.linear_fc1", wide, size)
+        yield from _linear(block + "mlp.linear_fc2", size, wide)
+    deep = [f"deepstack_merger_list.{number}." for number in range(len(vision.deepstack))]
+    for merger, normed in (("merger.", size), *((prefix, merged) for prefix in deep)):
+        yield from _norm(merger + "norm", normed)
+        yield from _linear(merger + "linear_fc1", merged, merged)
+        yield from _linear(merger + "linear_fc2", vision.out_hidden_size, merged)
+
+
+_TENSORS: Mapping[str, Callable[[Vision], Tensors]] = {
+    "qwen2_5_vl": _of_qwen2_5,
+    "qwen3_vl": _of_qwen3,
+}
+
+
+def _unusable(name: str, *, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"config.json cannot be used: `{name}`",
+        why=why,
+        fix="fetch the model again, or correct config.json",
+    )

@@ -1,0 +1,116 @@
+"""A supervised step and one of GRPO on rows with images, by transformers and plain PyTorch:
+`python -m tests.backends.megatron.plain_vision FOLDER OUT.safetensors`. In a process of its own,
+for the trainer's CPU shim changes torch. OUT has `logits.ROW` before them, `gradient.NAME` of the
+first, and `after.NAME` and `frozen.NAME`, the weights after both with a trained tower and with a
+frozen one."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tests.backends.megatron.vision_cases import GROUPS, OPTIMIZER, ROWS, file_of, patches
+
+
+def logits(model: torch.nn.Module, row: dict) -> torch.Tensor:
+    """[tokens, vocabulary]"""
+    ids = torch.tensor([row["ids"]])
+    seen = {}
+    if row["images"]:
+        kinds = torch.zeros_like(ids, dtype=torch.int)
+        for image in row["images"]:
+            _, rows, columns = image["grid"]
+            kinds[0, image["start"] : image["start"] + rows * columns // 4] = 1
+        seen = {
+            "pixel_values": torch.cat(
+                [torch.from_numpy(patches(file_of(image))) for image in row["images"]]
+            ),
+            "image_grid_thw": torch.tensor([image["grid"] for image in row["images"]]),
+            "mm_token_type_ids": kinds,
+        }
+    return model(input_ids=ids, use_cache=False, **seen).logits[0]
+
+
+def supervised() -> Iterator[tuple[dict, float]]:
+    """Each row with the weight of its tokens' log-probs."""
+    yield from ((row, 1.0) for row in ROWS)
+
+
+def grpo() -> Iterator[tuple[dict, float]]:
+    """The same, by arXiv 2402.03300, section 4.1.2."""
+    for group in GROUPS:
+        rewards = [float(row is group[-1]) for row in group]
+        mean, std = statistics.mean(rewards), statistics.stdev(rewards)
+        yield from ((row, (r - mean) / (std + 1e-6)) for row, r in zip(group, rewards, strict=True))
+
+
+def step(model: torch.nn.Module, rows: list[tuple[dict, float]]) -> None:
+    """Sets gradients of the mean over all trained tokens."""
+    count = sum(len(row["ids"]) - row["prompt"] for row, _ in rows)
+    loss = torch.zeros(())
+    for row, weight in rows:
+        ids = torch.tensor(row["ids"])
+        logprobs = logits(model, row)[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        loss = loss - weight * logprobs[row["prompt"] - 1 :].sum() / count
+    model.zero_grad()
+    loss.backward()
+
+
+def loaded(folder: Path) -> torch.nn.Module:
+    """The model, whose experts are computed one by one."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(folder)
+    config._experts_implementation = config.text_config._experts_implementation = "eager"
+    config.text_config.tie_word_embeddings = config.tie_word_embeddings
+    return AutoModelForImageTextToText.from_pretrained(folder, config=config, dtype=torch.float32)
+
+
+def main() -> None:
+    """See above."""
+    folder, out, model = Path(sys.argv[1]), {}, None
+    torch.set_num_threads(1)
+    for kind in ("after", "frozen"):
+        model = loaded(folder)
+        trained = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if kind == "after" or ".visual." not in name
+        ]
+        for parameter in set(model.parameters()) - set(trained):
+            parameter.requires_grad_(False)
+        if kind == "after":
+            with torch.no_grad():
+                out |= {f"logits.{n}": logits(model, row).clone() for n, row in enumerate(ROWS)}
+        optimizer = torch.optim.AdamW(
+            [
+                {
+                    "params": [weight for weight in trained if weight.dim() > 1],
+                    "weight_decay": OPTIMIZER["weight_decay"],
+                },
+                {"params": [weight for weight in trained if weight.dim() <= 1], "weight_decay": 0},
+            ],
+            lr=OPTIMIZER["lr"],
+            betas=(0.9, 0.98),
+            eps=OPTIMIZER["eps"],
+        )
+        for rows in (supervised, grpo):
+            step(model, list(rows()))
+            if rows is supervised and kind == "after":
+                out |= {
+                    f"gradient.{name}": parameter.grad.clone()
+                    for name, parameter in model.named_parameters()
+                }
+            torch.nn.utils.clip_grad_norm_(trained, OPTIMIZER["clip_grad"])
+            optimizer.step()
+        out |= {f"{kind}.{name}": weight.detach() for name, weight in model.named_parameters()}
+    save_file({name: tensor.contiguous() for name, tensor in out.items()}, sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()

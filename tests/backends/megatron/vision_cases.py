@@ -1,0 +1,206 @@
+"""Vision-language models under several layouts: rows with no image, one, two of different sizes,
+one at the start, and two rows that show the same one. `plain_vision` computes the same by
+transformers and plain PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from milescli.core.types import ImageSpan, Trajectory
+from milescli.data.chat_masks import demonstration
+from milescli.train.base import TrainShard
+from milescli.train.objectives import load_objective
+from milescli.train.packing import pack
+from tests.backends.megatron.harness import scores_everywhere, trainer
+from tests.samples import make_group, make_sample, make_trajectory
+
+IMAGE, START, END = 120, 122, 123
+PATCH_NUMBERS = 3 * 2 * 4 * 4
+OPTIMIZER = {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "clip_grad": 1.0}
+"""Adam with an epsilon beside which rounding of small gradients does not show."""
+
+
+def _row(prompt: list, response: list[int]) -> dict:
+    """`prompt` has token ids, and (rows, columns, seed) of images."""
+    ids: list[int] = []
+    images = []
+    for part in prompt:
+        if isinstance(part, int):
+            ids.append(part)
+            continue
+        rows, columns, seed = part
+        ids.append(START)
+        images.append({"start": len(ids), "grid": [1, rows, columns], "seed": seed})
+        ids += [IMAGE] * (rows * columns // 4) + [END]
+    return {"prompt": len(ids), "ids": [*ids, *response], "images": images}
+
+
+ROWS = [
+    # a model may sample the id of the image token, which is no image
+    _row([5, 9, 100], [3, 77, IMAGE, 42, 8]),
+    _row([17, 4, (4, 6, 1), 60], [61, 62, 63, 2]),
+    _row([30, (8, 6, 2), 31, 32, (2, 10, 3), 33], [34, 35, 36, 37, 38, 2]),
+    _row([(6, 6, 4)], [11, 12]),
+    _row([88, (4, 6, 1)], [7, 7, 9]),
+]
+GROUPS = [(ROWS[1], ROWS[4]), (ROWS[2], ROWS[0], ROWS[3])]
+"""Samples that are compared with each other; the reward of a group's last is 1."""
+
+
+def patches(file: bytes) -> np.ndarray:
+    """[patches, numbers] of a file, which names a seed and a grid."""
+    seed, rows, columns = map(int, file.split())
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal((rows * columns, PATCH_NUMBERS)).astype(np.float32)
+
+
+def file_of(image: dict) -> bytes:
+    """What stands for its PNG."""
+    return b"%d %d %d" % (image["seed"], *image["grid"][1:])
+
+
+def _spans(row: dict) -> tuple[ImageSpan, ...]:
+    return tuple(
+        ImageSpan(
+            start=image["start"],
+            num_tokens=image["grid"][1] * image["grid"][2] // 4,
+            grid=tuple(image["grid"]),
+            sha256=str(image["seed"]),
+        )
+        for image in row["images"]
+    )
+
+
+def _trajectory(row: dict, *, sampled: bool) -> Trajectory:
+    made = make_trajectory if sampled else demonstration
+    trajectory = made(row["ids"][: row["prompt"]], row["ids"][row["prompt"] :])
+    return replace(trajectory, image_spans=_spans(row))
+
+
+def shard_of(made, *, objective: str = "supervised", rows: list | None = None) -> TrainShard:
+    """This rank's part of ROWS, or of GROUPS for the objective `policy`."""
+    items: list = [_trajectory(row, sampled=False) for row in (rows or ROWS)]
+    if objective == "policy":
+        items = [
+            make_group(
+                [
+                    make_sample(
+                        _trajectory(row, sampled=True), reward=float(row is group[-1]), index=index
+                    )
+                    for index, row in enumerate(group)
+                ]
+            )
+            for group in GROUPS
+        ]
+    batch = pack(
+        load_objective(objective, made.recipe).sequences(items),
+        objective=objective,
+        dp=made.mesh.layout.dp,
+        max_tokens_per_microbatch=45,
+        images={str(image["seed"]): file_of(image) for row in ROWS for image in row["images"]},
+    )
+    return batch.shards[made.mesh.dp_rank]
+
+
+def seeing_trainer(*, train: dict | None = None, vision: str = "all", **world):
+    """A trainer rank that reads the files of this module."""
+    settings = {"optimizer": dict(OPTIMIZER), **(train or {})}
+    made = trainer(train=settings, vision=vision, **world)
+    made.policy.__dict__["read_patches"] = patches
+    return made
+
+
+def vision_steps(
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    save: str,
+    train: dict | None = None,
+    vision: str = "all",
+    precision: str = "fp32",
+) -> dict:
+    """Scores, then a supervised step and one of GRPO; what is published before and after, and how
+    often the tower was asked. Weights go to `save`."""
+    world = {"rank": rank, "size": size, "port": port, "model": model, "layout": layout}
+    made = seeing_trainer(train=train, vision=vision, precision=precision, **world)
+    images: list[int] = []
+    if (tower := getattr(made.model.module, "vision", None)) is not None:
+        tower.register_forward_pre_hook(
+            lambda _, given, named: images.append(len(named["grid_thw"])), with_kwargs=True
+        )
+    scores = scores_everywhere(made, shard_of(made))
+    scored = list(images)
+    lr = OPTIMIZER["lr"]
+    supervised = made.step(shard_of(made), lr).report
+    policy = made.step(shard_of(made, objective="policy"), lr).report
+    weights = {
+        name: tensor.detach().float().clone().contiguous()
+        for bucket in made.buckets()
+        for name, tensor in bucket
+    }
+    sent = [name for bucket in made.policy.buckets_for_engines() for name, _ in bucket]
+    if rank == 0:
+        save_file(weights, save)
+    made.close()
+    return {
+        "scores": scores,
+        "reports": [supervised, policy],
+        "sent": sent,
+        "images_scored": scored,
+        "images": images,
+    }
+
+
+def vision_gradients(
+    *, rank: int, size: int, port: int, model: str, layout: dict, save: str
+) -> list[torch.Tensor]:
+    """Logits of each of ROWS, and gradients of the supervised loss under Hugging Face's names, to
+    `save`; of one rank."""
+    from milescli.backends.megatron.state.gathering import hf_buckets
+
+    made = seeing_trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    logits = []
+
+    def keep(hidden, microbatch) -> torch.Tensor:
+        logits.append(made.policy.passes._head(hidden[0]).logits().float().clone())
+        return logits[-1].sum()
+
+    for row in ROWS:
+        own = made.learner._on_rank(shard_of(made, rows=[row]))
+        with torch.no_grad():
+            made.policy.passes._run(own.microbatches, keep, forward_only=True)
+    made.step(shard_of(made), None)
+    of_weights = [
+        replace(weight, parameter=weight.parameter.main_grad) for weight in made.policy.weights
+    ]
+    buckets = hf_buckets(of_weights, made.policy.table, mesh=made.mesh, bucket_bytes=2**30)
+    save_file({name: grad.contiguous() for bucket in buckets for name, grad in bucket}, save)
+    made.close()
+    return logits
+
+
+def vision_goes_on(
+    *, rank: int, size: int, port: int, model: str, layout: dict, save: str = "", load: str = ""
+) -> dict:
+    """A step that is saved, or loaded, and the next one: scores before it, and its report."""
+    made = seeing_trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    if load:
+        made.load(load)
+    else:
+        made.step(shard_of(made), OPTIMIZER["lr"])
+        made.save(save, True)
+        made.step(shard_of(made), OPTIMIZER["lr"])
+        made.finish_save()
+        made.load(save)
+    scores = scores_everywhere(made, shard_of(made))
+    report = made.step(shard_of(made, objective="policy"), OPTIMIZER["lr"]).report
+    result = {"scores": scores, "report": report, "checksums": made.parameter_checksums()}
+    made.close()
+    return result
