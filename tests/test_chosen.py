@@ -22,7 +22,7 @@ COVERED = {
     "doctor": "tests/doctor/test_run.py::"
     "test_this_machine_is_ready_for_ray_an_engine_a_trainer_and_new_weights",
     "a real pretrained model": f"{RUNS}/real_models/test_smoke.py::"
-    "test_it_is_checked_trained_saved_resumed_and_exported",
+    "test_it_is_checked_trained_saved_and_exported",
     "SFT, DPO, reward models": f"{RUNS}/test_learning_from_rows.py::test_a_run_learns_and_measures",
     "distillation": f"{RUNS}/test_distillation.py::"
     "test_a_run_that_learns_from_a_teacher_is_resumed_bit_for_bit",
