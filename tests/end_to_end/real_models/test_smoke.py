@@ -14,9 +14,7 @@ from tests.end_to_end.runs import Workplace
 pytestmark = [pytest.mark.engine, pytest.mark.ray, pytest.mark.trainer]
 
 
-def test_it_is_checked_trained_saved_and_exported(
-    workplace: Workplace, smollm2: Path
-) -> None:
+def test_it_is_checked_trained_saved_and_exported(workplace: Workplace, smollm2: Path) -> None:
     settings = {
         "model.path": smollm2,
         "rollout.prompts_per_step": 2,
