@@ -111,7 +111,7 @@ def serving(
     finally:
         state.ended.set()
         server.shutdown()
-        thread.join(timeout=10)
+        thread.join(timeout=120)
         server.server_close()
 
 

@@ -3,13 +3,15 @@ what theirs hold is no leftover."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import time
 from pathlib import Path
 
+from tests.waiting import until
+
 FOLDER = Path("/dev/shm")
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 60.0
 """What another run's processes held that have just ended, until its watchdog takes it away; and a
 semaphore, by whose name nobody holds it: Python takes that away when it has opened it."""
 
@@ -26,12 +28,13 @@ def forgotten(before: set[str]) -> set[str]:
     alive = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     named = {name for name in new if alive & set(re.split(r"[_-]", name))}
     idle = {name for name in new - named if not any(_holds(pid, name) for pid in alive)}
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while there := {name for name in idle if (FOLDER / name).exists()}:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    return there
+    with contextlib.suppress(AssertionError):
+        until(lambda: not _there(idle), within_s=GONE_WITHIN_S)
+    return _there(idle)
+
+
+def _there(names: set[str]) -> set[str]:
+    return {name for name in names if (FOLDER / name).exists()}
 
 
 def _holds(pid: str, name: str) -> bool:

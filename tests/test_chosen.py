@@ -22,7 +22,7 @@ COVERED = {
     "doctor": "tests/doctor/test_run.py::"
     "test_this_machine_is_ready_for_ray_an_engine_a_trainer_and_new_weights",
     "a real pretrained model": f"{RUNS}/real_models/test_smoke.py::"
-    "test_it_is_checked_trained_saved_resumed_and_exported",
+    "test_it_is_checked_trained_saved_and_exported",
     "SFT, DPO, reward models": f"{RUNS}/test_learning_from_rows.py::test_a_run_learns_and_measures",
     "distillation": f"{RUNS}/test_distillation.py::"
     "test_a_run_that_learns_from_a_teacher_is_resumed_bit_for_bit",
@@ -36,9 +36,8 @@ COVERED = {
     "test_pieces_of_every_kind_are_called_and_a_resumed_run_is_the_same",
     "speculation": f"{RUNS}/test_life_of_a_run.py::"
     "test_a_model_that_guesses_ahead_changes_no_sample",
-    "deaths and hangs": f"{RUNS}/test_faults.py::"
+    "deaths, hangs and Ctrl-C": f"{RUNS}/test_faults.py::"
     "test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt",
-    "Ctrl-C": f"{RUNS}/test_faults.py::test_ctrl_c_saves_what_was_reached_since_too",
     "several nodes": "tests/end_to_end/cluster/test_everywhere.py::"
     "test_every_node_answers_the_driver_first",
     "model families in the trainer": "tests/families/test_families.py::"

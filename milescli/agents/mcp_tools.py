@@ -68,11 +68,6 @@ class McpServers:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _loop: asyncio.AbstractEventLoop | None = None
 
-    @property
-    def are_listed(self) -> bool:
-        """Return True if `tools` returns at once."""
-        return self._tools is not None
-
     def tools(self) -> Sequence[McpTool]:
         """Return all tools that may be called. The first caller starts and queries the servers;
         raises RecipeError or MachineError if one is not usable."""

@@ -1,5 +1,5 @@
 """Manages a run's nodes: the node of each slot of the plan, and its address, interface, ports and
-devices. Made by runtime.session; `agent` acts for it on nodes other than the driver's."""
+devices. Made by runtime.session; `NodeAgent` acts for it on nodes other than the driver's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from milescli.backends.ray.actor import ActorHandle, run_all, start_all
 from milescli.backends.ray.cluster import Cluster
-from milescli.cluster.agent import NODE_AGENT
 from milescli.cluster.nodes import RunNodes
+from milescli.cluster.watchdog import NODE_AGENT
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.plan.types import Plan, Slot
 from milescli.platform import visibility

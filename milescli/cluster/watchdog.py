@@ -1,5 +1,5 @@
 """The watchdog of one run: a small process that outlives the driver and leaves nothing of ours
-behind. Standard library only. Started by runtime.session, by `agent` and by doctor's trials.
+behind. Standard library only. Started by runtime.session, by `NodeAgent` and by doctor's trials.
 
 It holds the reading end of a pipe. While the driver lives, the pipe stays open; when the driver
 ends, in whatever way, the pipe closes, and every process that carries this run's token in its
@@ -26,6 +26,7 @@ from milescli.core.private import without_secrets
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of, state_of
 from milescli.core.silence import is_stopped_process
 from milescli.platform.memory_record import MemoryRecord, pids_noted
+from milescli.platform.ports import free_ports
 
 LOOK_EVERY_S = 2.0
 """How often it notes which processes the run has: one that is killed can no longer be asked what
@@ -321,3 +322,28 @@ def wait_for_clean_up(
             f"{', '.join(map(str, left))}",
             fix=f"kill -9 {' '.join(map(str, left))}",
         )
+
+
+NODE_AGENT = "milescli.cluster.watchdog:NodeAgent"
+
+
+class NodeAgent:
+    """Runs a watchdog, owns a folder for temporary files, and reserves ports on a node. Its actor
+    does not carry the run's token, so the watchdog, whose pipe it holds, does not end it with the
+    others. Ray ends it when the driver ends for any reason; then the pipe closes."""
+
+    def __init__(self, *, token: str, temp_dir: str) -> None:
+        """Create `temp_dir`, the TMPDIR of the run's processes; the watchdog removes it with its
+        parent folder."""
+        folder = Path(temp_dir)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        self._watchdog = start_watchdog(token=token, scratch_dirs=[folder.parent])
+
+    def free_ports(self, count: int, host: str) -> list[int]:
+        """Return free ports of this node."""
+        return free_ports(count, host=host)
+
+    def release(self) -> None:
+        """Request the clean-up of this node and wait for it."""
+        self._watchdog.release()

@@ -321,7 +321,7 @@ CHANNELS = PlugPoint(
     },
     off="auto",
     runs_in="rank",
-    contract="milescli.weights.channels:check_channel",
+    contract="milescli.weights.base:check_channel",
 )
 FORMATS = PlugPoint(
     kind="format",
@@ -347,7 +347,7 @@ TRACKERS = PlugPoint(
     },
     in_list=True,
     runs_in="room",
-    contract="milescli.trackers.contract:check_tracker",
+    contract="milescli.trackers.base:check_tracker",
 )
 
 

@@ -106,15 +106,6 @@ def names_in(value: str | list[str] | None) -> list[str]:
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
-def names_files(data: Data) -> bool:
-    """Return True if any key of `data` names a file, and not only tasks and data sets of the
-    hub."""
-    values = [getattr(data, field) for field in FIELDS]
-    names = [name for value in values for name in names_in(value)]
-    names += [source.path for source in data.mix or []]
-    return not all(name.startswith((HUB_PREFIX, TASK_PREFIX)) for name in names)
-
-
 def files_of(data: Data, field: DataField) -> list[DataFile]:
     """Return all files that one key names, in order; for prompts, also those of a mix."""
     mixed = [source.path for source in data.mix or [] if field == "prompts"]

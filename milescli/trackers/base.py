@@ -3,7 +3,8 @@ or an import path. Called by `runtime.tracking`, each in a thread of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Protocol, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import TRACKERS
+from milescli.core.user_code import mend, name_of
 from milescli.recipe.machine import RunSettings
 
 KEY = "run.trackers"
@@ -86,3 +88,33 @@ def require_package(module: str, *, tracker: str) -> None:
             why=f"`{KEY}` names it, and there is no package `{module}` here",
             fix=[f"pip install 'miles-cli[{tracker}]'", f"leave {tracker} out of `{KEY}`"],
         )
+
+
+_CALLS = ("log", "event", "close")
+
+
+def check_tracker(factory: Callable[..., Any]) -> None:
+    """Simulate two attempts at a run. Raises RecipeError."""
+    with tempfile.TemporaryDirectory() as folder:
+        for first_step in (0, 1):
+            run = TrackedRun(
+                name="quickstart-1",
+                id="quickstart-1-4f2a90c1",
+                project="miles",
+                folder=Path(folder),
+                version="0",
+                first_step=first_step,
+                recipe={"train.steps": 2, "data.eval": None},
+            )
+            tracker = factory(run=run)
+            missing = [name for name in _CALLS if not callable(getattr(tracker, name, None))]
+            if missing:
+                raise RecipeError(
+                    f"the tracker `{name_of(factory)}` lacks {', '.join(missing)}",
+                    why=f"it makes a {type(tracker).__name__}; a run calls {', '.join(_CALLS)}",
+                    fix=mend(factory, "it has all of milescli.trackers.base.Tracker"),
+                )
+            event = {"event": "PhaseStarted", "phase": "train", "detail": "", "unix_s": 1.8e9}
+            tracker.event(event)
+            tracker.log(first_step + 1, {"train/loss": 0.5, "rollout/reward_mean": 0.25})
+            tracker.close("stopped" if first_step == 0 else "done")

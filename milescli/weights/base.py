@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from milescli.core.errors import RecipeError
 from milescli.core.types import EngineAddress
 
 Bucket = list[tuple[str, torch.Tensor]]
@@ -40,3 +41,18 @@ class DraftChannel(WeightChannel, Protocol):
 
     def send_draft(self, buckets: Iterator[Bucket]) -> None:
         """Send like `send`, to the draft model of every engine."""
+
+
+_METHODS = ("open", "send", "verify", "close")
+
+
+def check_channel(channel: type) -> None:
+    """Require the methods that ranks call. `weights.verify=true` shows that weights arrive. Raises
+    RecipeError."""
+    lacking = [name for name in _METHODS if not callable(getattr(channel, name, None))]
+    if lacking:
+        raise RecipeError(
+            f"`{channel.__name__}` is no weight channel",
+            why=f"it has no {', '.join(lacking)}",
+            fix="give it what milescli.weights.base.WeightChannel has",
+        )

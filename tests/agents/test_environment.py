@@ -22,6 +22,7 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Turn
 from milescli.rollout.environments import Step
 from milescli.workers.async_worker import QuickCalls
+from tests.waiting import until_async
 
 HERE = "tests.agents.user_environments"
 
@@ -135,12 +136,16 @@ def test_one_that_cannot_begin_is_refused_before_a_run_does() -> None:
     assert "has no room for 2 holes" in caught.value.why
 
 
-async def _episode(fleet: EnvironmentFleet, seed: int, says: Sequence[str]) -> list[Step]:
+async def _episode(
+    fleet: EnvironmentFleet, seed: int, says: Sequence[str], told: list[str] | None = None
+) -> list[Step]:
     async with fleet.episode("", str(seed), seed) as episode:
         assert await episode.reset() == f"begin {seed}"
         steps = []
         for said in says:
             steps.append(await episode.step(said))
+            if told is not None:
+                told.append(said)
             await asyncio.sleep(0.1)
         return steps
 
@@ -202,8 +207,11 @@ def test_a_process_that_is_stopped_is_replaced_and_nobody_fails() -> None:
     async def play() -> tuple[list[list[Step]], int]:
         fleet = EnvironmentFleet(_settings("Count", length=40, step_timeout_s=8.0), num_processes=1)
         await _episode(fleet, 9, ["warm"])
-        calls = [asyncio.ensure_future(_episode(fleet, seed, ["x"] * 40)) for seed in range(20)]
-        await asyncio.sleep(1.0)
+        told: list[str] = []
+        calls = [
+            asyncio.ensure_future(_episode(fleet, seed, ["x"] * 40, told)) for seed in range(20)
+        ]
+        await until_async(lambda: len(told) > 100)
         (stopped,) = fleet.pids
         os.kill(stopped, signal.SIGSTOP)
         try:

@@ -4,11 +4,11 @@ and what a server that fails costs."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from milescli.rollout.episode.episode import load_agent
 from milescli.runtime.inputs.plugins import check_at_once
 from milescli.workers import guard
 from tests.agents.test_tools import PROMPT, Session, call
+from tests.waiting import assert_gone, runs, until
 
 pytest.importorskip("mcp", reason="the package mcp is not installed: pip install 'mcp>=2'")
 PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
@@ -48,15 +49,18 @@ def address() -> Iterator[str]:
     """Of a server that is there already."""
     port = free_ports(1)[0]
     with subprocess.Popen([*COMMAND, str(port)]) as process:
-        url, deadline = f"http://127.0.0.1:{port}/mcp", time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                httpx.get(url, timeout=5)
-                break
-            except httpx.TransportError:
-                time.sleep(0.1)
+        url = f"http://127.0.0.1:{port}/mcp"
+        until(lambda: _answers(url))
         yield url
         process.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        httpx.get(url, timeout=60)
+    except httpx.TransportError:
+        return False
+    return True
 
 
 def rollout_of(server: dict[str, Any], *, tools: Sequence[str] = (), **settings: Any) -> Rollout:
@@ -115,21 +119,6 @@ def test_episodes_share_one_server_which_ends_with_the_run() -> None:
     assert_gone(int(pids.pop()), int(begun[0]))
 
 
-def assert_gone(*pids: int) -> None:
-    """Whatever they were, they run no more; an init that does not reap leaves zombies."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and any(map(_runs, pids)):
-        time.sleep(0.05)
-    assert not any(map(_runs, pids))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_a_server_ends_where_the_run_is_killed() -> None:
     script = """
 import asyncio, sys
@@ -142,7 +131,7 @@ sys.stdin.read()
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as driver:
         assert driver.stdout is not None
         pids = [int(pid) for pid in driver.stdout.readline().split()]
-        assert len(pids) == 2 and all(map(_runs, pids))
+        assert len(pids) == 2 and all(map(runs, pids))
         os.kill(driver.pid, signal.SIGKILL)
     assert_gone(*pids)
 
@@ -178,13 +167,14 @@ def test_a_server_at_an_address_that_goes_away_is_an_error_and_comes_back() -> N
 
 def _once_there(rollout: Rollout) -> str:
     """Its pid, when it is reached."""
-    deadline, text = time.monotonic() + 120, "error"
-    while text.startswith("error") and time.monotonic() < deadline:
-        try:
+
+    def reached() -> str | None:
+        with contextlib.suppress(AgentError, MachineError):
             text = told(rollout, call("pid"))[0][0]
-        except (AgentError, MachineError):
-            time.sleep(0.2)
-    return text
+            return None if text.startswith("error") else text
+        return None
+
+    return until(reached)
 
 
 def test_a_slow_call_is_given_up_and_the_server_goes_on() -> None:

@@ -21,6 +21,7 @@ from milescli.rollout.base import Door
 from milescli.rollout.episode.session import RecordingSession
 from tests.data.chat_templates import CHATML, tokenizer_of
 from tests.rollout.episode.test_conversations import TOOL, Engine, session_of
+from tests.waiting import until_async
 
 USER = {"role": "user", "content": "begin"}
 
@@ -314,7 +315,7 @@ def test_requests_of_an_episode_that_has_ended_are_given_up(tokenizer: ChatToken
     class Slow(Engine):
         async def generate(self, request: Any) -> Any:
             try:
-                await asyncio.sleep(30)
+                await asyncio.Event().wait()
             except asyncio.CancelledError:
                 given_up.append(request)
                 raise
@@ -326,8 +327,7 @@ def test_requests_of_an_episode_that_has_ended_are_given_up(tokenizer: ChatToken
         proxy = SessionProxy(tokenizer=tokenizer, model="policy", max_model_len=100)
         door = proxy.open(session)
         asking = asyncio.create_task(ask(door, [USER]))
-        while not asking.done() and not proxy.num_open:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: asking.done() or proxy.num_open)
         proxy.close(door)
         with pytest.raises(openai.InternalServerError, match="has ended"):
             await asking

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sides import Side, SideDied, side_environment
+from sides import Side, SideDied
 
 OBEDIENT = """
 import asyncio, os, sys
@@ -48,14 +48,3 @@ def test_a_death_is_told_with_its_last_words(tmp_path: Path) -> None:
         with pytest.raises(SideDied):
             peer.ask({"number": 1})
     assert "the last words" in str(caught.value)
-
-
-def test_a_side_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with side(tmp_path, "import no_such_module") as peer, pytest.raises(SideDied) as caught:
-        peer.ready()
-    assert "no_such_module" in str(caught.value)
-
-
-def test_a_side_gets_no_number_of_threads_from_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert "OMP_NUM_THREADS" not in side_environment()

@@ -16,6 +16,7 @@ import pytest
 
 from milescli.cluster.watchdog import Watchdog, clean_up_instead, is_on_duty, start_watchdog
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+from tests.waiting import runs, until
 
 DRIVER = textwrap.dedent(
     """
@@ -43,22 +44,6 @@ time.sleep(600)
 """A child of the driver that does not end when it is asked to."""
 
 
-def _wait_until(condition, seconds: float = 120.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.fixture
 def bystander():
     """A process of somebody else, which must survive."""
@@ -82,15 +67,13 @@ def test_a_killed_driver_leaves_nothing_of_its_own_and_everything_of_others(
     )
     assert driver.stdout is not None
     child = int(driver.stdout.readline())
-    assert _lives(child)
+    assert runs(child)
     leftover = Path(f"/dev/shm/torch_{child}_1_0")
     leftover.write_bytes(b"x")
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    assert _wait_until(lambda: not _lives(child)), (
-        "a child that ignores SIGTERM outlived the driver"
-    )
-    assert _wait_until(lambda: not scratch.exists() and verdict.exists())
+    until(lambda: not runs(child)), ("a child that ignores SIGTERM outlived the driver")
+    until(lambda: not scratch.exists() and verdict.exists())
     assert json.loads(verdict.read_text())["outcome"] == "killed"
     assert not leftover.exists()
     assert bystander.poll() is None
@@ -109,13 +92,13 @@ def test_what_a_killed_rank_shared_goes_while_the_run_goes_on(tmp_path: Path) ->
     files = [Path(f"/dev/shm/miles_{rank.pid}_0") for rank in ranks]
     for file in files:
         file.write_bytes(b"x")
-    assert _wait_until(lambda: {rank.pid for rank in ranks} <= set(processes_of(token)))
+    until(lambda: {rank.pid for rank in ranks} <= set(processes_of(token)))
     watchdog = start_watchdog(token=token, scratch_dirs=[])
     watchdog.write_verdict_to(tmp_path / "verdict.json")
     seen = tmp_path / "memory.jsonl"
-    assert _wait_until(lambda: seen.exists() and str(ranks[0].pid) in seen.read_text())
+    until(lambda: seen.exists() and str(ranks[0].pid) in seen.read_text())
     ranks[0].kill()
-    assert _wait_until(lambda: not files[0].exists()), "though nobody has reaped it"
+    until(lambda: not files[0].exists(), "though nobody has reaped it")
     assert files[1].exists()
     watchdog.release()
     assert not files[1].exists()
@@ -137,7 +120,7 @@ def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_pa
         [sys.executable, "-c", "import time; time.sleep(600)"],
         env={**os.environ, TOKEN_VARIABLE: token},
     )
-    assert _wait_until(lambda: child.pid in set(processes_of(token)))
+    until(lambda: child.pid in set(processes_of(token)))
     watchdog.release()
     assert child.wait(60) == -signal.SIGTERM
     assert json.loads(verdict.read_text())["outcome"] == "done"
@@ -149,7 +132,7 @@ def test_another_runs_token_is_not_ours() -> None:
         env={**os.environ, TOKEN_VARIABLE: "abc-longer"},
     )
     try:
-        assert _wait_until(lambda: child.pid in set(processes_of("abc-longer")))
+        until(lambda: child.pid in set(processes_of("abc-longer")))
         assert child.pid not in set(processes_of("abc"))
     finally:
         child.kill()
@@ -173,7 +156,7 @@ def test_a_watchdog_that_dies_or_is_held_has_a_successor_that_knows_what_it_knew
     watchdog = start_watchdog(token=token, scratch_dirs=[scratch])
     watchdog.write_verdict_to(verdict)
     os.kill(pids[0], harm)
-    assert _wait_until(lambda: watchdog.num_replaced == 1)
+    until(lambda: watchdog.num_replaced == 1)
     assert not is_on_duty(pids[0]) and is_on_duty(pids[1])
     os.kill(pids[1], harm)  # and at once the driver ends
     verdict.write_text('{"outcome": "done"}\n')
@@ -190,7 +173,7 @@ def test_where_driver_and_watchdog_died_another_cleans_up(tmp_path: Path) -> Non
         [sys.executable, "-c", "import time; time.sleep(600)"],
         env={**os.environ, TOKEN_VARIABLE: token},
     )
-    assert _wait_until(lambda: child.pid in set(processes_of(token)))
+    until(lambda: child.pid in set(processes_of(token)))
     clean_up_instead(token=token, scratch_dirs=[scratch], verdict=verdict)
     assert child.wait(60) == -signal.SIGTERM
     assert not scratch.exists() and json.loads(verdict.read_text())["outcome"] == "killed"

@@ -3,13 +3,12 @@ behind."""
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from pathlib import Path
 
 from milescli.doctor.finding import Status
 from milescli.doctor.trial import run_trial
+from tests.waiting import assert_gone
 
 
 def _python(code: str) -> list[str]:
@@ -41,7 +40,7 @@ def test_a_trial_that_hangs_is_a_fail_and_what_it_started_is_ended(tmp_path: Pat
         ("weights", Status.SKIP),
     ]
     assert "did not end within 10 s" in findings[0].why
-    assert not _is_alive(int(note.read_text()))
+    assert_gone(int(note.read_text()))
 
 
 def test_findings_of_a_trial_are_read_and_what_it_left_out_is_a_fail() -> None:
@@ -59,15 +58,3 @@ def test_findings_of_a_trial_are_read_and_what_it_left_out_is_a_fail() -> None:
 def test_the_collective_works_on_this_machine() -> None:
     finding = run_trial("collective", device_kind="cpu", timeout_s=120.0)[0]
     assert (finding.status, finding.what[:4]) == (Status.OK, "gloo"), finding
-
-
-def _is_alive(pid: int) -> bool:
-    for _ in range(50):
-        try:
-            os.kill(pid, 0)
-            if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:
-                return False
-        except (ProcessLookupError, FileNotFoundError):
-            return False
-        time.sleep(0.1)
-    return True

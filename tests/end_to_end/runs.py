@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import psutil
 
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from tests.chaos.oracle import SECONDS
+from tests.waiting import until
 
 MILES = Path(sys.executable).with_name("miles")
 SECRET_NAME = "SOME_SERVICE_TOKEN"
@@ -184,18 +184,18 @@ class Workplace:
     ) -> dict:
         """Wait for an event of a run behind the first `after`; fails where its process ends
         before."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            for event in self.events(name)[after:]:
-                if condition(event):
-                    return event
-            if process.poll() is not None:
-                raise AssertionError(f"ended before the event\n{self.finish(process)}")
-            time.sleep(0.05)
-        process.kill()
-        raise AssertionError(
-            f"no such event within {seconds} s; the last were {self.events(name)[-3:]}"
-        )
+
+        def look() -> dict | None:
+            has_ended = process.poll() is not None
+            found = next(filter(condition, self.events(name)[after:]), None)
+            assert found or not has_ended, f"ended before the event\n{self.finish(process)}"
+            return found
+
+        try:
+            return until(look, "an event", within_s=seconds)
+        except AssertionError as error:
+            process.kill()
+            raise AssertionError(f"{error}; the last were {self.events(name)[-3:]}") from None
 
 
 def tokens(file: Path) -> list[list[int]]:

@@ -7,12 +7,6 @@ import json
 
 from tests.end_to_end.runs import Workplace
 
-DIALOGUE = [
-    "rollout.agent=tests.end_to_end.agents:dialogue",
-    "rollout.max_response_tokens=128",
-    "eval.num_prompts=2",
-    "checkpoint.every=1",
-]
 CALL = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "3*4"}}}
 WORKED = [
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -41,22 +35,22 @@ def _samples(workplace: Workplace, name: str, step: int) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_dialogue_is_trained_on_token_by_token_and_resumes(workplace: Workplace) -> None:
-    _launch(workplace, "dialogue", DIALOGUE, steps=2)
+def test_a_dialogue_is_trained_on_token_by_token_and_resumes(
+    workplace: Workplace, ppo: str, ppo_again: str
+) -> None:
     for step in (1, 2):
-        done = _step(workplace, "dialogue", step)
+        done = _step(workplace, ppo, step)
         # trainer and engine agree on the tokens of every turn, in the context of all before it
         assert done["report"]["logprob_diff_max"] < 1e-3
         figures = done["rollout"]["figures"]
         assert figures["turns"] == 4 and figures["said"] == 3
         assert figures["rewritten_histories"] == 0
-    for sample in _samples(workplace, "dialogue", 1):
+    for sample in _samples(workplace, ppo, 1):
         first, second = sample["episode"]["trajectories"]
         assert [text.count("<|im_start|>assistant") for text in (first, second)] == [3, 2]
         assert "add(a): Add." in first and "Go on." in second and "And é?" in first
 
-    again = workplace.resume_without("dialogue", step=2)
-    assert _samples(workplace, again, 2) == _samples(workplace, "dialogue", 2)
+    assert _samples(workplace, ppo_again, 3) == _samples(workplace, ppo, 3)
 
 
 def test_a_model_that_calls_the_calculator_is_told_and_scored(workplace: Workplace) -> None:

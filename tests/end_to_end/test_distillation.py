@@ -18,18 +18,23 @@ ON_POLICY = [
     "checkpoint.every=1",
     "eval.num_prompts=4",
 ]
-OF_ROWS = [
-    "train.distill.teachers=[{path: runs/teacher}]",
-    "train.distill.kl=forward",
-    "train.distill.top_k=8",
-    "train.objective=distillation",
+ROWS = [
     "train.batch_size=8",
     "warmup.steps=0",
     "data.prompts=null",
     "data.eval=null",
     "data.train=task:sums-worked",
-    "data.validation=task:sums-worked-heldout",
     "data.max_row_tokens=128",
+]
+DEMONSTRATED = ["train.objective=supervised", "train.optimizer.lr=2e-3", *ROWS]
+"""Needs no engine."""
+OF_ROWS = [
+    "train.distill.teachers=[{path: runs/teacher}]",
+    "train.distill.kl=forward",
+    "train.distill.top_k=8",
+    "train.objective=distillation",
+    *ROWS,
+    "data.validation=task:sums-worked-heldout",
     "checkpoint.every=1",
 ]
 
@@ -54,7 +59,7 @@ def _reports(workplace: Workplace, name: str, event: str) -> list[dict]:
 @pytest.fixture(scope="module")
 def teacher(workplace: Workplace) -> Workplace:
     """Where the run `teacher` is: a model with one more layer than the policy."""
-    _launch(workplace, "teacher", ["model.scratch.num_layers=3", "warmup.steps=40"], steps=1)
+    _launch(workplace, "teacher", ["model.scratch.num_layers=3", *DEMONSTRATED], steps=40)
     return workplace
 
 

@@ -7,8 +7,7 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,10 @@ from tests.end_to_end.runs import (
     wait_until_gone,
 )
 from tests.shared_memory import forgotten
+from tests.waiting import until
+
+LONG_S = 800.0
+"""What a death and its replacement take at most."""
 
 
 @dataclass
@@ -81,13 +84,6 @@ def _learned(workplace: Workplace, name: str) -> dict[int, dict]:
         }
         for event in _of(workplace, name, "StepDone")
     }
-
-
-def _wait_until(condition: Callable[[], bool], seconds: float = 800.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {seconds} s"
-        time.sleep(0.05)
 
 
 def _writer(
@@ -147,18 +143,6 @@ def test_a_terminated_run_saves_and_says_how_to_go_on(
     assert terminated.left == []
 
 
-def test_ctrl_c_saves_what_was_reached_since_too(
-    workplace: Workplace, resumed, request: pytest.FixtureRequest
-) -> None:
-    """A terminal sends it to the whole foreground process group, Ray's processes too."""
-    with resumed() as attempt:
-        os.killpg(attempt.driver, signal.SIGINT)
-    assert attempt.finished.code == 75, attempt.finished
-    assert "miles resume" in attempt.finished.err
-    assert _newest(workplace, request.node.name) > _newest(workplace, "long")
-    assert attempt.left == []
-
-
 ENGINES = [
     ("engine-0-server.log", "sglang::scheduler"),
     ("engine-1-server.log", "sglang::scheduler"),
@@ -178,11 +162,11 @@ HARMS = (
 
 
 def test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt(
-    workplace: Workplace, resumed, request: pytest.FixtureRequest
+    workplace: Workplace, resumed, shared_memory: set[str], request: pytest.FixtureRequest
 ) -> None:
     """One engine of two; both, so that requests wait for new ones; who keeps copies of the state of
     the trainer; the trainer, which goes on from one; an engine and the trainer that hang; and the
-    driver, which is started again."""
+    driver, which is started again. The run that was not hurt ends with Ctrl-C."""
     name = request.node.name
     sets = ("--set", "machine.silence_s=4", "--set", "fault.copy_every=1")
     with resumed("--supervised", *sets) as attempt:
@@ -191,16 +175,20 @@ def test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt
             for log, mark in victims:
                 _writer(workplace, name, attempt, log=log, mark=mark).send_signal(harm)
             healed = len(_of(workplace, name, "WorkerReplaced")) + len(victims)
-            _wait_until(lambda healed=healed: len(_of(workplace, name, "WorkerReplaced")) >= healed)
+            until(
+                lambda healed=healed: len(_of(workplace, name, "WorkerReplaced")) >= healed,
+                within_s=LONG_S,
+            )
             reached = len(_of(workplace, name, "StepDone"))
-            _wait_until(lambda n=reached: len(_of(workplace, name, "StepDone")) >= n + 2)
+            until(lambda n=reached: len(_of(workplace, name, "StepDone")) >= n + 2, within_s=LONG_S)
         num_attempts = len(list(workplace.run(name).glob("logs/attempt_*")))
         psutil.Process(attempt.driver).children()[0].kill()
-        _wait_until(
+        until(
             lambda: (
                 len(_of(workplace, name, "StepDone")) >= reached + 4
                 and (workplace.run(name) / "logs" / f"attempt_{num_attempts + 1}").exists()
-            )
+            ),
+            within_s=LONG_S,
         )
         attempt.processes = processes_of_run(attempt.driver)
         os.kill(attempt.driver, signal.SIGTERM)
@@ -226,9 +214,14 @@ def test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt
 
     calm = f"{name}-calm"
     workplace.copy_run("long", calm)
-    until = step_done(max(event["step"] for event in _of(workplace, name, "StepDone")))
-    with _attempt(workplace, set(), "resume", calm, reaches=until) as attempt:
-        os.kill(attempt.driver, signal.SIGTERM)
+    reaches = step_done(max(event["step"] for event in _of(workplace, name, "StepDone")))
+    with _attempt(workplace, shared_memory, "resume", calm, reaches=reaches) as attempt:
+        # a terminal sends it to the whole foreground process group, Ray's processes too
+        os.killpg(attempt.driver, signal.SIGINT)
+    assert attempt.finished.code == 75, attempt.finished
+    assert "miles resume" in attempt.finished.err
+    assert _newest(workplace, calm) >= max(_learned(workplace, name)), "saved what it reached"
+    assert attempt.left == []
     hurt, unhurt = _learned(workplace, name), _learned(workplace, calm)
     assert len(hurt) >= 4
     assert {step: unhurt[step] for step in hurt} == hurt

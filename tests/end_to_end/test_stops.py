@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -14,6 +13,7 @@ import psutil
 
 from tests.end_to_end.runs import Finished, Workplace, learned, step_done, wait_until_gone
 from tests.shared_memory import forgotten
+from tests.waiting import until
 
 AT_ONCE = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -25,10 +25,9 @@ def _state(workplace: Workplace, name: str) -> str:
 
 def _until_prepared(workplace: Workplace, name: str, process: subprocess.Popen[str]) -> None:
     """Wait until the run has its recipe, and nothing else is there."""
-    deadline = time.monotonic() + 300
-    while not (workplace.run(name) / "recipe.yaml").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    file = workplace.run(name) / "recipe.yaml"
+    until(lambda: file.exists() or process.poll() is not None)
+    assert process.poll() is None
 
 
 def _phase(phase: str) -> Callable[[dict], bool]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from milescli.jobs.script import Form, script
 from tests.jobs.planned import job
+from tests.waiting import until
 
 STAND_INS = {
     "srun": """
@@ -77,10 +77,7 @@ class Stage:
         return path.read_text().splitlines() if path.exists() else []
 
     def until(self, what: str, happened: Callable[[], bool]) -> None:
-        end = time.monotonic() + WAIT_S
-        while not happened():
-            assert time.monotonic() < end, f"waited {WAIT_S} s: {what}"
-            time.sleep(0.05)
+        until(happened, what, within_s=WAIT_S)
 
     def rays_alive(self) -> bool:
         return any(map(is_stand_in, (self.folder / "ray.pids").read_text().split()))

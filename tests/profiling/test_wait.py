@@ -18,6 +18,7 @@ from milescli.profiling import request as files
 from milescli.profiling import wait
 from milescli.profiling.request import Progress, Request, State
 from tests.backends.megatron.harness import plan_of
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -41,10 +42,7 @@ def _answer(run: RunDir, progress: Progress) -> threading.Thread:
     """As a driver does, a moment later."""
 
     def answer() -> None:
-        deadline = time.monotonic() + 120
-        while (wanted := files.take(run)) is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert wanted is not None
+        wanted = until(lambda: files.take(run))
         state = State(progress=progress, first_step=3, last_step=4, seconds=3.0)
         files.write_state(run, wanted.number, state)
 

@@ -12,6 +12,7 @@ from milescli.core.types import WeightVersion
 from milescli.runtime.adapters import AdapterDevices, together
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.build import Builder
+from tests.waiting import settled
 
 
 class _Engines:
@@ -37,7 +38,7 @@ class _Trainer:
 
     async def step(self) -> None:
         self._asked.append(f"step of {self._name}")
-        await asyncio.sleep(0.01)  # the others ask meanwhile
+        await settled()  # the others ask meanwhile
 
     async def publish(self, version: int, fleet: str) -> None:
         self._asked.append(f"publish of {self._name}")
@@ -83,13 +84,14 @@ def test_a_step_that_fails_gives_the_turn_back() -> None:
 def test_one_that_is_stopped_lets_the_others_come_to_their_own_stops() -> None:
     ended: list[str] = []
 
-    async def stops(name: str, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    async def stops(name: str, turns: int) -> None:
+        for _ in range(turns):
+            await settled()
         ended.append(name)
         raise Stopped("stopped", why=name, fix="none")
 
     with pytest.raises(Stopped):
-        asyncio.run(together([stops("a", 0.0), stops("b", 0.05)]))
+        asyncio.run(together([stops("a", 0), stops("b", 1)]))
     assert ended == ["a", "b"]
 
 
@@ -98,12 +100,12 @@ def test_an_error_of_one_ends_all() -> None:
 
     async def goes_on() -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             ended.append("a")
 
     async def dies() -> None:
-        await asyncio.sleep(0.01)
+        await settled()
         raise WorkerDied("engine 0 died", why="planted", fix="none")
 
     with pytest.raises(WorkerDied):

@@ -12,6 +12,7 @@ from milescli.core.events import PublishStats
 from milescli.core.types import EVALUATION, JOINING, EngineAddress, WeightVersion
 from milescli.runtime.devices import Devices
 from tests.runtime.recording.recorder import Recorder
+from tests.waiting import settled
 
 
 def _step(*, colocated: bool) -> list[str]:
@@ -121,9 +122,9 @@ def _replaced(told: list[str], *, colocated: bool) -> list[str]:
         await devices.publish(WeightVersion(3))
         async with devices.training():
             replacing = asyncio.ensure_future(devices.replace(start))
-            await asyncio.sleep(0.01)
+            await settled()
             told.append("trained")
-        await asyncio.sleep(0.01)
+        await settled()
         await devices.publish(WeightVersion(4))
         told.append("published 4")
         await replacing

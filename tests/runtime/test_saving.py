@@ -18,6 +18,7 @@ from milescli.core.events import CheckpointSaved, EventBus, Notice
 from milescli.recipe.load import load
 from milescli.runtime.saving import Progress, Saver
 from tests.plans import PLAN
+from tests.waiting import BOUND_S, until_async
 
 
 class Writer:
@@ -85,7 +86,7 @@ class Rig:
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(work(), 30)
+        await asyncio.wait_for(work(), BOUND_S)
 
     asyncio.run(bounded())
 
@@ -96,12 +97,10 @@ def test_a_checkpoint_counts_as_soon_as_its_bytes_are_there(tmp_path: Path) -> N
     async def work() -> None:
         rig.writer.written = False
         await rig.save(3)
-        while rig.writer.looks < 2:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: rig.writer.looks >= 2)
         assert rig.writer.asked == [] and rig.saver.store.steps() == []
         rig.writer.written = True
-        while not rig.told:  # nobody asks for it
-            await asyncio.sleep(0.01)
+        await until_async(lambda: rig.told, "nobody asks for it")
 
     run(work)
     assert rig.saver.store.steps() == [3] and rig.saver.newest_step == 3
@@ -177,8 +176,7 @@ def test_a_checkpoint_that_a_resumed_run_would_need_must_be_written(tmp_path: Pa
     async def work() -> None:
         rig.writer.error = not_written(rig.saver.store.path(0), "no space")
         await rig.save(0)
-        while not rig.writer.given_up:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: rig.writer.given_up)
         with pytest.raises(CheckpointError, match="reference"):
             await rig.saver.settle()
 
@@ -192,9 +190,7 @@ def test_a_wait_that_met_its_bound_is_no_full_disk(tmp_path: Path) -> None:
         rig.writer.error = WaitTimeout("a rank is silent", why="planted", fix="none")
         await rig.save(1)
         with pytest.raises(WaitTimeout):
-            while True:
-                await rig.saver.probe()
-                await asyncio.sleep(0.01)
+            await until_async(rig.saver.probe)
 
     run(work)
     assert rig.writer.given_up == 0

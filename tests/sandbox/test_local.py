@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from milescli.sandbox.choose import sees_processes
 from milescli.sandbox.local import LocalSandbox
 from milescli.sandbox.processes import descendants_of
 from tests.sandbox.conftest import LIMITS, Run
+from tests.waiting import until, until_async
 
 MIB = 1024**2
 
@@ -158,9 +158,8 @@ def test_a_caller_that_is_cancelled_ends_its_run(sandbox: LocalSandbox) -> None:
         assert (await sandbox.run("print(1)")).stdout == "1\n"
 
     asyncio.run(cancelled())
-    deadline = time.monotonic() + 60  # nobody waits for the end of what was cancelled
-    while descendants_of(sandbox.pid or 0) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    # nobody waits for the end of what was cancelled
+    until(lambda: not descendants_of(sandbox.pid or 0))
     _nothing_runs(sandbox)
 
 
@@ -198,8 +197,7 @@ def test_whatever_was_written_is_removed(sandbox: LocalSandbox, run: Run, code: 
 def test_a_supervisor_that_died_is_told_and_the_next_run_has_another(sandbox: LocalSandbox) -> None:
     async def killed() -> None:
         running = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
-        await asyncio.sleep(1.0)
-        assert sandbox.pid
+        await until_async(lambda: sandbox.pid and descendants_of(sandbox.pid))
         os.kill(sandbox.pid, 9)
         with pytest.raises(WorkerDied, match="supervisor"):
             await running

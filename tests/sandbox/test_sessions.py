@@ -138,7 +138,6 @@ def test_what_runs_between_cells_is_bounded_too(sandbox: LocalSandbox) -> None:
     async def work(session: Session) -> None:
         await session.execute(code)
         while session.is_open:  # bounded by the test
-            await asyncio.sleep(0.5)
             with contextlib.suppress(AgentError):
                 await session.execute("1")
 

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from milescli.sandbox.local import ROOT, LocalSandbox
 from milescli.sandbox.processes import descendants_of
+from tests.waiting import assert_gone
 
 DRIVER = """
 import asyncio, sys
@@ -44,7 +44,7 @@ def test_a_driver_that_ends_takes_everything_with_it(
         assert len(below) > 4
         driver.send_signal(number)
         driver.wait(120)
-    assert _gone(below)
+    assert_gone(*below)
     assert not Path(folder).exists()
 
 
@@ -57,23 +57,5 @@ def test_a_supervisor_that_is_killed_takes_its_runs_with_it(sandbox: LocalSandbo
         pid = int(driver.stdout.readline().split()[0])
         below = descendants_of(pid)
         os.kill(pid, signal.SIGKILL)
-        assert _gone(below)
+        assert_gone(*below)
         driver.wait(120)
-
-
-def _gone(pids: list[int]) -> bool:
-    """Within a bound; a zombie is gone."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if not any(map(_lives, pids)):
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"

@@ -13,7 +13,7 @@ from milescli.core.events import to_record
 from milescli.trackers.background import BackgroundTracker
 from tests.fake_run import step_done
 
-BOUND_S = 20.0
+BOUND_S = 120.0
 """On every wait of this file."""
 
 

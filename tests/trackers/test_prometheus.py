@@ -183,7 +183,7 @@ def test_what_workers_hold_and_the_newest_verdict_are_shown() -> None:
     assert ("miles_learning", ()) not in told(flat, better, unsure)
 
 
-BOUND_S = 10.0
+BOUND_S = 120.0
 
 
 @pytest.fixture

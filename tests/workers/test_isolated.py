@@ -6,7 +6,6 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from milescli.core.errors import RecipeError
 from milescli.core.registry import PlugPoint
 from milescli.workers import isolated
 from milescli.workers.isolated import MAX_YIELDED, Isolated, close_lanes, resolve_isolated
+from tests.waiting import assert_gone
 from tests.workers import bad_code
 
 ROOM = "tests.workers.bad_code"
@@ -140,10 +140,7 @@ def test_lanes_do_not_wait_for_each_other_and_leave_nothing_behind() -> None:
         with pytest.raises(RecipeError):
             waiting.result()
     close_lanes()
-    deadline = time.monotonic() + 120
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, "a process of the user's code is still there"
-        time.sleep(0.05)
+    assert_gone(*pids)
 
 
 def test_nested_calls_stay_in_the_process() -> None:

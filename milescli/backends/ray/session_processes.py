@@ -27,7 +27,6 @@ END_WITHIN_S = 5.0
 """For this process to end in order after such a death; then it ends itself by SIGKILL, as calls to
 Ray may wait for a minute or for ever."""
 WHO_ENDED_IT = "sudo dmesg | tail   # did the kernel end it?"
-WHO_STOPPED_IT = "ps -eo pid,stat,cmd | grep ray   # T: stopped"
 MEANING = {
     "gcs_server": "Ray's control store (GCS)",
     "raylet": "Ray's raylet",

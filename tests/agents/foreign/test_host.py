@@ -8,12 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from milescli.agents.foreign import host as hosts
@@ -21,6 +19,7 @@ from milescli.agents.foreign.host import ForeignHost, ForeignWorker, ProcessLost
 from milescli.agents.foreign.packages import PROGRAMS, Package
 from milescli.core.errors import AgentError
 from milescli.workers.worker import CallFailed
+from tests.waiting import assert_gone, runs
 
 PROGRAM = Path(__file__).with_name("echoing.py")
 
@@ -160,19 +159,3 @@ sys.stdin.read()
         assert len(pids) == 2 and all(map(runs, pids))
         os.kill(driver.pid, signal.SIGKILL)
     assert_gone(*pids)
-
-
-def assert_gone(*pids: int) -> None:
-    """Whatever they were, they run no more."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and any(map(runs, pids)):
-        time.sleep(0.05)
-    assert not any(map(runs, pids))
-
-
-def runs(pid: int) -> bool:
-    """An init that does not reap leaves zombies."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

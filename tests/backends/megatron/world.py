@@ -15,13 +15,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from milescli.platform.ports import free_ports
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 600
@@ -37,10 +37,7 @@ def agree_on_port(folder: Path, rank: int, name: str) -> int:
         file.with_suffix(".part").write_text(str(port))
         file.with_suffix(".part").rename(file)
         return port
-    deadline = time.monotonic() + TIMEOUT_S
-    while not file.exists():
-        assert time.monotonic() < deadline, f"rank 0 named no port for {name}"
-        time.sleep(0.01)
+    until(file.exists, f"the port that rank 0 finds for {name}", within_s=TIMEOUT_S)
     return int(file.read_text())
 
 

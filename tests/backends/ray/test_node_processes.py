@@ -22,6 +22,7 @@ from milescli.core.errors import AgentError, RecipeError, WorkerDied
 from milescli.core.run_processes import processes_of
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.environments import Step
+from tests.waiting import until_async
 
 HERE = "tests.agents.user_environments"
 Use = Callable[[EnvironmentFleet], Awaitable[Any]]
@@ -67,21 +68,23 @@ def play(runner, node, session) -> Callable[..., Any]:
             finally:
                 fleet.leave_nodes()
                 fleet.close()
-                async with asyncio.timeout(60):
-                    while _workers(session):
-                        await asyncio.sleep(0.05)
+                await until_async(lambda: not _workers(session))
 
         return runner.run(main())
 
     return run
 
 
-async def _episode(fleet: EnvironmentFleet, seed: int, says: list[str]) -> list[Step]:
+async def _episode(
+    fleet: EnvironmentFleet, seed: int, says: list[str], told: list[str] | None = None
+) -> list[Step]:
     async with fleet.episode("", str(seed), seed) as episode:
         assert await episode.reset() == f"begin {seed}"
         steps = []
         for said in says:
             steps.append(await episode.step(said))
+            if told is not None:
+                told.append(said)
             await asyncio.sleep(0.05)
         return steps
 
@@ -139,8 +142,9 @@ def test_a_process_that_dies_there_costs_no_episode(play, tmp_path: Path) -> Non
 def test_an_actor_that_dies_costs_no_episode_and_is_replaced(play, session, node) -> None:
     async def use(fleet: EnvironmentFleet) -> Any:
         await _episode(fleet, 9, ["warm"])
-        calls = [asyncio.ensure_future(_episode(fleet, n, ["x"] * 40)) for n in range(12)]
-        await asyncio.sleep(0.8)
+        told: list[str] = []
+        calls = [asyncio.ensure_future(_episode(fleet, n, ["x"] * 40, told)) for n in range(12)]
+        await until_async(lambda: len(told) > 100)
         handle = (await node.actor()).handle
         [host] = {worker.ppid() for worker in _workers(session)} - {os.getpid()}
         os.kill(host, signal.SIGKILL)

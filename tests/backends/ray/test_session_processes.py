@@ -6,7 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from milescli.backends.ray import session_processes
 from milescli.backends.ray.session_processes import SessionProcesses
 from milescli.core.errors import WorkerDied
+from tests.waiting import BOUND_S, until_async
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +27,6 @@ def _sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "600"])
 
 
-async def _until_it_raises(processes: SessionProcesses) -> None:
-    for _ in range(1000):
-        await processes.check()
-        await asyncio.sleep(0.02)
-
-
 def test_the_first_that_dies_is_named_with_its_signal_and_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "gcs_server.err").write_text("check failed\n")
     (tmp_path / "gcs_server.out").write_text("started\n")
@@ -41,7 +36,7 @@ def test_the_first_that_dies_is_named_with_its_signal_and_its_last_words(tmp_pat
     asyncio.run(processes.check())
     gcs.send_signal(signal.SIGABRT)
     with pytest.raises(WorkerDied) as died:
-        asyncio.run(_until_it_raises(processes))
+        asyncio.run(until_async(processes.check))
     processes.close()
     assert "control store (GCS) died" in died.value.what
     assert f"process {gcs.pid} (gcs_server) was ended by SIGABRT" in died.value.why
@@ -62,7 +57,7 @@ def test_one_that_is_stopped_is_shown_then_named_and_ended_when_ray_is_left(
     assert processes.news(0) == []
     raylet.send_signal(signal.SIGSTOP)
     with pytest.raises(WorkerDied, match="raylet has not spoken") as died:
-        asyncio.run(_until_it_raises(processes))
+        asyncio.run(until_async(processes.check))
     assert f"process {raylet.pid} (raylet) is stopped" in died.value.why
     assert [news.worker for news in processes.news(0)] == ["Ray's raylet"]
     assert raylet.poll() is None, "Ray would end this process at once"
@@ -78,7 +73,9 @@ def test_an_end_that_is_expected_is_none(tmp_path: Path) -> None:
     processes.expect_end()
     raylet.kill()
     raylet.wait()
-    time.sleep(0.3)
+    for thread in threading.enumerate():
+        if thread.name == "ray-session":
+            thread.join(BOUND_S)
     asyncio.run(processes.check())
     processes.close()
 

@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from milescli.core.errors import DataError, WaitTimeout
+from tests.waiting import runs, until
 
 
 class Traveller:
@@ -60,9 +61,9 @@ class Toy:
         """Be busy."""
         time.sleep(seconds)
 
-    def lose_peer(self, seconds: float) -> None:
-        """What a rank says whose neighbour was killed."""
-        time.sleep(seconds)
+    def lose_peer(self, pid: int) -> None:
+        """What a rank says whose neighbour, the process `pid`, was killed."""
+        until(lambda: not runs(pid))
         raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
 
     def pid(self) -> int:

@@ -4,7 +4,6 @@ addresses of this machine."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from milescli.platform.ports import free_ports
 from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import KEY, Service
 from tests.backends.sglang.weights.sending import TOKENS, expected_scores, weights
+from tests.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("one_rank_trainer")]
 NODES = ("127.0.0.3", "127.0.0.4")
@@ -203,8 +203,5 @@ def test_a_rank_that_dies_on_another_node_in_the_middle_of_a_publish_is_named(pa
     with pytest.raises(WorkerDied, match=pair.across[0].url):
         channel.send(cut_short())
     channel.close()
-    deadline = time.monotonic() + BOUND_S
-    while any(engine.poll() is None for engine in pair.across) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert all(engine.poll() is not None for engine in pair.across)
+    until(lambda: all(engine.poll() is not None for engine in pair.across))
     assert pair.here.engine.poll() is None

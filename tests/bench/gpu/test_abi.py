@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.abi import demangled, missing, read_symbols
+from bench.gpu.abi import demangled, read_symbols
 
 ROOT = Path(__file__).resolve().parents[3]
 TORCH_LIB = Path(torch.__file__).parent / "lib"
@@ -59,28 +59,6 @@ def test_it_names_the_missing_symbol_and_no_other(library: Path) -> None:
         f"{library}: 1 of torch's symbols missing",
         f"  {demangled([MISSING])[0]}",
     ]
-
-
-def test_a_library_that_finds_everything_is_well(library: Path) -> None:
-    available = frozenset({*read_symbols(TORCH_LIB / "libc10.so").defined, MISSING})
-    assert missing(library, available) == []
-
-
-def test_torchs_own_python_library_finds_what_it_wants() -> None:
-    done = run(TORCH_LIB / "libtorch_python.so", "--torch", TORCH_LIB)
-    assert done.returncode == 0, done.stdout
-
-
-def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
-    text = tmp_path / "kernel.so"
-    text.write_text("not a library")
-    with pytest.raises(ValueError, match="no 64-bit little-endian ELF file"):
-        read_symbols(text)
-
-
-def test_a_folder_without_libraries_is_refused(library: Path, tmp_path: Path) -> None:
-    done = run(library, "--torch", tmp_path)
-    assert done.returncode == 2 and "holds no libraries" in done.stderr
 
 
 def test_the_carried_kernel_finds_what_it_wants_of_its_torch() -> None:

@@ -30,16 +30,6 @@ def listed(file: Path) -> list[Requirement]:
     return [Requirement(line) for line in text.splitlines() if line and line[0] != "#"]
 
 
-def pack(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "bench/gpu/pack.sh"), *arguments],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-
-
 def test_every_package_is_named_once_in_one_version() -> None:
     wanted = [requirement for file in LISTS for requirement in listed(file)]
     names = [requirement.name.lower().replace("_", "-") for requirement in wanted]
@@ -65,31 +55,6 @@ def test_what_sglang_pins_is_carried_so_but_for_its_kernel() -> None:
     carried = {wanted.name: wanted for file in LISTS for wanted in listed(file)}
     for name in (set(carried) & set(pinned)) - {"sglang-kernel"}:
         assert carried[name].specifier == pinned[name], name
-
-
-def test_no_host_of_packages_is_named() -> None:
-    for file in (*LISTS, ROOT / "bench/gpu/pack.sh", ROOT / "bench/gpu/prune.txt"):
-        assert not re.search(r"https?://|pypi|index-url", file.read_text()), file.name
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables", "words"),
-    [
-        (["one", "two"], {}, "too many arguments: one two"),
-        (["--parts"], {}, "unknown option --parts"),
-        ([], {"MAX_BYTES": "60MB"}, "MAX_BYTES is 60MB"),
-        ([], {"PYTHON": "/no/such/python"}, "/no/such/python is missing"),
-        ([], {"PYTHON": "/bin/false"}, "/bin/false is too old, or has no pip"),
-    ],
-)
-def test_it_refuses_before_it_makes_anything(
-    arguments: list[str], variables: dict[str, str], words: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "parts"
-    done = pack(*(arguments or [str(folder)]), **variables)
-    assert done.returncode == 4 and words in done.stderr
-    assert "why:" in done.stderr and "fix:" in done.stderr
-    assert not folder.exists()
 
 
 @pytest.fixture
@@ -161,22 +126,6 @@ def test_what_is_packed_is_unpacked_and_runs_and_is_the_same_twice(kit: Path) ->
     ], seen.stderr  # fmt: skip
     run_pack(kit)
     assert (parts / "SHA256").read_text() == sums
-
-
-@pytest.mark.slow
-def test_a_part_over_the_bound_is_refused_and_nothing_is_left(kit: Path) -> None:
-    done = run_pack(kit, MAX_BYTES="600")
-    assert done.returncode == 4
-    assert "a part is larger than 600 bytes" in done.stderr and "part1.tar.xz has" in done.stderr
-    assert [path.name for path in (kit / "bench/gpu/parts").iterdir()] == ["wheels"]
-
-
-@pytest.mark.slow
-def test_a_wheel_that_is_not_to_be_had_is_named(kit: Path) -> None:
-    (kit / "bench/gpu/part2.txt").write_text("tiny2==2.0\n")
-    done = run_pack(kit)
-    assert done.returncode == 4
-    assert "part2.txt cannot be fetched" in done.stderr and "tiny2==2.0" in done.stderr
 
 
 def test_python_takes_miles_for_installed_with_its_entry_points(tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.bench.gpu.conftest import BENCH
+from tests.waiting import assert_gone, until
 
 CHECKS = """
 CHECKS = tuple(
@@ -103,14 +102,6 @@ def visited(folder: Path) -> tuple[Path, int, str]:
     return folder, process.returncode, shown
 
 
-def gone(pid: int) -> bool:
-    """Within two minutes."""
-    until = time.monotonic() + 120
-    while psutil.pid_exists(pid) and time.monotonic() < until:
-        time.sleep(0.1)
-    return not psutil.pid_exists(pid)
-
-
 def records(folder: Path) -> dict[str, dict]:
     lines = (folder / "out/lines.jsonl").read_text().splitlines()
     parsed = [json.loads(line) for line in lines]
@@ -148,20 +139,17 @@ def test_the_reason_is_in_the_line(visited) -> None:
 
 
 def test_nothing_of_a_check_that_hangs_is_left(visited) -> None:
-    assert gone(int((visited[0] / "out.pid").read_text()))
+    assert_gone(int((visited[0] / "out.pid").read_text()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_visit_that_is_ended_takes_its_check_along(folder: Path, number: int) -> None:
     out = signal.Signals(number).name
     process, file = start(folder, "planted.waits", out=out), folder / f"{out}.pid"
-    until = time.monotonic() + 120
-    while not (file.exists() and file.read_text()) and time.monotonic() < until:
-        time.sleep(0.05)
-    pid = int(file.read_text())
+    pid = int(until(lambda: file.exists() and file.read_text()))
     process.send_signal(number)
     process.communicate(timeout=200)
-    assert gone(pid)
+    assert_gone(pid)
     assert not file.exists(), "it was not let clean up"
 
 

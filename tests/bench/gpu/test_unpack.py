@@ -84,19 +84,6 @@ def test_sourced_it_sets_paths_and_nothing_else_of_the_shell(parts: Path) -> Non
     assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
 
 
-def test_run_it_prints_the_lines_that_set_them(parts: Path) -> None:
-    done = unpack(parts, "2")
-    path = f"export PYTHONPATH={parts.parent / 'site/part2'}:{ROOT}"
-    assert done.returncode == 0 and done.stdout.splitlines()[0] == path
-    assert sorted(path.name for path in (parts.parent / "site").iterdir()) == ["part2"]
-
-
-def test_parts_of_an_earlier_call_stay_on_the_path(parts: Path) -> None:
-    unpack(parts, "1")
-    done = unpack(parts, "3")
-    assert f"{parts.parent}/site/part1:{parts.parent}/site/part3:{ROOT}" in done.stdout
-
-
 def test_a_part_that_is_there_is_left_alone_also_without_its_archive(parts: Path) -> None:
     assert unpack(parts, "1").returncode == 0
     module = parts.parent / "site/part1/module1.py"
@@ -105,15 +92,6 @@ def test_a_part_that_is_there_is_left_alone_also_without_its_archive(parts: Path
     (parts / "part1.tar.xz").unlink()
     assert unpack(parts, "1").returncode == 0
     assert module.read_text() == "number = 'mine'\n"
-
-
-def test_a_part_that_was_packed_anew_takes_the_place_of_the_old_one(
-    parts: Path, tmp_path: Path
-) -> None:
-    unpack(parts, "1")
-    make_part(tmp_path / "newer", 1, "number = 'new'\n")
-    assert unpack(tmp_path / "newer", "1").returncode == 0
-    assert (tmp_path / "site/part1/module1.py").read_text() == "number = 'new'\n"
 
 
 def test_a_wrong_checksum_is_refused_and_what_is_there_stays(parts: Path) -> None:
@@ -155,21 +133,3 @@ def without_xz(folder: Path) -> str:
             if program.name != "xz" and not link.exists() and not link.is_symlink():
                 link.symlink_to(program)
     return str(folder)
-
-
-def test_a_missing_part_says_how_it_is_made(parts: Path) -> None:
-    (parts / "part2.tar.xz").unlink()
-    done = unpack(parts, "all")
-    assert done.returncode == 4 and "fix: make it where there is a network" in done.stderr
-
-
-def test_a_part_without_a_checksum_is_refused(parts: Path) -> None:
-    (parts / "SHA256").unlink()
-    done = unpack(parts, "1")
-    assert done.returncode == 4 and "does not name part1.tar.xz" in done.stderr
-
-
-@pytest.mark.parametrize("names", [[], ["4"], ["1", "everything"]], ids=" ".join)
-def test_an_unknown_part_is_refused(parts: Path, names: list[str]) -> None:
-    done = unpack(parts, *names)
-    assert done.returncode == 4 and "it is 1, 2, 3 or all" in done.stderr

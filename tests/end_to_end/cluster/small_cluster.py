@@ -8,6 +8,7 @@ nothing is left on the host, whatever happens.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -15,13 +16,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = Path(sys.executable).with_name("ray")
@@ -243,12 +245,12 @@ def _node(base: Path, shared: Path, switch: psutil.Process, number: int) -> Iter
         subprocess.run([*on_switch, "set", name, "master", "switch", "up"], check=True, timeout=120)
         inside = [*_enter(init.pid, "net"), "ip"]
         subprocess.run(
-            [*inside, "address", "add", f"{address}/24", "dev", "eth0"], check=True, timeout=30
+            [*inside, "address", "add", f"{address}/24", "dev", "eth0"], check=True, timeout=120
         )
         subprocess.run([*inside, "link", "set", "eth0", "up"], check=True, timeout=120)
         # Nobody is there: Ray finds a computer's own address by asking which way the world is.
         subprocess.run(
-            [*inside, "route", "add", "default", "via", "10.77.0.254"], check=True, timeout=30
+            [*inside, "route", "add", "default", "via", "10.77.0.254"], check=True, timeout=120
         )
         yield SmallNode(address=address, name=name, init=init, private=private)
 
@@ -388,7 +390,6 @@ def _state(process: psutil.Process) -> str | None:
 
 def wait_until_gone(find, *, seconds: float = 200.0) -> list[object]:
     """What `find()` still gives after the wait; empty as soon as it gives nothing."""
-    deadline = time.monotonic() + seconds
-    while (left := find()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return left
+    with contextlib.suppress(AssertionError):
+        until(lambda: not find(), within_s=seconds)
+    return find()

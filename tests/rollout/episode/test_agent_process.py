@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from milescli.rollout.base import GenerateRequest
 from milescli.rollout.episode.agent_process import AgentProcess
 from milescli.rollout.episode.episode import load_agent
 from tests.rollout.engines import ScriptedEngine, make_episodes
+from tests.waiting import until_async
 
 ROOM = "tests.rollout.episode.bad_agents"
 PROMPT = Prompt(index=3, token_ids=[1, 2], text="how many?", label="0")
@@ -108,17 +108,10 @@ def test_an_episode_that_nobody_waits_for_is_cancelled_there(tmp_path: Path) -> 
         agent = load_agent(Rollout(agent=f"{ROOM}:waiting", reward_memory_gib=2.0))
         episodes = make_episodes(ScriptedEngine(), agent=agent)
         playing = asyncio.create_task(episodes.play(prompt, sample_index=0, seed=1))
-        await _there(begun)
+        await until_async(begun.exists)
         playing.cancel()
-        await _there(ended)
+        await until_async(ended.exists)
         assert isinstance(agent, AgentProcess)
         agent.close()
 
     asyncio.run(run())
-
-
-async def _there(file: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not file.exists():
-        assert time.monotonic() < deadline, f"{file.name} did not come"
-        await asyncio.sleep(0.05)

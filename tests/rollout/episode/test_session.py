@@ -15,6 +15,7 @@ from milescli.core.errors import AgentError
 from milescli.core.types import RoutedExperts, StopReason, Trajectory, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.rollout.episode.session import RecordingSession, turn_seed
+from tests.waiting import settled
 
 MAX_TOKENS = 40
 
@@ -148,7 +149,8 @@ class Reversed(Engine):
 
     async def generate(self, request: GenerateRequest) -> Completion:
         completion = await super().generate(request)
-        await asyncio.sleep(0.01 * (4 - len(self.requests)))
+        for _ in range(4 - len(self.requests)):
+            await settled()
         return completion
 
 

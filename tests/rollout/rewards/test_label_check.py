@@ -101,7 +101,7 @@ def test_a_check_that_hangs_is_named_with_its_label() -> None:
 
 def test_a_long_check_says_what_it_does() -> None:
     reward, said = Reward(), threading.Event()
-    reward.check_label = lambda label: said.wait(20.0) and None  # type: ignore[method-assign]
+    reward.check_label = lambda label: said.wait(120.0) and None  # type: ignore[method-assign]
     prompts = [Prompt(index=0, token_ids=[], text="?", label="a")]
     texts: list[str] = []
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards import in_processes
 from milescli.rollout.rewards.scoring import Scorer
 from milescli.workers import pool
+from tests.waiting import assert_gone
 
 pytestmark = pytest.mark.slow
 ROOM = "tests.rollout.rewards.bad_rewards"
@@ -182,10 +182,7 @@ def test_what_it_has_begun_ends_with_it(tmp_path: Path) -> None:
     with pytest.raises(RewardError) as refused:
         _score("breeding", [str(file)], reward_timeout_s=5.0)
     assert "did not return" in refused.value.why
-    child, deadline = Path(f"/proc/{file.read_text()}"), time.monotonic() + 120
-    while child.exists() and b"sleep" in (child / "cmdline").read_bytes():
-        assert time.monotonic() < deadline, "a process that the reward began is still there"
-        time.sleep(0.05)
+    assert_gone(int(file.read_text()))
 
 
 def test_calls_of_a_worker_that_another_call_blocked_are_asked_again() -> None:

@@ -17,6 +17,7 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluator
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source
 from tests.runtime.recording.recorder import Recorder
+from tests.waiting import settled
 
 
 def _evaluator(
@@ -111,7 +112,7 @@ def test_one_that_ends_its_process_is_named(tmp_path: Path) -> None:
 def _beside(told: list[str], *, fails_at: int | None = None) -> ConcurrentEvaluations:
     async def measure(step: int) -> None:
         told.append(f"asked {step}")
-        await asyncio.sleep(0.01)
+        await settled()
         if step == fails_at:
             raise RewardError("no score", why="planted", fix="none")
         told.append(f"done {step}")
@@ -157,7 +158,7 @@ def test_a_failure_is_heard_of_while_the_run_goes_on() -> None:
         await beside.probe()
         await _begin(beside, 2)
         await beside.probe()
-        await asyncio.sleep(0.05)
+        await settled()
         for heard in (beside.probe, beside.finish, lambda: _begin(beside, 4)):
             with pytest.raises(RewardError, match="no score"):
                 await heard()

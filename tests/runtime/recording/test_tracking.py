@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from milescli.runtime.recording.tracking import require_tracking, tracked, track
 from milescli.runtime.spec import RunSpec
 from milescli.trackers.base import TrackedRun
 from tests.fake_run import step_done
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 TOLD: dict[str, list[Any]] = {}
@@ -148,8 +148,7 @@ def test_what_goes_wrong_at_the_end_is_said_after_it_and_is_no_event(tmp_path: P
     with tracked(spec, bus=bus, output=cast(Output, said)) as tracking:
         bus.emit(step_done(1, 9, reward=0.5))
         [tracker] = tracking.trackers
-        while not tracker.num_lost:  # the test's own bound ends it
-            time.sleep(0.01)
+        until(lambda: tracker.num_lost)
         bus.emit(END)
     assert [type(event).__name__ for event in said.events] == ["StepDone", "RunEnded"]
     [warning] = said.warnings

@@ -40,7 +40,7 @@ def raising(*, step: int, groups: list[Any]) -> None:
 
 def hanging(*, step: int, groups: list[Any]) -> None:
     """Longer than it may."""
-    time.sleep(30)
+    time.sleep(600)
 
 
 def leaving(*, step: int, groups: list[Any]) -> None:

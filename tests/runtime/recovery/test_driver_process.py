@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.runs import ROOT
+from tests.waiting import assert_gone
 
 PROGRAM = textwrap.dedent(
     """
@@ -238,7 +238,4 @@ def test_whoever_kills_the_parent_kills_the_driver(run: Path) -> None:
     process.kill()
     process.wait(120)
     process.stdout.close()
-    deadline = time.monotonic() + 120
-    while driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert_gone(driver.pid)

@@ -20,6 +20,7 @@ from milescli.runtime.recovery import engine_keepers
 from milescli.runtime.recovery.engine_keepers import EngineKeeper
 from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.recovery.restarts import SAME_STEP_LIMIT, Repairs, Restarts
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.usefixtures("a_second_a_look")
 
@@ -269,11 +270,11 @@ def watched(rig: Rig, *, until: type) -> None:
     """Look at the engines until an event of this kind."""
 
     async def work() -> None:
-        deadline = time.monotonic() + 120
-        while not any(isinstance(event, until) for event in rig.events):
-            assert time.monotonic() < deadline, rig.events
+        async def is_there() -> bool:
             await rig.keeper.probe()
-            await asyncio.sleep(0.01)
+            return any(isinstance(event, until) for event in rig.events)
+
+        await until_async(is_there)
         await rig.settle()
 
     asyncio.run(work())

@@ -15,6 +15,7 @@ from milescli.plan.types import TrainerLayout
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.train.base import Stepped, TrainBatch
 from tests.runtime.recovery.dying_ranks import Ranks, Rig, run
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.usefixtures("a_second_a_look")
 
@@ -35,9 +36,12 @@ def test_a_rank_that_hangs_is_shown_then_replaced_and_its_step_is_done(tmp_path:
 
     async def work() -> None:
         stepping = asyncio.ensure_future(rig.trainer.step(1, lr=0.1))  # type: ignore[arg-type]
-        while not stepping.done():
+
+        async def is_done() -> bool:
             await rig.trainer.probe()
-            await asyncio.sleep(0.01)
+            return stepping.done()
+
+        await until_async(is_done)
 
     run(rig, work)
     assert rig.kinds == [WorkerSilent, WorkerLost, WorkerReplaced]
@@ -54,13 +58,14 @@ def test_a_step_that_takes_much_longer_than_any_before_counts_as_hung(tmp_path: 
         await rig.step(1)
         rig.first.step = lambda *_, **__: hung.wait()  # type: ignore[method-assign,assignment]
         stepping = asyncio.ensure_future(rig.trainer.step(2, lr=0.1))  # type: ignore[arg-type]
-        while not any(isinstance(event, WorkerLost) for event in rig.events):
+
+        async def is_dead() -> bool:
             await rig.trainer.probe()
-            if rig.first.is_dead:
-                rig.first.step = Ranks.step.__get__(rig.first)  # type: ignore[method-assign]
-                stepping.cancel()
-                break
-            await asyncio.sleep(0.01)
+            return rig.first.is_dead
+
+        await until_async(is_dead)
+        rig.first.step = Ranks.step.__get__(rig.first)  # type: ignore[method-assign]
+        stepping.cancel()
         await asyncio.gather(stepping, return_exceptions=True)
 
     run(rig, work)

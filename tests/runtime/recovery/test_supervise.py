@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ from milescli.core.errors import DataError, Interrupted, Terminated, WorkerDied
 from milescli.core.events import EventBus, WorkerSilent
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.runtime.recovery.supervise import StartWatch, StopSignals, run_watched
+from tests.waiting import settled, until, until_async
 
 
 def _run(work, probes=(), on_stop=lambda: False) -> None:
@@ -86,8 +86,7 @@ def test_the_first_signal_asks_and_the_second_ends() -> None:
 
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        while not asked:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: asked)
         assert asked == [True]
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)
@@ -98,7 +97,7 @@ def test_the_first_signal_asks_and_the_second_ends() -> None:
 
 def test_work_that_ends_in_order_ends_the_watch() -> None:
     async def work() -> None:
-        await asyncio.sleep(0.01)
+        await settled()
 
     async def healthy() -> None:
         return None
@@ -119,11 +118,11 @@ def processes() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
                 ["bash", "-c", f"exec -a {title} sleep 300"],
                 env={**os.environ, TOKEN_VARIABLE: TOKEN},
             )
-            stack.callback(process.wait, 30)
+            stack.callback(process.wait, 120)
             stack.callback(process.kill)
             started[title] = process
-            while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(title.encode()):
-                time.sleep(0.01)
+            line = Path(f"/proc/{process.pid}/cmdline")
+            until(lambda line=line, title=title: line.read_bytes().startswith(title.encode()))
         yield started
 
 

@@ -17,7 +17,7 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 VARIABLE = "MILES_CHROMIUM"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--force-color-profile=srgb"]
 """The sandbox needs what a container seldom gives; only our own page is opened."""
-STOP_S = 10
+STOP_S = 120.0
 
 
 def chromium() -> str | None:

@@ -4,7 +4,6 @@ these tests are skipped, and say so."""
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.waiting import until
 from tests.web.browser.chromium import FLAGS, NAMES, VARIABLE, chromium, served
 
 if TYPE_CHECKING:
@@ -75,10 +75,7 @@ class Tab:
 
     def until(self, condition: str) -> None:
         """Wait for a condition in JavaScript. Asked from outside: the page forbids `eval`."""
-        deadline = time.monotonic() + WAIT_MS / 1000
-        while not self.page.evaluate(condition):
-            assert time.monotonic() < deadline, f"not within {WAIT_MS} ms: {condition}"
-            time.sleep(0.03)
+        until(lambda: self.page.evaluate(condition), condition, within_s=WAIT_MS / 1000)
 
     def go(self, fragment: str) -> Page:
         """To another view of the page that is open, as a link would."""

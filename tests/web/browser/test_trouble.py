@@ -90,7 +90,7 @@ def test_news_do_not_end_a_slow_answer(tmp_path: Path, browser: Browser, tab: Op
         told.page.goto(f"{url}#page=curves")
         step = 3
         while not told.page.locator(".chart").count():
-            assert step < 40, "news ended each answer before it came"
+            assert step < 600, "news ended each answer before it came"
             run.steps(step, step)
             step += 1
             time.sleep(0.5)
@@ -154,7 +154,6 @@ def test_the_page_stays_at_a_run_while_others_go_on(
         page = told.open()
         shown, other = (right, left) if told.text("#head h1") == "right-1" else (left, right)
         assert f"run={shown.path.name}" in page.url
-        time.sleep(1.0)
         other.at_s = time.time()
         other.steps(2, 3)
         page.wait_for_selector(f"#run-{other.path.name} :text('step 3/40')")

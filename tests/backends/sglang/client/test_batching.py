@@ -9,6 +9,7 @@ import pytest
 from milescli.backends.sglang.client import batching
 from milescli.backends.sglang.client.batching import MAX_BATCH, RequestBatcher
 from milescli.backends.sglang.client.http import EngineDied, Hiccup
+from tests.waiting import settled
 
 TIMEOUT_S = 30.0
 
@@ -94,7 +95,7 @@ def test_the_engine_with_the_fewest_is_asked_next():
 
         asked = batcher(stuck, idle.stream)
         waits = asyncio.create_task(asked.ask(body(0), timeout_s=TIMEOUT_S))
-        await asyncio.sleep(0.01)
+        await settled()
         replies = [await asked.ask(body(number), timeout_s=TIMEOUT_S) for number in (1, 2)]
         await asked.close()
         await asyncio.gather(waits, return_exceptions=True)
@@ -166,12 +167,12 @@ def test_a_call_that_nobody_waits_for_any_more_is_given_up(num_replies):
             asyncio.create_task(asked.ask(body(n), timeout_s=TIMEOUT_S))
             for n in range(num_replies + 2)
         ]
-        await asyncio.sleep(0.01)
+        await settled()
         tasks[-1].cancel()
-        await asyncio.sleep(0.01)
+        await settled()
         left_early = engine.was_left
         tasks[-2].cancel()
-        await asyncio.sleep(0.01)
+        await settled()
         return left_early, engine.was_left
 
     assert asyncio.run(main()) == (False, True)
@@ -187,7 +188,7 @@ def test_what_a_removed_engine_had_not_replied_to_fails_at_once_and_the_others_g
 
         asked = batcher(stuck, other.stream)
         tasks = [asyncio.create_task(asked.ask(body(n), timeout_s=TIMEOUT_S)) for n in range(4)]
-        await asyncio.sleep(0.01)
+        await settled()
         asked.remove("engine 0", EngineDied("engine 0 is dead", why="", fix=""))
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         again = await asked.ask(body(9), timeout_s=TIMEOUT_S)
@@ -264,11 +265,11 @@ def test_a_conversation_leaves_an_engine_that_is_busier_or_gone():
             asyncio.create_task(asked.ask(body(100 + n), timeout_s=TIMEOUT_S))
             for n in range(2 * MAX_BATCH)
         ]
-        await asyncio.sleep(0.01)
+        await settled()
         await asked.ask(body(2), timeout_s=TIMEOUT_S, conversation=7)
         asked.remove("engine 1", EngineDied("engine 1 is dead", why="", fix=""))
         third = asyncio.create_task(asked.ask(body(3), timeout_s=TIMEOUT_S, conversation=7))
-        await asyncio.sleep(0.01)
+        await settled()
         places = [asked_at([home, other], number) for number in (1, 2, 3)]
         never.set()
         await asyncio.gather(third, *crowd, return_exceptions=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from milescli.backends.sglang.launch.process import ManagedProcess
 from milescli.core.errors import WorkerDied, WorkerKilled
+from tests.waiting import until
 
 CHILD = """\
 import signal, time
@@ -52,9 +52,8 @@ def test_what_asks_it_to_end_reaches_it_although_it_is_blocked_here(
     child.start()
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        while "ready" not in log.read_text():
-            assert child.poll() is None, log.read_text()
-            time.sleep(0.02)
+        until(lambda: "ready" in log.read_text() or child.poll() is not None)
+        assert child.poll() is None, log.read_text()
     finally:
         child.stop(timeout_s=120)
     assert child.poll() == -signal.SIGINT and "KeyboardInterrupt" in log.read_text()

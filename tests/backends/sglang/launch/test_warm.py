@@ -8,7 +8,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from milescli.models.scratch import make_model
 from milescli.platform.ports import free_ports
 from milescli.recipe.model import ScratchModel
+from tests.waiting import until
 
 pytestmark = pytest.mark.engine
 TOKEN = secrets.token_hex(8)
@@ -83,10 +83,7 @@ def running(spec: EngineSpec, address: Path) -> Iterator[EngineServer]:
 
 def _warm_pid(besides: int | None = None) -> int:
     """A process that was just started has no environment yet for a moment."""
-    deadline = time.monotonic() + BOUND_S
-    while not (found := {*processes_of(TOKEN)} - {besides}) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    (pid,) = found
+    (pid,) = until(lambda: {*processes_of(TOKEN)} - {besides})
     return pid
 
 
