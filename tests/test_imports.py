@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +125,84 @@ def test_refusals_come_before_anything_heavy(argv: list[str], code: int) -> None
 
 def test_a_dry_run_loads_nothing_heavy() -> None:
     assert loaded_after("launch", "--recipe", "quickstart", "--dry-run")[:2] == (0, [])
+
+
+TRAP = """
+import os
+from pathlib import Path
+Path(os.environ["TORCH_WAS_ASKED"]).touch()
+raise ImportError("the trap of a test")
+"""
+OWN = (
+    "launch --recipe quickstart --dry-run --set model.scratch=null --set warmup.steps=0 "
+    "--set data.eval=null --set eval.every=0 --set train.optimizer.lr=1e-4 --set model.path="
+)
+PROMPTS = "--set data.prompts=prompts.jsonl"
+ROWS = "--set data.prompts=null --set data.train=rows.jsonl --set train.objective="
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a model, a run, an adapter and a `torch` that no process may import."""
+    from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+    from milescli.export.adapter import adapter_of, write_adapter
+    from milescli.models import adapter, load_facts, scratch, table
+    from milescli.recipe.model import ScratchModel
+    from tests.checkpoint.making import add_checkpoint, make_run
+    from tests.conversion.making import to_megatron
+
+    place = tmp_path_factory.mktemp("inputs")
+    rows = [
+        {"prompt": f"What is {n} + 1?", "chosen": str(n + 1), "rejected": "none"} for n in range(8)
+    ]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = [{"question": row["prompt"], "answer": row["chosen"]} for row in rows]
+    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    model = make_scratch_tokenizer([str(row) for row in rows], 300, place / "model")
+    scratch.make_model(ScratchModel(vocab_size=300, max_position_embeddings=1024), model, 0)
+    to_megatron(model, place / "converted")
+    run = make_run(place / "runs" / "mine", model_dir=model)
+    add_checkpoint(run, 2, tensors=place / "converted" / "release")
+    shape = adapter.LoraShape(rank=4, alpha=8, targets=("q_proj", "v_proj"))
+    of_adapter = adapter.adapter_table(table(load_facts(model)), shape)
+    import torch
+
+    zeros = {name: torch.zeros(size) for name, size in of_adapter.hf_shapes().items()}
+    made = adapter_of(zeros, of_adapter, shape, base_model=model)
+    write_adapter(place / "adapter", made)
+    (place / "trap" / "torch").mkdir(parents=True)
+    (place / "trap" / "torch" / "__init__.py").write_text(TRAP)
+    return place
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        f"model {PROMPTS} --set model.adapter=adapter --lora 4 --set train.lora.alpha=8 "
+        "--set train.lora.targets=[q_proj,v_proj]",
+        f"runs/mine {PROMPTS}",
+        f"model {PROMPTS} --set rollout.reward=math --set train.algorithm=ppo",
+        f"model {PROMPTS} --set rollout.agent=tools --set rollout.tools=[calculator]",
+        f"model {ROWS}preference",
+        f"model {ROWS}supervised --set data.response_key=chosen",
+    ],
+)
+def test_no_process_of_a_dry_run_imports_torch(
+    inputs: Path, sets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs)
+    marker = tmp_path / "asked"
+    path = os.pathsep.join([str(inputs / "trap"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "milescli", *(OWN + sets).split()],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": path, "TORCH_WAS_ASKED": str(marker)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing was started" in done.stderr
+    assert not marker.exists()
 
 
 def test_a_worker_of_a_reward_loads_no_schema() -> None:

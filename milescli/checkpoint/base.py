@@ -18,6 +18,8 @@ tensors that are passed through."""
 CRITIC_PART = "critic"
 """Folder within a checkpoint that holds its critic, where the run trains one; a `torch_dist` folder
 as the checkpoint itself."""
+RECORD_NAME = "source.json"
+"""File in CARRIED that records the layout of the Hugging Face folder."""
 DRAFT_PART = "draft"
 """Folder within a checkpoint that holds its draft model, likewise."""
 METADATA_NAME = ".metadata"

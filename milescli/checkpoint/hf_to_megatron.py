@@ -10,13 +10,12 @@ from pathlib import Path
 
 import torch
 
-from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME
+from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, RECORD_NAME, TRACKER_NAME
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.matching import Matched, match
 from milescli.checkpoint.pipeline import Piece, PlannedFile, bounded
 from milescli.checkpoint.record import (
     PASSTHROUGH_PREFIX,
-    RECORD_NAME,
     carry_over,
     record_of,
     write_plain_config,

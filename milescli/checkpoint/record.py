@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.checkpoint.base import MANIFEST_NAME
+from milescli.checkpoint.base import MANIFEST_NAME, RECORD_NAME
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.checkpoint.source import Source
@@ -18,7 +18,6 @@ from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME, quantization_config, read_config
 
-RECORD_NAME = "source.json"
 PASSTHROUGH_PREFIX = "passthrough"
 _WEIGHT_SUFFIXES = (
     ".safetensors",

@@ -107,6 +107,29 @@ class SafetensorsFile:
         return out
 
 
+_EXPONENTS = {
+    "F64": ("<u8", 0x7FF << 52),
+    "F32": ("<u4", 0xFF << 23),
+    "BF16": ("<u2", 0xFF << 7),
+    "F16": ("<u2", 0x1F << 10),
+}
+"""Floating-point dtypes -> (numpy's unsigned integer of that size, bits of the exponent)."""
+
+
+def num_non_finite(path: Path, stored: Stored) -> int:
+    """Count the numbers of a tensor that are NaN or infinite: all bits of their exponents are
+    set. Loads no torch."""
+    if stored.dtype not in _EXPONENTS or not stored.num_bytes:
+        return 0
+    import numpy as np
+
+    kind, exponent = _EXPONENTS[stored.dtype]
+    count = stored.num_bytes // np.dtype(kind).itemsize
+    words = np.fromfile(path, dtype=kind, count=count, offset=stored.begin)
+    mask = words.dtype.type(exponent)
+    return int(np.count_nonzero((words & mask) == mask))
+
+
 def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
     size = os.fstat(file).st_size
     start = os.pread(file, 8, 0)

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from milescli.checkpoint.pipeline import PlannedFile
+from milescli.checkpoint.safetensors_file import torch_dtype
 from milescli.checkpoint.store import CheckpointStore
 from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 
 if TYPE_CHECKING:
+    import torch
+
+    from milescli.checkpoint.pipeline import PlannedFile
     from milescli.models import WeightTable
 
 
@@ -51,8 +52,13 @@ def writing(
     return Transfer(output, label=label, total=size_bytes, tells_quick=False)
 
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""Dtypes by their names on the command line."""
+_DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+"""Names on the command line -> names in safetensors."""
+
+
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """Return the dtype that the command line names; None for no name."""
+    return None if name is None else torch_dtype(_DTYPES[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

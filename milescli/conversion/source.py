@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.backends.hub.models import fetch_model, outline_model
-from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME, is_converted
-from milescli.checkpoint.record import RECORD_NAME
+from milescli.checkpoint.base import (
+    CARRIED,
+    CHECKPOINT,
+    METADATA_NAME,
+    RECORD_NAME,
+    TRACKER_NAME,
+    is_converted,
+)
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir, open_run
 from milescli.checkpoint.store import PREFIX
 from milescli.conversion.base import store_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from milescli.checkpoint.megatron_to_hf import HfPlan, plan_hf
 from milescli.checkpoint.safetensors_file import dtype_name
-from milescli.conversion.base import DTYPES, ConversionPlan, count_text, fingerprint, shape_text
+from milescli.conversion.base import ConversionPlan, count_text, dtype_of, fingerprint, shape_text
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.units import format_bytes
 
@@ -57,7 +57,7 @@ class ToHf:
             "shard_bytes": self.shard_bytes,
             "model": fingerprint(checkpoint.model_dir, {}),
         }
-        dtype = DTYPES.get(self.dtype or "")
+        dtype = dtype_of(self.dtype)
         with plan_hf(
             checkpoint.tensors, checkpoint.model_dir, dtype=dtype, shard_bytes=self.shard_bytes
         ) as plan:

@@ -15,7 +15,7 @@ from milescli.checkpoint.base import CARRIED, CHECKPOINT
 from milescli.checkpoint.hf_to_megatron import FILE_BYTES, MegatronPlan, plan_megatron
 from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.checkpoint.source import QuantisedReader, open_source
-from milescli.conversion.base import DTYPES, ConversionPlan, count_text, fingerprint, shape_text
+from milescli.conversion.base import ConversionPlan, count_text, dtype_of, fingerprint, shape_text
 from milescli.conversion.source import find_model
 from milescli.core.units import format_bytes
 from milescli.models import load_facts, table
@@ -64,7 +64,7 @@ class ToMegatron:
             plan = plan_megatron(
                 source,
                 table(load_facts(folder)),
-                dtype=DTYPES.get(self.dtype or ""),
+                dtype=dtype_of(self.dtype),
                 file_bytes=self.file_bytes,
             )
             yield ConversionPlan(

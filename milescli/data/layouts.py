@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milescli.core.errors import DataError, nearest
+from milescli.data.choices import is_options
 from milescli.data.messages import (
     MEDIA,
     Turns,
@@ -27,10 +28,11 @@ Use = Literal["prompts", "chats", "pairs"]
 """What rows are for: prompts are answered; chats and pairs are learned from."""
 Role = Literal[
     "prompt", "label", "chat", "response", "calls", "chosen", "rejected", "judged", "system",
-    "context", "tools",
+    "context", "tools", "choices",
 ]  # fmt: skip
 """What a column is in a row. calls: a response that is a list of calls of tools; judged: whether
-the response is good; context: a text that follows the prompt as a paragraph of its own."""
+the response is good; context: a text that follows the prompt as a paragraph of its own; choices:
+the options of a question, in one column or, with spaces between their names, in several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +51,19 @@ class Layout:
     """Columns that look like part of the prompt and repeat what is read."""
     refused: str
     """Why such rows cannot be used; empty: they can."""
+    first_choice: int
+    """The number by which the label names the first of `choices`."""
 
 
 def _layout(
-    name: str, has: str, use: Use, *, aside: str = "", refused: str = "", **reads: str
+    name: str,
+    has: str,
+    use: Use,
+    *,
+    aside: str = "",
+    refused: str = "",
+    first_choice: int = 0,
+    **reads: str,
 ) -> Layout:
     pairs = (column.partition("=") for column in has.split())
     return Layout(
@@ -62,6 +73,7 @@ def _layout(
         reads=reads,
         aside=frozenset(aside.split()),
         refused=refused,
+        first_choice=first_choice,
     )
 
 
@@ -122,6 +134,41 @@ LAYOUTS: tuple[Layout, ...] = (
     _layout("preference by name", "chosen rejected", "pairs"),
     _layout("TRL unpaired preference", "prompt completion label=bool", "pairs", judged="label"),
     _layout("ms-swift KTO", "messages=chat label=bool", "pairs", chat="messages", judged="label"),
+    _layout("RACE", "article question options=options answer", "prompts", prompt="question",
+            label="answer", context="article", choices="options"),
+    _layout("LogiQA", "context query options=options correct_option", "prompts", prompt="query",
+            label="correct_option", context="context", choices="options"),
+    _layout("MMLU-Pro", "question options=options answer_index", "prompts", prompt="question",
+            label="answer_index", choices="options"),
+    _layout("MedQA", "question options=options answer_idx", "prompts", prompt="question",
+            label="answer_idx", choices="options"),
+    _layout("AQuA-RAT", "question options=options correct", "prompts", prompt="question",
+            label="correct", choices="options"),
+    _layout("question and options", "question options=options answer", "prompts",
+            prompt="question", label="answer", choices="options"),
+    _layout("MMLU", "question choices=options answer", "prompts", prompt="question",
+            label="answer", choices="choices"),
+    _layout("OpenBookQA", "question_stem choices=options answerKey", "prompts",
+            prompt="question_stem", label="answerKey", choices="choices"),
+    _layout("ARC, CommonsenseQA", "question choices=options answerKey", "prompts",
+            prompt="question", label="answerKey", choices="choices"),
+    _layout("HellaSwag", "ctx endings=options label", "prompts", prompt="ctx", label="label",
+            choices="endings"),
+    _layout("SciQ", "question correct_answer distractor1 distractor2 distractor3", "prompts",
+            prompt="question", label="correct_answer", aside="support",
+            choices="correct_answer distractor1 distractor2 distractor3"),
+    _layout("PIQA", "goal sol1 sol2 label", "prompts", prompt="goal", label="label",
+            choices="sol1 sol2"),
+    _layout("WinoGrande", "sentence option1 option2 answer", "prompts", prompt="sentence",
+            label="answer", choices="option1 option2", first_choice=1),
+    _layout("Social IQa", "context question answerA answerB answerC label", "prompts",
+            prompt="question", label="label", context="context",
+            choices="answerA answerB answerC", first_choice=1),
+    _layout("CosmosQA", "context question answer0 answer1 answer2 answer3 label", "prompts",
+            prompt="question", label="label", context="context",
+            choices="answer0 answer1 answer2 answer3"),
+    _layout("MedMCQA", "question opa opb opc opd cop", "prompts", prompt="question", label="cop",
+            choices="opa opb opc opd"),
     _layout(
         "DAPO-Math-17k, processed", "prompt=text source_prompt reward_model.ground_truth",
         "prompts", prompt="prompt", label="reward_model.ground_truth",
@@ -243,6 +290,8 @@ def _fits(value: Any, shape: str) -> bool:
             return isinstance(value, list)
         case "turn":
             return isinstance(value, dict) and is_chat([value])
+        case "options":
+            return is_options(value)
         case "":
             return True
     chat = list(_messages(value))
@@ -333,6 +382,8 @@ class Columns:
     judged: str | None = None
     chosen: str | None = None
     rejected: str | None = None
+    choices: tuple[str, ...] = ()
+    """Columns with the options of a question, whose label becomes a letter."""
     ignored: frozenset[str] = frozenset()
     """`data.ignore_columns`."""
     is_prompt_given: bool = False
@@ -369,7 +420,7 @@ class Columns:
             context = _first((CONTEXT_COLUMN,), free)
         history = _first((HISTORY_COLUMN,), free) if self.prompt is not None else None
         read = {system, tools, context, history}
-        read |= {each.partition(".")[0] for each in own} - {self._around}
+        read |= {each.partition(".")[0] for each in own} - {self._around} | {*self.choices}
         if self.is_prompt_given:
             read |= _RIVALS
         left = free - read - self.layout.aside
@@ -435,7 +486,8 @@ class Columns:
             "worked response": self.demonstration, "chosen": self.chosen,
             "rejected": self.rejected, "label": self.label, "good or bad": self.judged,
         }  # fmt: skip
-        return {column: role for role, column in roles.items() if column is not None}
+        found = {column: role for role, column in roles.items() if column is not None}
+        return {**dict.fromkeys(self.choices, "option"), **found}
 
 
 def setting(key: str, value: str) -> str:

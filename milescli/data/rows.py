@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from milescli.core.errors import DataError
+from milescli.data.choices import letter_of, options_in, with_options
 from milescli.data.layouts import (
     LABEL_COLUMNS,
     NOTHING,
@@ -147,6 +148,7 @@ class RowForm:
             )
         if label is not None:
             require_text_label(label, record, path)
+        choices = tuple(stated.get("choices", "").split())
         return Columns(
             path=path,
             layout=layout,
@@ -156,6 +158,7 @@ class RowForm:
             demonstration=demonstration,
             ignored=self.ignored,
             is_prompt_given=self.prompt_key is not None,
+            choices=() if self.ignored.intersection(choices) else choices,
         )
 
     def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:
@@ -167,7 +170,10 @@ class RowForm:
         beside = columns.known.get(tuple(record)) or columns.beside(record)
         if beside is not NOTHING:
             prompt, tools = prompt_beside(prompt, record, columns, beside)
-        label = _label_of(record, columns)
+        if columns.choices:
+            prompt, label = _chosen(prompt, record, columns)
+        else:
+            label = _label_of(record, columns)
         messages: Turns = [] if isinstance(prompt, tuple) else prompt
         worked = _demonstration(record, columns, label=label, messages=messages, field=self.field)
         prompt_hash = _hash_of(prompt, tools)
@@ -180,6 +186,23 @@ class RowForm:
                 text = next(of_user, text)
         row = DataRow(line - 1, messages, text, label, worked, token_ids, tools)
         return Parsed(row, prompt_hash, hash(label), worked is not None)
+
+
+def _chosen(
+    prompt: _Prompt, record: Mapping[str, Any], columns: Columns
+) -> tuple[_Prompt, str | None]:
+    """Return the prompt with the options below its last message, and the letter of the right
+    option. Raises ValueError."""
+    options = options_in(record, columns.choices, answer=columns.label)
+    if isinstance(prompt, tuple):
+        raise ValueError(f"`{columns.prompt}` is tokens, in which its options must stand")
+    last = prompt[-1]
+    prompt = [*prompt[:-1], {**last, "content": with_options(last["content"], options[1])}]
+    if _label_of(record, columns) is None:
+        return prompt, None
+    assert columns.label is not None, "a label without a column"
+    answer, first = value_at(record, columns.label), columns.layout.first_choice
+    return prompt, letter_of(answer, options, key=columns.label, first=first)
 
 
 def prompt_beside(

@@ -8,26 +8,24 @@ alpha / r, or alpha / sqrt(r) with `use_rslora` (arXiv 2106.09685, section 4.1; 
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from milescli.checkpoint.formats.schemes import scheme_of
 from milescli.checkpoint.formats.stored import rounded
 from milescli.checkpoint.run_dir import RunDir
-from milescli.checkpoint.source import open_source, require_finite
+from milescli.checkpoint.source import open_source
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.checkpoint.weight_files import require_base
 from milescli.core.errors import CheckpointError
 from milescli.export.folder import write_folder
+from milescli.export.peft import CONFIG_FILE, read_outline, scaling_of
 from milescli.export.stored import Named, read_folder
 from milescli.models import load_facts, table
 from milescli.models.adapter import (
@@ -39,7 +37,6 @@ from milescli.models.adapter import (
     Place,
     adapter_table,
     merged,
-    of_expert,
     outer_module,
     pairs_of,
     peft_name,
@@ -51,22 +48,6 @@ from milescli.models.layers import OUTPUT_LAYER
 from milescli.plan.precision import quantised
 from milescli.plan.types import Plan
 from milescli.recipe.resolved import load_resolved
-
-CONFIG_FILE = "adapter_config.json"
-_A, _B = (f".{which}.weight" for which in (A, B))
-_WRAPPERS = re.compile(r"\.modules_to_save(?:\.default)?|\.base_layer")
-"""What PEFT writes into the names of whole tensors: of a module that is trained as a whole, and of
-the base's weight below a pair (it saves that of an embedding or output layer)."""
-_UNKNOWN_FORMS = (
-    "use_dora",
-    "use_qalora",
-    "lora_bias",
-    "fan_in_fan_out",
-    "target_parameters",
-    "megatron_config",
-    "alora_invocation_tokens",
-)
-"""Settings of PEFT under which the plain formula does not hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,22 +85,19 @@ class Adapter:
         return total
 
     def scaling(self, module: str) -> float:
-        """Return the factor of B A. A module's rank is its matrix's."""
+        """Return the factor of B A."""
         rank, alpha = self.pairs[module][0].shape[0], self.alphas.get(module, self.alpha)
-        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+        return scaling_of(alpha, rank, use_rslora=self.use_rslora)
 
 
 def adapter_of(
     tensors: Mapping[str, Tensor], table: WeightTable, shape: LoraShape, *, base_model: Path
 ) -> Adapter:
     """Make an adapter of `tensors`, named as in the adapter's `table`."""
-
-    def lying(place: Place) -> Tensor:
-        tensor = tensors[place.name]
-        return tensor if place.row is None else tensor[place.row]
-
     return Adapter(
-        pairs={module: (lying(a), lying(b)) for module, (a, b) in pairs_of(table).items()},
+        pairs={
+            module: (_at(a, tensors), _at(b, tensors)) for module, (a, b) in pairs_of(table).items()
+        },
         alpha=shape.alpha,
         rank=shape.rank,
         use_rslora=shape.kind == "rslora",
@@ -128,94 +106,27 @@ def adapter_of(
     )
 
 
-def is_adapter(folder: Path) -> bool:
-    """Return True if the folder is a PEFT folder."""
-    return (folder / CONFIG_FILE).is_file()
-
-
 def read_adapter(folder: Path) -> Adapter:
-    """Read a PEFT folder; safetensors only. Raises CheckpointError if it is no plain LoRA, or if
-    its parts do not fit together."""
-    config = _read_config(folder)
-    tensors = _read_tensors(folder)
-    firsts = {name.removesuffix(_A) for name in tensors if name.endswith(_A)}
-    seconds = {name.removesuffix(_B) for name in tensors if name.endswith(_B)}
-    if odd := sorted(firsts ^ seconds):
-        raise _unusable(folder, why=f"`{odd[0]}` has only one of lora_A and lora_B")
-    pairs, saved = {}, {}
-    for name, tensor in tensors.items():
-        require_finite(tensor, name=name, where=str(folder / PEFT_WEIGHTS))
-        plain = name.removeprefix(PEFT_PREFIX)
-        if name.endswith(_A):
-            pairs[plain.removesuffix(_A)] = (tensor, tensors[name.removesuffix(_A) + _B])
-        elif "lora_" in name:
-            if not name.endswith(_B):
-                raise _unusable(folder, why=f"`{name}` is no matrix of a plain LoRA")
-        else:
-            saved[_WRAPPERS.sub("", plain)] = tensor
-    pairs, shared = _of_each_expert(pairs)
-    for module, (first, second) in pairs.items():
-        if first.dim() != 2 or second.dim() != 2 or first.shape[0] != second.shape[1]:
-            raise _unusable(
-                folder, why=f"`{module}` has A {list(first.shape)} and B {list(second.shape)}"
-            )
-    try:
-        alphas = _alphas(config, pairs)
-    except ValueError as error:
-        raise _unusable(folder, why=str(error)) from None
+    """Read a PEFT folder; safetensors only. Raises CheckpointError as `read_outline`."""
+    outline = read_outline(folder)
+    tensors = load_file(folder / PEFT_WEIGHTS)
     return Adapter(
-        pairs=pairs,
-        alpha=float(config["lora_alpha"]),  # type: ignore[arg-type]
-        rank=int(config["r"]),  # type: ignore[call-overload]
-        use_rslora=bool(config.get("use_rslora")),
-        alphas=alphas,
-        shared=shared,
-        saved=saved,
-        base_model=str(config["base_model_name_or_path"])
-        if config.get("base_model_name_or_path")
-        else None,
+        pairs={
+            module: (_at(a, tensors), _at(b, tensors)) for module, (a, b) in outline.pairs.items()
+        },
+        alpha=outline.alpha,
+        rank=outline.rank,
+        use_rslora=outline.use_rslora,
+        alphas=outline.alphas,
+        shared=outline.shared,
+        saved={name: tensors[stored] for name, stored in outline.saved.items()},
+        base_model=outline.base_model,
     )
 
 
-def _of_each_expert(
-    pairs: Mapping[str, tuple[Tensor, Tensor]],
-) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, str]]:
-    """(pairs, `Adapter.shared`) where some are of all experts of a layer: [experts, ...] and
-    [1, ...], as SGLang has them."""
-    parted, shared = dict[str, tuple[Tensor, Tensor]](), dict[str, str]()
-    for module, pair in pairs.items():
-        lengths = [len(tensor) if tensor.dim() == 3 else 0 for tensor in pair]
-        if min(lengths) != 1 or max(lengths) < 1:
-            parted[module] = pair
-            continue
-        shared[module] = A if lengths[0] == 1 else B
-        for expert in range(max(lengths)):
-            parted[of_expert(module, expert)] = tuple(  # type: ignore[assignment]
-                tensor[expert if len(tensor) > 1 else 0] for tensor in pair
-            )
-    return parted, shared
-
-
-def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, float]:
-    """Return the alphas of modules that `alpha_pattern` matches, as PEFT does: its keys are regular
-    expressions for the end of a module's name, and the first that matches wins. Raises ValueError
-    for what is no such pattern."""
-    patterns = config.get("alpha_pattern") or {}
-    if not isinstance(patterns, Mapping):
-        raise ValueError(f"`alpha_pattern: {patterns}` is no object")
-    try:
-        compiled = [
-            (re.compile(rf"(.*\.)?({pattern})$"), float(alpha))
-            for pattern, alpha in patterns.items()
-        ]
-    except (re.error, TypeError, ValueError) as error:
-        raise ValueError(f"`alpha_pattern: {patterns}` cannot be read: {error}") from None
-    alphas = {}
-    for module in modules:
-        alpha = next((alpha for pattern, alpha in compiled if pattern.match(module)), None)
-        if alpha is not None:
-            alphas[module] = alpha
-    return alphas
+def _at(place: Place, tensors: Mapping[str, Tensor]) -> Tensor:
+    tensor = tensors[place.name]
+    return tensor if place.row is None else tensor[place.row]
 
 
 def write_adapter(folder: Path, adapter: Adapter) -> None:
@@ -353,52 +264,6 @@ def _replaced(name: str, tensor: Tensor, saved: Tensor) -> Tensor:
             fix="--base DIR   # the model that the adapter was trained on",
         )
     return saved.to(tensor.dtype)
-
-
-def _read_config(folder: Path) -> dict[str, object]:
-    try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unusable(folder, why=f"{CONFIG_FILE} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise _unusable(folder, why=f"{CONFIG_FILE} holds no JSON object")
-    for name, kind in (("r", int), ("lora_alpha", int | float)):
-        if not isinstance(config.get(name), kind) or config[name] <= 0:
-            raise _unusable(folder, why=f"{CONFIG_FILE} says `{name}: {config.get(name)}`")
-    if str(config.get("peft_type")).upper() != "LORA":
-        raise _unusable(
-            folder, why=f"it is of type {config.get('peft_type')}, and miles knows LORA"
-        )
-    if odd := [name for name in _UNKNOWN_FORMS if config.get(name)]:
-        raise _unusable(
-            folder, why=f"`{odd[0]}: {config[odd[0]]}` makes it more than W + scaling * B A"
-        )
-    if config.get("bias") not in (None, "none"):
-        raise _unusable(folder, why=f"`bias: {config['bias']}` trains biases too")
-    return config
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    if not (folder / PEFT_WEIGHTS).is_file():
-        pickled = (folder / "adapter_model.bin").is_file()
-        why = (
-            "it holds a pickle (adapter_model.bin), and reading one could run foreign code"
-            if pickled
-            else f"it has no {PEFT_WEIGHTS}"
-        )
-        raise _unusable(folder, why=why)
-    try:
-        return load_file(folder / PEFT_WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise _unusable(folder, why=f"{PEFT_WEIGHTS}: {error}") from error
-
-
-def _unusable(folder: Path, *, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"`{folder}` is no adapter that can be used",
-        why=why,
-        fix="save the adapter again with PEFT, as plain LoRA in safetensors",
-    )
 
 
 PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

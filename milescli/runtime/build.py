@@ -21,7 +21,8 @@ from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WorkerKilled
 from milescli.core.plug_points import CHANNELS
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
-from milescli.export.adapter import adapter_of, is_adapter, write_adapter
+from milescli.export.adapter import adapter_of, write_adapter
+from milescli.export.peft import is_adapter
 from milescli.models import table
 from milescli.models.adapter import SOLE_ADAPTER, adapter_table
 from milescli.plan.memory import trained_shape

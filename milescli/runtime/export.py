@@ -32,7 +32,6 @@ from milescli.data.tokenizer import (
 from milescli.export.adapter import (
     PLAIN_OF,
     Adapter,
-    is_adapter,
     merge_into,
     read_adapter,
     read_merged,
@@ -42,6 +41,7 @@ from milescli.export.adapter import (
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
 from milescli.export.folder import Choose, Folder, ReadTensors, refuse_used, write_folder
+from milescli.export.peft import is_adapter
 from milescli.export.stored import read_folder
 from milescli.export.story import Story, hub_name, read_story
 from milescli.models import load_facts

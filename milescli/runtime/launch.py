@@ -43,17 +43,18 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     loaded, planned = recipes.loaded, recipes.planned
     facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
-    recipes = recipes.checked_at_once(facts, output=output)
+    recipes.check_at_once(facts)
     nodes = find_nodes(loaded, output=output)
     plan = plan_without_plugins(planned, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
     begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
-    with begun as engines_begun, _new_run(recipes) as run, ExitStack() as held:
+    with begun as engines_begun, ExitStack() as held:
+        # torch is imported from here on, beside the warm process
+        recipes = recipes.looked_at(facts, output=output)
+        run = held.enter_context(_new_run(recipes))
         try:
             ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
             prestarted = held.enter_context(ray_begun)
-            # torch is imported from here on, beside the warm process
-            recipes.load_plugins()
             runs = held.enter_context(adapter_runs(run, recipes))
             made = prepare_all(
                 recipes, runs, run=run, plan=plan, nodes=nodes, checkpoints={}, output=output

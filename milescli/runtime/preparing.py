@@ -18,8 +18,10 @@ from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.inputs.checks_at_once import at_once, try_on_first_rows
+from milescli.runtime.inputs.checks import REWARD
+from milescli.runtime.inputs.checks_at_once import at_once
 from milescli.runtime.inputs.environment_nodes import require_environments
+from milescli.runtime.inputs.look import Look, look
 from milescli.runtime.inputs.plugins import load_train_plugins
 from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare
 from milescli.runtime.planning import as_fetched
@@ -60,20 +62,36 @@ class Recipes:
         """The recipes that something is learned by."""
         return [*self.each.values()] if self.each else [self.loaded]
 
-    def checked_at_once(self, facts: ModelFacts, *, output: Output) -> Recipes:
-        """Check what takes no time, and call rewards of the user on a first row that is here.
-        Return the recipes, which know whether they were called. `facts`: of the model. Raises
-        MilesError."""
+    def check_at_once(self, facts: ModelFacts) -> None:
+        """Check what takes no time. `facts`: of the model. Raises MilesError."""
         for outcome in at_once(self.loaded, self.each, facts=facts):
             if outcome.refusal is not None:
                 raise outcome.refusal
-        tried = [try_on_first_rows(one.recipe, output=output) for one in self.learned]
-        return replace(self, rewards_tried=all(tried))
 
-    def load_plugins(self) -> None:
-        """Load the plug-ins of the trainer's ranks. Raises RecipeError."""
-        for one in self.learned:
-            load_train_plugins(one.recipe)
+    def looked_at(self, facts: ModelFacts, *, output: Output) -> Recipes:
+        """Look at data, tokenizer and rewards as the dry run does, and load the plug-ins of the
+        trainer's ranks meanwhile. Return the recipes, which know whether the rewards of the user
+        were called. Raises MilesError."""
+        recipes = [one.recipe for one in self.learned]
+        # without a tokenizer it is quicker than a process
+        looks = [] if self.loaded.recipe.model.scratch else [Look(one, facts) for one in recipes]
+        try:
+            for recipe in recipes:
+                load_train_plugins(recipe)
+            made = [one.outcomes() for one in looks] or [look(one, facts) for one in recipes]
+        finally:
+            for one in looks:
+                one.close()
+        for outcome in (outcome for each in made for outcome in each):
+            if outcome.refusal is not None:
+                raise outcome.refusal
+            if outcome.name == REWARD.name:
+                for doubt in outcome.doubts:
+                    output.warn(doubt)
+        tried = (
+            any(one.name == REWARD.name and not one.not_checked for one in each) for each in made
+        )
+        return replace(self, rewards_tried=all(tried))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs.model_facts import planned_facts
-from milescli.runtime.inputs.plugins import load_plugins
+from milescli.runtime.inputs.plugins import check_at_once
 from milescli.runtime.inputs.run_inputs import RunInputs
 from milescli.runtime.planning import plan_without_plugins
 from milescli.runtime.preparing import ITSELF, Recipes, adapter_runs, prepare_all
@@ -68,17 +68,18 @@ def resume(
             loaded, nodes = nodes_that_are_left(loaded, output=output)
             recipes = Recipes.of(loaded, steps=steps).but(are_done)
             facts = planned_facts(loaded.recipe)
+            for one in recipes.learned:
+                check_at_once(one.recipe)
             plan = plan_without_plugins(recipes.planned, nodes.machine, facts=facts)
             require_wheel(plan.device_kind)
             begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
             engines_begun = held.enter_context(begun)
+            # torch is imported from here on, beside the warm process
+            recipes = recipes.looked_at(facts, output=output)
             ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
             prestarted = held.enter_context(ray_begun)
-            # torch is imported from here on, beside the warm process
             from milescli.runtime.train import train
 
-            for one in recipes.learned:
-                load_plugins(one.recipe)
             made = prepare_all(
                 recipes, runs, run=run, plan=plan, nodes=nodes, checkpoints=pasts, output=output
             )

@@ -49,6 +49,90 @@ PROMPTS: list[tuple[str, dict[str, Any], str, str | None]] = [
         PLAIN,
         "4",
     ),
+    *(
+        (name, {"question": "2+2?", **row}, f"{PLAIN}¶A. 3\nB. 4\nC. 5", "B")
+        for name, row in (
+            ("MMLU", {"subject": "sums", "choices": ["3", "4", "5"], "answer": 1}),
+            ("MMLU", {"choices": ["3", "4", "5"], "answer": "b"}),
+            ("MMLU-Pro", {"options": ["3", "4", "5"], "answer": "B", "answer_index": 1}),
+            ("RACE", {"article": "", "options": ["3", "4", "5"], "answer": "B"}),
+            (
+                "ARC, CommonsenseQA",
+                {"choices": {"text": ["3", "4", "5"], "label": ["1", "2", "3"]}, "answerKey": "2"},
+            ),
+            (
+                "ARC, CommonsenseQA",
+                {
+                    "choices": [
+                        {"label": letter, "text": text}
+                        for letter, text in (("A", "3"), ("B", "4"), ("C", "5"))
+                    ],
+                    "answerKey": "B",
+                },
+            ),
+            ("MedQA", {"options": {"A": "3", "B": "4", "C": "5", "D": None}, "answer_idx": "B"}),
+            ("AQuA-RAT", {"options": ["A)3", "B)4", "C)5"], "correct": "B"}),
+            (
+                "Social IQa",
+                {"context": "", "answerA": "3", "answerB": "4", "answerC": "5", "label": "2"},
+            ),
+        )
+    ),
+    *(
+        (name, {key: "2+2?", **row}, f"{PLAIN}¶A. 3\nB. 4{rest}", "B")
+        for name, key, row, rest in (
+            ("question and options", "question", {"options": ["3", "4"], "answer": "B"}, ""),
+            (
+                "LogiQA",
+                "query",
+                {"context": "", "options": ["3", "4"], "correct_option": 1},
+                "",
+            ),
+            ("PIQA", "goal", {"sol1": "3", "sol2": "4", "label": 1}, ""),
+            ("WinoGrande", "sentence", {"option1": "3", "option2": "4", "answer": "2"}, ""),
+            (
+                "CosmosQA",
+                "question",
+                {"context": "", **{f"answer{n}": str(n + 3) for n in range(4)}, "label": 1},
+                "\nC. 5\nD. 6",
+            ),
+            (
+                "MedMCQA",
+                "question",
+                {"opa": "3", "opb": "4", "opc": "5", "opd": "6", "cop": 1},
+                "\nC. 5\nD. 6",
+            ),
+        )
+    ),
+    (
+        "OpenBookQA",
+        {
+            "question_stem": "2+2?",
+            "choices": {"text": ["3", "4"], "label": ["A", "B"]},
+            "answerKey": "B",
+        },
+        f"{PLAIN}¶A. 3\nB. 4",
+        "B",
+    ),
+    (
+        "HellaSwag",
+        {"ctx_a": "2", "ctx_b": "+2?", "ctx": "2+2?", "endings": ["3", "4"], "label": "1"},
+        f"{PLAIN}¶A. 3\nB. 4",
+        "B",
+    ),
+    (
+        "SciQ",
+        {
+            "question": "2+2?",
+            "distractor3": "6",
+            "distractor1": "3",
+            "distractor2": "5",
+            "correct_answer": "4",
+            "support": "2+2=4",
+        },
+        f"{PLAIN}¶A. 3\nB. 4\nC. 5\nD. 6",
+        "B",
+    ),
     ("slime, Miles", {"prompt": "2+2?", "label": "4", "metadata": {"a": 1}}, PLAIN, "4"),
     ("slime, Miles", {"prompt": [ASK], "label": "4", "tools": [TOOL]}, f"{PLAIN} +weather", "4"),
     ("TRL prompt-only", {"prompt": [ASK]}, PLAIN, None),

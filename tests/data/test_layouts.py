@@ -81,6 +81,48 @@ def test_prompts_of_a_known_layout_need_no_key(
     assert (_text(read.messages, read.tools), read.label) == (prompt, label)
 
 
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"choices": ["3", "4"], "answer": 2}, "is '2', and the options are 0 to 1, A to B"),
+        ({"choices": ["3", "4"], "answer": -1}, "is '-1', and the options are 0 to 1, A to B"),
+        ({"choices": ["3", "4"], "answer": "C"}, "is 'C', and the options"),
+        ({"choices": ["1", "2"], "answer": "1"}, "may mean B or A: its number or its text"),
+        ({"choices": ["3"], "answer": 0}, "must hold 2 to 26 options, and holds 1"),
+        ({"choices": ["3", None], "answer": 0}, "must hold texts, and one is null"),
+        (
+            {"choices": {"text": ["3", "4"], "label": ["A", "A"]}, "answerKey": "A"},
+            "has two options A",
+        ),
+        (
+            {"choices": {"text": ["3", "4"], "label": ["A"]}, "answerKey": "A"},
+            "has 1 letters and 2 texts",
+        ),
+        (
+            {"choices": {"text": ["3", "4"], "label": ["A", "B"]}, "answerKey": "E"},
+            "is 'E', and the options are A, B",
+        ),
+    ],
+)
+def test_a_row_whose_options_or_answer_are_wrong_is_told_by_line(
+    tmp_path: Path, row: dict[str, Any], says: str
+) -> None:
+    good = {"choices": ["3", "4"], "answer": 1}
+    if "answerKey" in row:
+        good = {"choices": {"text": ["3", "4"], "label": ["A", "B"]}, "answerKey": "B"}
+    path = _written(tmp_path, *({"question": "2+2?", **one} for one in (good, row)))
+    with pytest.raises(DataError) as refusal:
+        _prompts(path, needs_label=True).require_good()
+    assert refusal.value.why.startswith("line 2: ") and says in refusal.value.why
+
+
+def test_options_are_set_aside_as_other_columns_are(tmp_path: Path) -> None:
+    row = {"question": "2+2?", "choices": ["3", "4"], "answer": "4"}
+    path = _written(tmp_path, row)
+    (read,) = _prompts(path, needs_label=True, ignored=frozenset(["choices"])).read([0])
+    assert (_text(read.messages), read.label) == (PLAIN, "4")
+
+
 @pytest.mark.parametrize(("name", "row", "text"), CHATS)
 def test_chats_of_a_known_layout_need_no_key(
     tmp_path: Path, name: str, row: dict[str, Any], text: str

@@ -12,8 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from milescli.core.errors import CheckpointError
 from milescli.export.adapter import (
-    CONFIG_FILE,
-    PEFT_WEIGHTS,
     Adapter,
     merge_into,
     merged,
@@ -21,6 +19,8 @@ from milescli.export.adapter import (
     write_adapter,
 )
 from milescli.export.adapter_folder import write_adapter_folder
+from milescli.export.peft import CONFIG_FILE
+from milescli.models.adapter import PEFT_WEIGHTS
 
 OUT, IN = 12, 20
 MODULE = "model.layers.0.self_attn.q_proj"

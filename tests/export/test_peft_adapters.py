@@ -11,7 +11,8 @@ import torch
 
 from milescli.console.output import Mode, Output
 from milescli.core.errors import CheckpointError
-from milescli.export.adapter import CONFIG_FILE, read_adapter, write_adapter
+from milescli.export.adapter import read_adapter, write_adapter
+from milescli.export.peft import CONFIG_FILE
 from milescli.models.base import read_config
 from milescli.runtime.export import export_weights
 from tests.export.test_adapter import adapter

@@ -34,6 +34,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "words.jsonl").write_text('{"question": "Who?", "answer": "nobody"}\n')
+    (tmp_path / "options.jsonl").write_text(
+        '{"question": "Who?", "choices": ["he", "she"], "answer": 1}\n'
+    )
     (tmp_path / "dry_rewards.py").write_text(REWARDS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -61,6 +64,7 @@ def _dry(
         (["data.label_key=anser"], DataError, "no column `anser`"),
         (["data.prompts=words.jsonl"], DataError, "label that `gsm8k` refuses"),
         (["data.eval=sums.jsonl", "eval.every=1"], DataError, "are training prompts too"),
+        (["data.prompts=options.jsonl"], DataError, "`gsm8k` does not fit the rows"),
         (["rollout.reward=dry_rewards:none"], RewardError, "failed before the run"),
         (["rollout.reward=dry_rewards:trl"], RecipeError, "nobody fills `completions`"),
         (["rollout.reward=dry_rewards:needy"], RecipeError, "nobody fills `tokenizer`"),

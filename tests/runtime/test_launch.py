@@ -5,17 +5,29 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import state_of
 from milescli.console.output import Output
-from milescli.core.errors import CheckpointError, ExitCode, Interrupted, MachineError, Terminated
-from milescli.models import parse_facts
+from milescli.core.errors import (
+    CheckpointError,
+    DataError,
+    ExitCode,
+    Interrupted,
+    MachineError,
+    MilesError,
+    RewardError,
+    Terminated,
+)
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.models import parse_facts, scratch
 from milescli.plan.make import make_plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
+from milescli.recipe.model import ScratchModel
 from milescli.recipe.resolved import load_resolved, resolved_yaml
 from milescli.runtime.dry_run import dry_run
 from milescli.runtime.inputs.model_facts import facts_of_recipe
@@ -50,6 +62,37 @@ def test_a_bad_index_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no usable weights") as caught:
         launch(loaded, output=Output())
     assert "missing.safetensors" in caught.value.why
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("sets", "kind", "says"),
+    [
+        ("data.label_key=anser", DataError, "no column `anser`"),
+        ("rollout.reward=multiple_choice", DataError, "label that `multiple_choice` refuses"),
+        ("data.eval=sums.jsonl eval.every=1", DataError, "are training prompts too"),
+        ("rollout.reward=launch_rewards:none", RewardError, "failed before the run"),
+        ("data.prompts=null data.train=sums.jsonl train.objective=preference", DataError, ""),
+        ("model.path=model model.scratch=null data.max_prompt_tokens=2", DataError, "longer than"),
+    ],
+)
+def test_bad_data_is_refused_before_ray_and_before_a_run_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: str, kind: type[MilesError], says: str
+) -> None:
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(6)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "launch_rewards.py").write_text("def none(*, prompt, response, label): ...\n")
+    model = make_scratch_tokenizer([str(row) for row in rows], 300, tmp_path / "model")
+    scratch.make_model(ScratchModel(vocab_size=300, max_position_embeddings=1024), model, 0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("milescli.runtime.launch.prestart_ray", Mock(side_effect=AssertionError))
+    own = ["data.prompts=sums.jsonl", "data.eval=null", "eval.every=0", "rollout.reward=gsm8k"]
+    own += ["warmup.steps=0", "train.optimizer.lr=1e-4"]
+    wanted = {one.partition("=")[0]: one for one in [*own, *sets.split()]}
+    loaded = load("quickstart", sets=[*wanted.values()], environ={}, cwd=tmp_path, home=tmp_path)
+    with pytest.raises(kind, match=says):
+        launch(loaded, output=Output())
     assert not (tmp_path / "runs").exists()
 
 

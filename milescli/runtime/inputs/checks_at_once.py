@@ -4,23 +4,18 @@ before it plans."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from milescli.checkpoint.run_dir import RunDir, refuse_taken
-from milescli.console.output import Output
-from milescli.core.plug_points import REWARDS
+from milescli.checkpoint.run_dir import refuse_taken
 from milescli.data.tokenizer import AUTO
 from milescli.models import ModelFacts
 from milescli.recipe.load import LoadedRecipe
-from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs.checks import REWARD, Check, Outcome, Subject, outcomes, require
-from milescli.runtime.inputs.data_files import require_files, rollouts_of
+from milescli.runtime.inputs.checks import Check, Outcome, Subject, outcomes
+from milescli.runtime.inputs.data_files import require_files
 from milescli.runtime.inputs.given_models import is_checkpoint
 from milescli.runtime.inputs.model_facts import refuse_settings_of_scratch, require_model
 from milescli.runtime.inputs.plugins import check_at_once
-from milescli.runtime.inputs.run_data import first_rows
 from milescli.runtime.inputs.token_checks import require_template
 from milescli.runtime.recording.tracking import require_tracking
 
@@ -32,21 +27,6 @@ def at_once(
     for one in each.values() or [loaded]:
         yield from outcomes(OF_RECIPE, Subject(recipe=one.recipe))
     yield from outcomes(OF_RUN, Subject(recipe=loaded.recipe, loaded=loaded, facts=facts))
-
-
-def try_on_first_rows(recipe: Recipe, *, output: Output) -> bool:
-    """Call the rewards of the user, before any process of the run starts, if the first row is here.
-    Return False if it is not. Raises RewardError."""
-    if not _rewards_of(recipe) - set(REWARDS.builtin):
-        return False
-    with tempfile.TemporaryDirectory(prefix="miles-first-") as folder:
-        rows = first_rows(recipe, RunDir(path=Path(folder)))
-        require([REWARD], Subject(recipe=recipe, trained=rows, output=output))
-    return bool(rows)
-
-
-def _rewards_of(recipe: Recipe) -> set[str]:
-    return {name for rollout in rollouts_of(recipe) for name in rollout.reward_names}
 
 
 def _files(subject: Subject) -> None:

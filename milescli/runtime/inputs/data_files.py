@@ -145,8 +145,27 @@ def check_labels_of(
     """Check labels with the reward. `graded`: the prompts whose labels are checked; None: all, and
     of large files some."""
     say = output.note if output else None
+    _refuse_letters(rollout, source)
     for name, reward in label_checks(rollout).items():
         _check_labels(name, reward, source, graded, say=say)
+
+
+_NOT_FOR_LETTERS = frozenset(("gsm8k", "math", "code", "instructions", "reasoning_gym"))
+"""Rewards that ship and would compare the letter of an option with something else."""
+
+
+def _refuse_letters(rollout: Rollout, source: FilePrompts) -> None:
+    """Raises DataError where rows have options, so that their labels are letters, and a reward
+    takes none."""
+    misfits = sorted(_NOT_FOR_LETTERS.intersection(rollout.reward_names))
+    for file in source.files if misfits else ():
+        if file.columns is not None and file.columns.choices:
+            column = file.columns.choices[0]
+            raise DataError(
+                f"the reward `{misfits[0]}` does not fit the rows of {file.path}",
+                why=f"they have options in `{column}`, and their labels are letters",
+                fix="--set rollout.reward=multiple_choice",
+            )
 
 
 def _check_labels(

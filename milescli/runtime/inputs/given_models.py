@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import CHECKPOINTS, RECIPE_FILE, RunDir
+from milescli.conversion.source import CheckpointSource, find_checkpoint
 from milescli.core.errors import FitError, MachineError, RecipeError
 from milescli.data.tokenizer import RAW, ChatTokenizer, load_tokenizer
+from milescli.export.peft import AdapterOutline, read_outline
 from milescli.models import ModelFacts, load_facts, parse_facts, table
 from milescli.models.adapter import adapter_table, pairs_of, shared_matrices
 from milescli.models.base import CONFIG_NAME, WeightTable, read_config
@@ -32,8 +34,6 @@ from milescli.recipe.templates import shipped_shape
 if TYPE_CHECKING:
     from milescli.backends.sglang.client.teacher import ServedTeachers
     from milescli.console.output import Output
-    from milescli.conversion.source import CheckpointSource
-    from milescli.export.adapter import Adapter
 
 
 NUM_SHOWN = 3
@@ -159,8 +159,6 @@ def is_checkpoint(folder: Path) -> bool:
 def checkpoint_of(folder: Path, step: int | None = None) -> CheckpointSource:
     """Return the checkpoint of such a folder; of a run the newest one, unless `step` is given.
     Raises CheckpointError."""
-    from milescli.conversion.source import find_checkpoint  # imports torch
-
     return find_checkpoint(folder, model=None, step=step, model_option="--base")
 
 
@@ -482,9 +480,7 @@ def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
     shape that `train.lora` trains over this model."""
     if recipe.model.adapter is None:
         return facts
-    from milescli.export.adapter import read_adapter  # with torch
-
-    adapter, shape = read_adapter(Path(recipe.model.adapter).expanduser()), trained_shape(recipe)
+    adapter, shape = read_outline(Path(recipe.model.adapter).expanduser()), trained_shape(recipe)
     assert shape is not None, "recipe.check lets no adapter pass that is not trained"
     of_adapter = adapter_table(table(facts), shape)
     wanted, there = set(pairs_of(of_adapter)), set(adapter.pairs)
@@ -527,14 +523,14 @@ def _leaves(modules: Iterable[str]) -> list[str]:
     return sorted({module.rpartition(".")[2] for module in modules})
 
 
-def _misshapen(adapter: Adapter, of_adapter: WeightTable) -> str | None:
+def _misshapen(adapter: AdapterOutline, of_adapter: WeightTable) -> str | None:
     sizes = of_adapter.hf_shapes()
     return next(
         (
             module
             for module, places in pairs_of(of_adapter).items()
-            for place, tensor in zip(places, adapter.pairs[module], strict=True)
-            if tuple(tensor.shape) != sizes[place.name][-2:]
+            for place, size in zip(places, adapter.shapes[module], strict=True)
+            if size != sizes[place.name][-2:]
         ),
         None,
     )

@@ -4,7 +4,7 @@ by the look of a dry run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from milescli.console.output import Output
 from milescli.core.types import Trajectory
 from milescli.core.units import MIB, format_bytes
 from milescli.data.example_rows import Kind, RowField
-from milescli.data.examples import ExampleReport, Examples, load_examples
+from milescli.data.examples import ExampleReport, Examples, load_examples, read_examples
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
 from milescli.data.prompt_source import SourceReport, file_named, load_source
 from milescli.data.tasks import TASK_PREFIX
-from milescli.data.tokenizer import ChatTokenizer, NoTokens, PromptEncoder
+from milescli.data.tokenizer import ChatTokenizer, PromptEncoder
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, is_hub, names_in
 from milescli.recipe.schema import Recipe, Rollout
@@ -28,7 +28,6 @@ from milescli.runtime.inputs.data_files import (
     demonstrations_of,
     kind_of_rows,
     sources_of,
-    with_local_files,
 )
 from milescli.runtime.inputs.episode_parts import rollout_of_source
 
@@ -65,8 +64,8 @@ def load_data(
     large_rows: int | None = None,
 ) -> RunData:
     """Read everything that `data` names: the recipe's, with local paths. Without a ChatTokenizer,
-    rows and demonstrations, which have loss masks, are left out. `large_rows`: files with more are
-    tokenised on demand. Raises DataError, RecipeError."""
+    what has loss masks is left out: rows are read only, and demonstrations are not. `large_rows`:
+    files with more are tokenised on demand. Raises DataError, RecipeError."""
     say = output.note if output else None
     loaded = RunData()
 
@@ -86,6 +85,8 @@ def load_data(
 
     if data.train is not None and isinstance(tokenizer, ChatTokenizer):
         _load_rows(recipe, data, run, tokenizer, loaded, output=output)
+    elif data.train is not None:
+        _read_rows(recipe, data, run)
     if data.mix:
         loaded.prompts, loaded.reports["prompts"] = load_mix(
             data,
@@ -135,6 +136,15 @@ def _load_rows(
     loaded.validation = rows["validation"][: recipe.eval.num_prompts]
 
 
+def _read_rows(recipe: Recipe, data: Data, run: RunDir) -> None:
+    """Read the rows of `data.train` and `data.validation` without tokens. Raises DataError."""
+    keys: tuple[RowField, ...] = ("train", "validation")
+    for key in keys:
+        for name in names_in(getattr(data, key)):
+            file, kind = file_named(name, key=f"data.{key}"), kind_of_rows(recipe)
+            read_examples(file, data=data, key=key, kind=kind, folder=run.path).require_good()
+
+
 MAX_BYTES = 64 * MIB
 """Files that are larger together are left to `miles data check` and to the launch."""
 
@@ -156,24 +166,3 @@ def why_unread(data: Data) -> str:
     if size_bytes > MAX_BYTES:
         return f"{format_bytes(size_bytes)} take long to read; `miles data check` does it"
     return ""
-
-
-def first_rows(recipe: Recipe, run: RunDir) -> list[tuple[FilePrompts, Rollout]]:
-    """Return the first row of each source of prompts, without tokens, each with how it is scored;
-    empty if they are not here, or the run learns from rows. Raises as `load_data`."""
-    if recipe.data.train is not None or why_unread(recipe.data):
-        return []
-
-    def first(value: str | list[str] | None) -> str:
-        file = file_named(names_in(value)[0], key="data.prompts")
-        return replace(file, stop=file.start + 1).spelled()
-
-    data = with_local_files(recipe.data, run, recipe.run.seed, output=None)
-    changes: dict[str, object] = {"eval": None}
-    if data.mix:
-        mix = [one.model_copy(update={"path": [first(one.path)]}) for one in data.mix]
-        changes["mix"] = mix
-    else:
-        changes["prompts"] = first(data.prompts)
-    narrow = data.model_copy(update=changes)
-    return load_data(recipe, narrow, run, NoTokens(), output=None).trained
