@@ -12,6 +12,9 @@ _BASE = {
     "num_key_value_heads": 2,
     "vocab_size": 133,
     "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
     "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
 }
 _MOE = {**_BASE, "head_dim": 10, "num_experts_per_tok": 2, "moe_intermediate_size": 20}

@@ -313,8 +313,9 @@ class PackedAttention(MegatronModule):
         softcap: float | None = None,
     ) -> None:
         """Called by Megatron; the last three come from the layer spec. `kind` is full, sliding,
-        unrotated, or mla, whose caller has applied the rotary embedding; `window` is the number of positions that
-        a query sees, including its own, 0 for all; `softcap` applies to the logits."""
+        unrotated, or mla, whose caller has applied the rotary embedding; `window` is the number of
+        positions that a query sees, including its own, 0 for all; `softcap` applies to the
+        logits."""
         super().__init__(config=config)
         self.kind, self.window, self.softcap = kind, window, softcap
         self.cp_group, self.tp_group = pg_collection.cp, pg_collection.tp

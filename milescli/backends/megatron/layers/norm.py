@@ -58,8 +58,9 @@ class HeadsNorm(RmsNorm):
 
     def __init__(self, config, hidden_size: int, eps: float = 1e-6, *, heads: int) -> None:
         """Called by Megatron; `heads` are those of all ranks, each of `hidden_size`."""
-        self.ranks = config.tensor_model_parallel_size
-        super().__init__(config, heads * hidden_size // self.ranks, eps)
+        ranks = config.tensor_model_parallel_size
+        super().__init__(config, heads * hidden_size // ranks, eps)
+        self.ranks = ranks
         # each rank has the weights of its own heads
         self.weight.sequence_parallel = False
 
