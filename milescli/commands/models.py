@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +10,13 @@ import typer
 from milescli.commands.options import verb
 from milescli.console.output import Output
 
-EXAMPLES = ["miles models", "miles models Qwen/Qwen3-30B-A3B", "miles models ./my-model --json"]
+EXAMPLES = [
+    "miles models",
+    "miles models Qwen/Qwen3-30B-A3B",
+    "miles models ./my-model --json",
+    "miles models check ./my-model",
+]
+CHECK = "check"
 
 
 def register(app: typer.Typer) -> None:
@@ -23,16 +30,32 @@ def models(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A folder, a config.json or a name on the hub: tell its numbers.",
+            help="A folder, a config.json or a name on the hub: tell its numbers. Or `check`.",
+            show_default=False,
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER",
+            help="After `check`: a Hugging Face folder, to be tried on this machine.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """List the model families with what was measured of each, or show the numbers of one model."""
+    """List the model families with what was measured of each, or show the numbers of one model. Or
+    check a folder: its names, both conversions, logits against transformers, an engine against the
+    trainer, memory; 1 where something fails."""
     from milescli.commands.show.listings import show_families, show_numbers
     from milescli.listings.models import families, numbers
 
     output: Output = context.obj
+    if (model == CHECK) != (folder is not None):
+        raise typer.BadParameter("`miles models check FOLDER` checks a folder")
+    if folder is not None:
+        from milescli.doctor.model_check import run_model_check
+
+        raise typer.Exit(run_model_check(folder, output=output))
     if model is None:
         show_families(families(), output=output)
     else:

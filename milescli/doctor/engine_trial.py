@@ -29,23 +29,28 @@ if TYPE_CHECKING:
 RESPONSE_TOKENS = 8
 MODEL = ScratchModel(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, ffn_hidden_size=64)
 PROMPT_IDS = list(range(10, 26))
+MODEL_VARIABLE = "MILES_TRIAL_MODEL"
+"""Names the folder of the model that is tried in place of the tiny one."""
 REQUEST = GenerateRequest(prompt_ids=PROMPT_IDS, max_new_tokens=RESPONSE_TOKENS, seed=7)
 
 
 def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Finding]:
     """Findings `engine`, `trainer`, `agreement` and `weights`; those that could not be reached are
-    left out. On a CPU the trainer starts while the engine's imports run; elsewhere after the
-    engine, which measures the free memory of the device first."""
+    left out. The model is tiny, or that of the folder which MODEL_VARIABLE names. On a CPU the
+    trainer starts while the engine's imports run; elsewhere after the engine, which measures the
+    free memory of the device first."""
     from milescli.backends.sglang.launch.command import own_environment
-    from milescli.backends.sglang.launch.servable import CPU_FAMILIES
+    from milescli.backends.sglang.launch.servable import cpu_family
     from milescli.backends.sglang.launch.server import EngineServer
     from milescli.backends.sglang.launch.spec import EngineSpec
     from milescli.backends.sglang.launch.warm import WarmProcess
+    from milescli.models import load_facts
     from milescli.models.scratch import make_model
     from milescli.platform.ports import free_ports
 
+    given = os.environ.get(MODEL_VARIABLE)
     spec = EngineSpec(
-        model_dir=folder / "model",
+        model_dir=Path(given) if given else folder / "model",
         tokenizer_dir=None,
         device_kind=kind,
         precision="fp32" if kind == "cpu" else "bf16",
@@ -57,14 +62,14 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
         context_length=512,
     )
     with ExitStack() as cleanup:
-        if kind == "cpu":
+        if not given:
+            make_model(MODEL, spec.model_dir, seed=0)
+        family = cpu_family(load_facts(spec.model_dir)) if kind == "cpu" else None
+        if family is not None:
             warm = WarmProcess()
-            warm.start(
-                {**os.environ, **own_environment(spec, CPU_FAMILIES[MODEL.family], quantised=False)}
-            )
+            warm.start({**os.environ, **own_environment(spec, family, quantised=False)})
             cleanup.callback(warm.stop)
             spec = replace(spec, warm=warm.listen(folder))
-        make_model(MODEL, spec.model_dir, seed=0)
         trainer = start_trainer(spec.model_dir, kind) if kind == "cpu" else None
         if trainer is not None:
             cleanup.callback(trainer.close)
@@ -153,7 +158,14 @@ async def _agree(
         )
         for otherwise in (False, True)
     ]
-    return judge_agreement(check, when, completion.logprobs, trainer=ours, rounded=rounded)
+    return judge_agreement(
+        check,
+        when,
+        completion.logprobs,
+        trainer=ours,
+        rounded=rounded,
+        has_experts=trainer.facts.num_experts > 0,
+    )
 
 
 def judge_agreement(
@@ -163,13 +175,15 @@ def judge_agreement(
     *,
     trainer: Sequence[float],
     rounded: Sequence[float],
+    has_experts: bool = False,
 ) -> list[Finding]:
     """[tokens] log-probs of the same response, as `train.agreement.judge` takes them; they may
     differ by what a run allows before its first step."""
     # torch comes with it, for which the warm process would wait
     from milescli.train.agreement import Agreement, judge
 
-    verdict = judge(*(np.asarray(each) for each in (engine, trainer, rounded)), has_experts=False)
+    given = (np.asarray(each) for each in (engine, trainer, rounded))
+    verdict = judge(*given, has_experts=has_experts)
     if verdict.agreement is not Agreement.WRONG:
         return ok(
             check,

@@ -38,10 +38,12 @@ FAMILIES: dict[str, str] = {
     "glm4_moe_lite": "milescli.models.families.glm4_moe_lite",
     "glm_moe_dsa": "milescli.models.families.glm_moe_dsa",
     "gpt_oss": "milescli.models.families.gpt_oss",
+    "hy_v3": "milescli.models.families.hy_v3",
     "kimi_k2": "milescli.models.families.kimi",
     "kimi_k25": "milescli.models.families.kimi",
     "llama": "milescli.models.families.llama",
     "mimo": "milescli.models.families.mimo",
+    "minimax_m2": "milescli.models.families.minimax_m2",
     "mistral": "milescli.models.families.mistral",
     "nemotron_h": "milescli.models.families.nemotron_h",
     "qwen2": "milescli.models.families.qwen2",
@@ -55,6 +57,8 @@ FAMILIES: dict[str, str] = {
     "qwen3_next": "milescli.models.families.qwen3_next",
     "qwen3_vl": "milescli.models.families.qwen3_vl",
     "qwen3_vl_moe": "milescli.models.families.qwen3_vl",
+    "smollm3": "milescli.models.families.smollm3",
+    "solar_open": "milescli.models.families.solar_open",
 }
 """model_type of config.json -> module with `facts(config)` and `table(facts)`."""
 

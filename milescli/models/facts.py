@@ -25,6 +25,8 @@ class Layer:
     head_dim: int | None = None
     key_is_value: bool = False
     """The values are what the keys' projection gives (Gemma 4)."""
+    unrotated: bool = False
+    """Attention without a rotary embedding, between layers that have one (SmolLM3)."""
     shares_choice: bool = False
     """True if sparse attention reuses the positions that the layer before chose, and has no indexer
     (arXiv 2603.12201)."""
@@ -228,6 +230,8 @@ class ModelFacts:
     layers: tuple[Layer, ...]
     """[num_layers]"""
     # attention
+    qk_norm_over_heads: bool = False
+    """The norms of queries and keys are over all heads of a position together (MiniMax-M2)."""
     attention_output_bias: bool = False
     attention_output_gate: bool = False
     """The attention's output is multiplied by the sigmoid of a gate, projected beside the

@@ -197,6 +197,19 @@ def topk(
     return chosen
 
 
+def sparse_layers(kinds: object, *, num_layers: int) -> tuple[bool, ...]:
+    """Return [num_layers] which layers have experts, from `mlp_layer_types`. Raises CheckpointError
+    for other words and for another number of layers."""
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or not set(kinds) <= {"dense", "sparse"}
+    ):
+        why = f"{num_layers} layers need as many of dense and sparse, and it is {kinds!r}"
+        raise _unusable("mlp_layer_types", why=why)
+    return tuple(kind == "sparse" for kind in kinds)
+
+
 def eos_token_ids(config: Mapping[str, object]) -> tuple[int, ...]:
     """Return the end-of-sequence ids: none, one or several."""
     ids = config.get("eos_token_id")

@@ -3,7 +3,7 @@ file picks from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from milescli.models.base import (
@@ -95,6 +95,18 @@ def prefixed(rules: tuple[Rule, ...], prefix: str) -> tuple[Rule, ...]:
     )
 
 
+def renamed(rules: tuple[Rule, ...], names: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Return the rules with parts of their names on disk replaced, in the order of `names`; other
+    forms keep theirs."""
+
+    def new(name: str) -> str:
+        for part, own in names.items():
+            name = name.replace(part, own)
+        return name
+
+    return tuple(replace(rule, hf=tuple(map(new, rule.hf))) for rule in rules)
+
+
 def in_mtp(rules: tuple[Rule, ...], *, hf: str = _HF) -> tuple[Rule, ...]:
     """Return the rules of a decoder layer as part of a multi-token-prediction layer. `hf` is the
     prefix of its names on disk, with {layer} (num_layers + number) or {mtp} (number)."""
@@ -114,6 +126,12 @@ INPUT_NORM = norm("input_layernorm.weight", "input_layernorm.weight")
 MLP_NORM = norm("post_attention_layernorm.weight", "pre_mlp_layernorm.weight")
 QUERY_NORM = norm("self_attn.q_norm.weight", "self_attention.q_layernorm.weight", per_head=True)
 KEY_NORM = norm("self_attn.k_norm.weight", "self_attention.k_layernorm.weight", per_head=True)
+QUERY_NORM_OVER_HEADS = replace(
+    QUERY_NORM, shapes=shapes(lambda f: (f.num_heads * f.head_dim,)), sharding=COLUMN
+)
+KEY_NORM_OVER_HEADS = replace(
+    KEY_NORM, shapes=shapes(lambda f: (f.num_kv_heads * f.head_dim,)), sharding=COLUMN
+)
 
 QKV = Rule(
     hf=(

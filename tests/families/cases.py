@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 
-GROUPS = ("qwen3", "plain", "latent", "hybrid", "windowed", "mamba", "vision")
+GROUPS = ("qwen3", "plain", "latent", "hybrid", "windowed", "mamba", "vision", "newer")
 """Modules `tests.families.<group>_cases`."""
 
 ROWS = [

@@ -126,8 +126,27 @@ _TAIL = """
   Gemma 3) stay as they are stored; Megatron computes them with `layernorm_zero_centered_gamma`. The
   one exception is the norm inside a gated delta net, which is stored plain: a stock Megatron model
   with that flag would add 1 to it.
-- The indexer of sparse attention (DeepSeek-V3.2, GLM-5) chooses positions as released; it is loaded
-  and kept, not trained.
+- The indexer of sparse attention (DeepSeek-V3.2, GLM-5, DeepSeek-V4) chooses positions as released;
+  it is loaded and kept, not trained: its choice has no gradient, and the divergence that its paper
+  trains it with is not there.
+- DeepSeek-V4 is trained in full, with tp (heads and output groups), sp, pp, ep and recomputation;
+  cp and adapters are refused. Its first layers choose experts by the token's number, so routing
+  replay covers the others. No engine serves it on a CPU, since SGLang caches its entries in FP8
+  alone: there it can be trained on rows (`train.objective: supervised`, `preference`), converted
+  and exported.
+- A family that is not listed takes one file: [new-family.md](new-family.md). `miles models check
+  FOLDER` holds a model against transformers, an engine and this machine's memory.
+
+## What is missing
+
+| family | why |
+|---|---|
+| Kimi-K3, Inkling, GLM-5-Next (`glm5_next`), Hunyuan 4, Qwen4 (`qwen4_exp`) | transformers 5.12.1 has no implementation to compare with; SGLang 0.5.20 serves them on GPUs |
+| DeepSeek-V4.1 | neither transformers 5.12.1 nor SGLang 0.5.20 has its memory of n-grams |
+| MiniMax-M3 | its attention over blocks of positions is not computed here |
+
+## About the comparison
+
 - transformers 5.12.1 is mended in three places before it testifies, in the process that computes
   its logits only: Nemotron-H passes a wrong state from chunk to chunk on a CPU and clamps time
   steps there, so that its logits depend on `chunk_size`; GLM-5's indexer ignores

@@ -93,11 +93,14 @@ def outside(facts: ModelFacts) -> tuple[Rule, ...]:
 def attention(facts: ModelFacts) -> tuple[Rule, ...]:
     """Return the rules of the norm before attention, of its projections and biases, and of its own
     norms."""
+    norms = (layers.QUERY_NORM, layers.KEY_NORM)
+    if facts.qk_norm_over_heads:
+        norms = (layers.QUERY_NORM_OVER_HEADS, layers.KEY_NORM_OVER_HEADS)
     return (
         layers.INPUT_NORM,
         layers.QKV,
         *((layers.QKV_BIAS,) if facts.qkv_bias else ()),
-        *((layers.QUERY_NORM, layers.KEY_NORM) if facts.qk_norm else ()),
+        *(norms if facts.qk_norm else ()),
         layers.ATTENTION_OUTPUT,
         *((layers.ATTENTION_OUTPUT_BIAS,) if facts.attention_output_bias else ()),
     )

@@ -102,9 +102,9 @@ class Worlds:
     def _adamw(self, which: str) -> list[dict]:
         return [
             {
-                "name": name,
+                "name": f"adamw {name}",
                 "call": "adamw_steps",
-                "model": self.models["dense"],
+                "model": self.models[name.split()[0]],
                 "layout": layout,
                 "steps": ADAMW["steps"],
                 "optimizer": {

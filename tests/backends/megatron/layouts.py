@@ -197,6 +197,11 @@ ADAMW = {
 }
 """Three updates, also done by plain PyTorch."""
 ADAMW_LAYOUTS = {
-    "one": {"adamw": {}, "adamw host": {"offload_optimizer": True}},
-    "two": {"adamw tp2": {"tp": 2}, "adamw dp2": {"dp": 2}},
+    "one": {"dense": {}, "dense host": {"offload_optimizer": True}, "v4": {}},
+    "two": {
+        "dense tp2": {"tp": 2},
+        "dense dp2": {"dp": 2},
+        "v4 tp2": {"tp": 2, "ep": 2, "sequence_parallel": True},
+    },
 }
+"""World -> model and name of the layout -> layout."""

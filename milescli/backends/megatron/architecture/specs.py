@@ -14,7 +14,7 @@ from milescli.backends.megatron.architecture import vision
 from milescli.backends.megatron.layers import compressed, experts, gated_delta, gemma4, mla
 from milescli.backends.megatron.layers.attention import PackedAttention
 from milescli.backends.megatron.layers.block import sandwich, with_bias
-from milescli.backends.megatron.layers.norm import RmsNorm
+from milescli.backends.megatron.layers.norm import HeadsNorm, RmsNorm
 from milescli.models.facts import Layer, ModelFacts, Rope
 
 
@@ -36,6 +36,7 @@ def engine_knows(facts: ModelFacts) -> bool:
     alike = all(layer in (Layer(), Layer(mlp="moe")) for layer in facts.layers)
     others = (
         facts.trains_mtp,
+        facts.qk_norm_over_heads,
         facts.attention_sinks,
         facts.attention_softcap,
         facts.attention_scale,
@@ -80,6 +81,11 @@ def layer_spec(
     attention.core_attention = core_attention(facts, layer=layer)
     if facts.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
+    if facts.qk_norm_over_heads:
+        attention.q_layernorm, attention.k_layernorm = (
+            ModuleSpec(module=HeadsNorm, params={"heads": heads})
+            for heads in (facts.num_heads, facts.num_kv_heads)
+        )
     if facts.layers[layer].mixer == "gated_delta":
         gated_delta.adapt(parts, facts)
     # Megatron has one switch for the biases of all linear layers
@@ -94,7 +100,7 @@ def layer_spec(
 def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec:
     """Return the spec of the module that combines queries, keys and values in layer `layer` (from
     0)."""
-    kind = facts.layers[layer].mixer
+    kind = "unrotated" if facts.layers[layer].unrotated else facts.layers[layer].mixer
     window = facts.sliding_window if kind == "sliding" else 0
     return ModuleSpec(
         module=PackedAttention,

@@ -153,7 +153,12 @@ def _angles(
     by_mixer: dict[str, Angles] = {}
     for number, layer in enumerate(facts.layers):
         rope = facts.rope_sliding if layer.mixer == "sliding" and facts.rope_sliding else facts.rope
-        if rope is None or layer.mixer in by_mixer or layer.mixer not in ("full", "sliding", "mla"):
+        if (
+            rope is None
+            or layer.unrotated
+            or layer.mixer in by_mixer
+            or layer.mixer not in ("full", "sliding", "mla")
+        ):
             continue
         head_dim = (
             facts.mla.qk_rope_head_dim
@@ -308,9 +313,10 @@ class PackedAttention(MegatronModule):
         window: int = 0,
         softcap: float | None = None,
     ) -> None:
-        """Called by Megatron; the last three come from the layer spec. `kind` is full, sliding, or
-        mla, whose caller has applied the rotary embedding; `window` is the number of positions that
-        a query sees, including its own, 0 for all; `softcap` applies to the logits."""
+        """Called by Megatron; the last three come from the layer spec. `kind` is full, sliding,
+        unrotated, or mla, whose caller has applied the rotary embedding; `window` is the number of
+        positions that a query sees, including its own, 0 for all; `softcap` applies to the
+        logits."""
         super().__init__(config=config)
         self.kind, self.window, self.softcap = kind, window, softcap
         self.cp_group, self.tp_group = pg_collection.cp, pg_collection.tp

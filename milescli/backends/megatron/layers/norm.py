@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
 from milescli.backends.megatron.cpu.kernels import CpuRmsNorm
 from milescli.platform import cpu_kernels
@@ -45,6 +50,39 @@ class RmsNorm(torch.nn.Module):
             # one kernel each way, which keeps what `_RmsNorm` keeps; rounded once instead of twice
             return F.rms_norm(x, (weight.shape[0],), weight, self.eps)
         return _RmsNorm.apply(x, 1.0 + weight.float() if self.zero_centered else weight, self.eps)
+
+
+class HeadsNorm(RmsNorm):
+    """Computes the same over all heads of a position together, x [S, 1, heads, d]. Tensor
+    parallelism cuts heads, so the squares are summed over its ranks."""
+
+    def __init__(self, config, hidden_size: int, eps: float = 1e-6, *, heads: int) -> None:
+        """Called by Megatron; `heads` are those of all ranks, each of `hidden_size`."""
+        ranks = config.tensor_model_parallel_size
+        super().__init__(config, heads * hidden_size // ranks, eps)
+        self.ranks = ranks
+        # each rank has the weights of its own heads
+        self.weight.sequence_parallel = False
+
+    def forward(self, x: torch.Tensor, *, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """Normalise x. `weight` is not taken."""
+        assert weight is None
+        flat = x.flatten(-2)
+        if self.ranks == 1:
+            return super().forward(flat).view(x.shape)
+        wide = flat.float()
+        own = wide.square().sum(dim=-1, keepdim=True)
+        squares = copy_to_tensor_model_parallel_region(
+            reduce_from_tensor_model_parallel_region(own)
+        )
+        scale = (squares / (flat.shape[-1] * self.ranks) + self.eps).rsqrt()
+        return ((wide * scale).to(x.dtype) * self.weight).view(x.shape)
+
+    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+        """Return the weight, cut by heads."""
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True), prefix, {"weight": 0}, sharded_offsets
+        )
 
 
 class _RmsNorm(torch.autograd.Function):

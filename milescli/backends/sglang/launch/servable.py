@@ -79,7 +79,16 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
         windows=True,
         mlp_bias=True,
     ),
+    "hy_v3": CpuFamily(
+        module="hunyuan_v3", architecture="HYV3ForCausalLM", output_layer="own", dense="first"
+    ),
     "llama": CpuFamily(module="llama", architecture="LlamaForCausalLM"),
+    "minimax_m2": CpuFamily(
+        module="minimax_m2",
+        architecture="MiniMaxM2ForCausalLM",
+        output_layer="own",
+        dense="nowhere",
+    ),
     "mimo": CpuFamily(module="mimo", architecture="MiMoForCausalLM", pieces=("mimo",)),
     "mistral": CpuFamily(module="mistral", architecture="MistralForCausalLM"),
     "qwen2": CpuFamily(module="qwen2", architecture="Qwen2ForCausalLM"),
@@ -246,6 +255,8 @@ _SILENT: dict[str, dict[str, object]] = {
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe_lite": {**_DEEPSEEK, "first_k_dense_replace": 1},
     "gpt_oss": {"swiglu_limit": 7.0},
+    "hy_v3": {"route_norm": True, "qk_norm": True},
+    "minimax_m2": {"scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True},
 }
 """Fields that SGLang wants, that the families' releases have, and that transformers does not write:
 there they are constants."""
@@ -311,7 +322,7 @@ def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
             else hybrid
         )
     kinds = config.get("mlp_layer_types")
-    if model_type == "glm4_moe_lite" and isinstance(kinds, list):
+    if model_type in ("glm4_moe_lite", "hy_v3") and isinstance(kinds, list):
         fields["first_k_dense_replace"] = kinds.index("sparse") if "sparse" in kinds else len(kinds)
     return fields
 

@@ -1,0 +1,182 @@
+"""`miles models check FOLDER`: what a new family, or a model of one, is held against on this
+machine: its names, its weights through Megatron and back, its logits against transformers', an
+engine against the trainer, memory. Called by the command; made of the parts of `convert` and
+`doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from milescli.checkpoint.hf_folder import HfReader
+from milescli.console.output import Output
+from milescli.conversion.convert import convert
+from milescli.conversion.to_hf import ToHf
+from milescli.conversion.to_megatron import ToMegatron
+from milescli.conversion.verify import Verify
+from milescli.core.errors import ExitCode, MilesError
+from milescli.core.units import format_bytes, format_count
+from milescli.doctor.engine_trial import MODEL_VARIABLE
+from milescli.doctor.finding import Finding, Status, fail, failed, ok, skip
+from milescli.doctor.run import show_findings
+from milescli.doctor.trial import run_trial
+from milescli.models import ModelFacts, load_facts, table
+from milescli.plan.main_memory import sum_of
+from milescli.plan.make import make_plan
+from milescli.platform.machine import Machine
+from milescli.platform.probe import probe
+from milescli.recipe.schema import Recipe
+
+_ENGINE_S = 600.0
+"""Bound on the trial of an engine, which loads the model and answers."""
+_ENGINE = ("engine", "agreement", "trainer", "weights")
+
+
+def run_model_check(folder: Path, *, output: Output) -> int:
+    """Check the folder and show what was found. Returns an exit code."""
+    with contextlib.redirect_stdout(sys.stderr):
+        findings = check_model_folder(folder, output=output)
+    output.json("model_check", {"findings": [asdict(finding) for finding in findings]})
+    show_findings(findings, output)
+    bad = any(finding.status is Status.FAIL for finding in findings)
+    return int(ExitCode.FAILED if bad else ExitCode.DONE)
+
+
+def check_model_folder(folder: Path, *, output: Output) -> list[Finding]:
+    """Check a Hugging Face folder, one finding per question. Raises CheckpointError if the folder
+    is no model, or of a family that miles does not know."""
+    facts, machine = load_facts(folder), probe()
+    steps: list[tuple[str, Callable[[], list[Finding]]]] = [
+        ("names", lambda: _check_names(folder, facts)),
+        ("round trip", lambda: _check_round_trip(folder, output=output)),
+        ("engine", lambda: _check_engine(folder, facts, machine)),
+        ("memory", lambda: _check_memory(folder, facts, machine)),
+    ]
+    findings = []
+    for name, run in steps:
+        try:
+            findings += run()
+        except MilesError as error:
+            findings += failed(name, error)
+    return findings
+
+
+def _check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
+    """Compare names and shapes of the folder with the family's table."""
+    lines = table(facts)
+    with HfReader(folder) as reader:
+        names = reader.names()
+        there = {
+            name: reader.shape(name)
+            for name in names
+            if not lines.is_passthrough(name) and not lines.is_ignored(name)
+        }
+    expected = lines.as_on_disk(names).hf_shapes()
+    wrong = [
+        *(f"`{name}` is missing" for name in expected if name not in there),
+        *(f"`{name}` has no rule" for name in there if name not in expected),
+        *(
+            f"`{name}` is {list(there[name])} on disk and {list(shape)} by config.json"
+            for name, shape in expected.items()
+            if there.get(name, shape) != shape
+        ),
+    ]
+    if wrong:
+        why = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        fix = f"correct the family's table: milescli/models/families   # {facts.family}"
+        return fail("names", f"{len(wrong)} tensors are not as the table says", why=why, fix=fix)
+    beside = len(names) - len(there)
+    what = f"{len(there):,} tensors, {format_count(lines.num_parameters)} parameters, all by rule"
+    return ok("names", what + (f"; {beside} are passed through" if beside else ""))
+
+
+def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:
+    """Convert to Megatron, compare logits, convert back and compare every tensor."""
+    with tempfile.TemporaryDirectory(prefix="miles-model-check-") as scratch:
+        megatron, back = Path(scratch) / "megatron", Path(scratch) / "hf"
+        there = convert(
+            ToMegatron(source=str(folder)),
+            megatron,
+            command=[],
+            verify=Verify.LOGITS,
+            output=output,
+        )
+        logits = there.proof.logits
+        findings = (
+            skip("logits", logits)
+            if there.proof.logits_difference is None
+            else ok("logits", logits)
+        )
+        convert(ToHf(source=str(megatron)), back, command=[], verify=Verify.TENSORS, output=output)
+        differ = _differing(folder, back)
+    if differ:
+        return findings + fail(
+            "round trip",
+            f"{len(differ)} tensors come back otherwise than they went in",
+            why=", ".join(f"`{name}`" for name in differ[:3]),
+            fix="correct fuse, split, pack and unpack of their rules: milescli/models/families",
+        )
+    size = format_bytes(there.size_bytes)
+    return findings + ok("round trip", f"every tensor comes back bit for bit, {size}")
+
+
+def _differing(first: Path, second: Path) -> list[str]:
+    """Names of tensors that are not equal bit for bit, or in one folder alone."""
+    import torch
+
+    def bits(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor
+
+    with HfReader(first) as one, HfReader(second) as other:
+        names, theirs = set(one.names()), set(other.names())
+        differ = names ^ theirs
+        for name in names & theirs:
+            mine, same = one.read(name), other.read(name)
+            if mine.dtype != same.dtype or not torch.equal(bits(mine), bits(same)):
+                differ.add(name)
+    return sorted(differ)
+
+
+def _check_engine(folder: Path, facts: ModelFacts, machine: Machine) -> list[Finding]:
+    """Let an engine and a trainer compute the same tokens, and send new weights."""
+    from milescli.backends.sglang.launch.servable import fault_of_sglang, servable_on_cpu
+
+    on_cpu = machine.kind == "cpu"
+    fault = fault_of_sglang(facts)
+    served, why = servable_on_cpu(facts) if on_cpu else (fault is None, fault or "")
+    if not served:
+        return skip("engine", f"no engine serves it here: {why}")
+    return run_trial(
+        "engine",
+        device_kind=machine.kind,
+        timeout_s=_ENGINE_S,
+        names=_ENGINE,
+        settings={MODEL_VARIABLE: str(folder.absolute())},
+    )
+
+
+def _check_memory(folder: Path, facts: ModelFacts, machine: Machine) -> list[Finding]:
+    """Plan supervised training of all weights on this machine."""
+    recipe = Recipe.model_validate(
+        {
+            "model": {"path": str(folder)},
+            "data": {"train": "rows.jsonl", "max_row_tokens": 1024},
+            "train": {"objective": "supervised"},
+        }
+    )
+    plan = make_plan(recipe, machine, facts)
+    if plan.forecast is not None:
+        parts = [part.size_bytes for part in plan.forecast.training if part.name != "margin"]
+        needed, there = sum(parts), plan.forecast.memory_bytes
+    else:
+        needed = max(sum_of(plan.processes).values())
+        there = machine.nodes[0].memory_bytes
+    return ok(
+        "memory",
+        f"supervised training of all weights on rows of 1,024 tokens needs {format_bytes(needed)} "
+        f"of {format_bytes(there)}, {plan.precision}",
+    )
