@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from milescli.export.folder import write_folder
 from milescli.models import load_facts, table
 from tests.backends.megatron import world
 from tests.backends.megatron.tiny_models import write_model
-from tests.backends.megatron.vision_cases import ROWS
+from tests.backends.megatron.vision_cases import PROCESSOR, ROWS
 from tests.families.cases import ALL
 
 FAMILIES = ("qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe")
@@ -77,6 +78,8 @@ class Vision:
         self.root, self.checkpoint = root, root / "checkpoint"
         names = {model for model, _, _ in LAYOUTS.values()}
         self.models = {name: write_model(root / name, ALL[name].config) for name in names}
+        for folder in self.models.values():
+            (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
         self._plain: dict[str, dict[str, torch.Tensor]] = {}
         cases = [
             {
