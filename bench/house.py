@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import inspect
 import io
 import json
 import statistics
@@ -21,6 +22,7 @@ PACKAGE = ROOT / "milescli"
 SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 DRY_RUN = ["launch", "--recipe", "quickstart", "--dry-run"]
 SHORT_FILE = 60
+INLINE = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
 
 
 def code_lines(text: str) -> int:
@@ -67,22 +69,29 @@ def recipe_keys() -> int:
     return leaves(Recipe)
 
 
-def files_of_dry_run() -> int:
-    """Files of the package of which a dry run of the quickstart executes a function."""
+def files_of_dry_run() -> dict[str, int]:
+    """Files of the package of which a dry run of the quickstart executes a function; and those of
+    which it executes a function or, as it imports them, the body of a class."""
     from milescli.commands.app import main
 
-    seen = set[str]()
+    seen, with_classes = set[str](), set[str]()
 
     def note(frame, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_name != "<module>":
-            seen.add(frame.f_code.co_filename)
+        code = frame.f_code
+        if event != "call" or code.co_name == "<module>":
+            return
+        with_classes.add(code.co_filename)
+        # the body of a class has no locals of its own
+        if code.co_flags & inspect.CO_NEWLOCALS and code.co_name not in INLINE:
+            seen.add(code.co_filename)
 
     sys.argv = ["miles", *DRY_RUN]
     sys.setprofile(note)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         main()
     sys.setprofile(None)
-    return sum(name.startswith(str(PACKAGE)) for name in seen)
+    ours = [sum(name.startswith(str(PACKAGE)) for name in files) for files in (seen, with_classes)]
+    return {"functions": ours[0], "functions_and_classes": ours[1]}
 
 
 def main() -> None:

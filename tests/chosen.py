@@ -105,11 +105,18 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "test_what_others_took_meanwhile_is_not_counted_as_weights": 0,
     "tests/backends/sglang/test_families.py": 5,
     "tests/backends/sglang/test_quantised.py": 1,
-    "tests/backends/sglang/test_exact.py": ("qwen3-2-1-0.7", "qwen3_moe-2-2-0.7"),
+    "tests/backends/sglang/test_exact.py": ("qwen3_moe-2-2-0.7",),
     "tests/backends/sglang/test_shared_experts.py": 0,
     "tests/backends/sglang/launch/test_warm.py": 0,
     "tests/backends/sglang/launch/test_warm.py::test_an_engine_that_is_forked_is_as_any_other": 1,
     "tests/backends/sglang/launch/test_arguments.py": 1,
+    "tests/backends/sglang/launch/test_arguments.py::"
+    "test_what_sglang_takes_and_nobody_else_sets_is_let_through": 0,
+    "tests/backends/sglang/launch/test_arguments.py::"
+    "test_what_sglang_does_not_know_is_refused_in_its_words": 0,
+    # foreign packages, and rows to learn from of each kind
+    "tests/agents/foreign/test_install.py::test_what_pip_says_is_in_the_error": 0,
+    "tests/doctor/test_roles.py::test_rows_to_learn_from_are_counted": 1,
     # plans
     "tests/plan/test_golden.py": 5,
 }

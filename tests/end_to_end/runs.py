@@ -72,9 +72,10 @@ class Workplace:
     def __post_init__(self) -> None:
         (self.folder / "tiny.yaml").write_text(TINY)
         self.environment = {
-            **os.environ,
-            "HOME": str(self.folder),
+            # first, as no process changes it: one that does has no title (`sglang::scheduler`)
             "COLUMNS": "120",
+            **{name: value for name, value in os.environ.items() if name != "COLUMNS"},
+            "HOME": str(self.folder),
             "PYTHONPATH": str(ROOT),
             SECRET_NAME: "not-for-everybody",
         }

@@ -89,9 +89,15 @@ def _learned(workplace: Workplace, name: str) -> dict[int, dict]:
 def _writer(
     workplace: Workplace, name: str, attempt: Attempt, *, log: str, mark: str = ""
 ) -> psutil.Process:
-    """The process of the run, with `mark` in its command line, that writes this log."""
+    """The process of the run, with `mark` in its command line, that writes this log, as soon as
+    there is one."""
     file = (workplace.run(name) / "logs" / "latest" / log).resolve()
-    return next(process for process in attempt.processes if _writes(process, file, mark))
+
+    def writers() -> list[psutil.Process]:
+        attempt.processes = processes_of_run(attempt.driver)
+        return [process for process in attempt.processes if _writes(process, file, mark)]
+
+    return until(writers, f"a process that writes {log}", within_s=LONG_S)[0]
 
 
 def _writes(process: psutil.Process, file: Path, mark: str) -> bool:
@@ -168,7 +174,7 @@ def test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt
     the trainer; the trainer, which goes on from one; an engine and the trainer that hang; and the
     driver, which is started again. The run that was not hurt ends with Ctrl-C."""
     name = request.node.name
-    sets = ("--set", "machine.silence_s=4", "--set", "fault.copy_every=1")
+    sets = ("--set", "machine.silence_s=10", "--set", "fault.copy_every=1")
     with resumed("--supervised", *sets) as attempt:
         for victims, harm in HARMS:
             attempt.processes = processes_of_run(attempt.driver)

@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -57,10 +58,18 @@ class _Starting:
     """A worker that starts slowly, and answers at once."""
 
     lives = True
+    made: ClassVar[list[_Starting]] = []
+    num_made: ClassVar[list[int]] = []
+    """How many there were when one was ready."""
 
     def __init__(self, *said: object) -> None:
+        self.made.append(self)
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        asyncio.get_running_loop().call_later(1.0, self.ready.set_result, None)
+        asyncio.get_running_loop().call_later(1.0, self._begin)
+
+    def _begin(self) -> None:
+        self.num_made.append(len(self.made))
+        self.ready.set_result(None)
 
     def call(self, *said: object) -> tuple[int, concurrent.futures.Future[float]]:
         reply: concurrent.futures.Future[float] = concurrent.futures.Future()
@@ -76,12 +85,12 @@ def test_workers_that_still_start_are_no_reason_for_more(monkeypatch: pytest.Mon
     reward = in_processes(f"{ROOM}:good", Rollout(reward=f"{ROOM}:good"))
     assert reward is not None
 
-    async def run() -> int:
+    async def run() -> list[float]:
         asked = {"prompt": "", "response": "4", "label": "4", "timeout_s": 60.0}
-        assert await asyncio.gather(*(reward.score(**asked) for _ in range(50))) == [1.0] * 50
-        return len(reward.pool.workers)
+        return await asyncio.gather(*(reward.score(**asked) for _ in range(50)))
 
-    assert asyncio.run(run()) == max(2, len(os.sched_getaffinity(0)))
+    assert asyncio.run(run()) == [1.0] * 50
+    assert _Starting.num_made[0] == max(2, len(os.sched_getaffinity(0)))
     reward.close()
 
 

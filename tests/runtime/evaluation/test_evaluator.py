@@ -112,7 +112,8 @@ def test_one_that_ends_its_process_is_named(tmp_path: Path) -> None:
 def _beside(told: list[str], *, fails_at: int | None = None) -> ConcurrentEvaluations:
     async def measure(step: int) -> None:
         told.append(f"asked {step}")
-        await settled()
+        for _ in range(20):  # a trainer's step begins meanwhile
+            await asyncio.sleep(0)
         if step == fails_at:
             raise RewardError("no score", why="planted", fix="none")
         told.append(f"done {step}")

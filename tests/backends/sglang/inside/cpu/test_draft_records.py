@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
+import transformers
 
 from milescli.backends.sglang.launch.speculation import Speculation
 from milescli.core.types import Guesses
@@ -30,9 +30,9 @@ RETRACTS = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "12"}
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
-    """By who guesses: n-grams in trees of three ways, and a draft model that has the policy's
-    embedding and output layer, to which the layers of both add little."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy, and a draft model that has its embedding and output layer, to which the layers of
+    both add little."""
     folder = tmp_path_factory.mktemp("guessing")
     model = make_qwen3_moe(folder, num_hidden_layers=SHAPE[0], num_experts_per_tok=TOPK)
     draft = make_qwen3(folder / "draft", tie_word_embeddings=False)
@@ -47,41 +47,31 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serv
     model.save_pretrained(folder)
     draft.save_pretrained(folder / "draft")
     write_tokenizer(folder)
-    kinds = {
+    return folder
+
+
+@pytest.fixture
+def served(folder: Path, kind: str) -> Iterator[Service]:
+    """An engine that guesses: by n-grams in trees of three ways, or by the draft model."""
+    speculation = {
         "ngram": Speculation(kind="ngram", num_guesses=5, ngram_breadth=3),
         "draft": Speculation(kind="draft", num_guesses=3, draft_dir=folder / "draft"),
-    }
-
-    def started(kind: str) -> Service:
-        logs = folder / f"engine-{kind}"
-        logs.mkdir()
-        return start_service(
-            folder,
-            model,
-            log_dir=logs,
-            speculation=kinds[kind],
-            return_routed_experts=True,
-            extra_env=RETRACTS,
-        )
-
-    running = dict[str, Service]()
-    try:
-        with ThreadPoolExecutor() as threads:
-            starting = {kind: threads.submit(started, kind) for kind in kinds}
-        running |= {kind: each.result() for kind, each in starting.items()}
-        yield running
-    finally:
-        with ThreadPoolExecutor() as threads:
-            for service in running.values():
-                threads.submit(service.router.stop)
-                threads.submit(service.engine.stop)
+    }[kind]
+    service = start_service(
+        folder,
+        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        speculation=speculation,
+        return_routed_experts=True,
+        extra_env=RETRACTS,
+    )
+    yield service
+    service.router.stop()
+    service.engine.stop()
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft"])
-def test_the_record_is_of_the_tokens_that_were_taken(
-    engines: dict[str, Service], kind: str
-) -> None:
-    served, seeds = engines[kind], [0, 0, 1, 1, 2, 3]
+def test_the_record_is_of_the_tokens_that_were_taken(served: Service, kind: str) -> None:
+    seeds = [0, 0, 1, 1, 2, 3]
 
     async def use(fleet) -> list[Completion]:
         return await asyncio.gather(*(fleet.generate(wanted(seed, 100)) for seed in seeds))
