@@ -142,7 +142,8 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM to the end of the block, and let a second one act at once: a Ray
+    """Delay Ctrl-C, SIGTERM and SIGHUP to the end of the block, and let a second one act at once:
+    processes that are begun in it never hear of SIGHUP, and outlive a terminal that closes. A Ray
     that is interrupted while it connects waits for seconds, then kills this process with SIGSEGV.
     Does not cover the second in which Ray's C++ has its own SIGTERM handler, which prints a stack
     and ends us."""
@@ -163,9 +164,11 @@ def uninterrupted() -> Iterator[None]:
 
     for number in handlers:
         signal.signal(number, note)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if came:
