@@ -227,7 +227,7 @@ def _open_standard_streams() -> bool:
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
         if number and os.isatty(number):
-            setattr(sys, name, _until_closed(getattr(sys, name), number))
+            setattr(sys, name, until_closed(getattr(sys, name), number))
     return is_heard
 
 
@@ -245,7 +245,7 @@ class _Terminal(io.FileIO):
             return len(memoryview(data).cast("B"))
 
 
-def _until_closed(stream: TextIO, number: int) -> TextIO:
+def until_closed(stream: TextIO, number: int) -> TextIO:
     """Return the stream, as a terminal that may be closed."""
     return io.TextIOWrapper(
         io.BufferedWriter(_Terminal(number, "w", closefd=False)),

@@ -354,7 +354,8 @@ def _wait(
             continue
         if number in STOPS and stopped_by is None:
             stopped_by = number
-        if not in_foreground or came.si_code != _FROM_TERMINAL:
+        # a terminal that closes tells the leader of its session alone, which may be this process
+        if not in_foreground or number == signal.SIGHUP or came.si_code != _FROM_TERMINAL:
             with suppress(ProcessLookupError):
                 if number in (signal.SIGTSTP, signal.SIGCONT):
                     os.killpg(child, number)

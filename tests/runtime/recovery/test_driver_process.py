@@ -77,6 +77,14 @@ PROGRAM = textwrap.dedent(
             time.sleep(0.3)
             say(code=100 + len(came))
             os._exit(100 + len(came))
+        if kind == "closed":
+            came = []
+            signal.signal(signal.SIGHUP, lambda *_: came.append(1))
+            print("up", os.getpid(), flush=True)
+            while not came:
+                time.sleep(0.02)
+            say(code=101)
+            os._exit(101)
 
     output = Output(Mode.JSON)
     unasked = kind in ("lost-alone", "joined")
@@ -214,6 +222,19 @@ def test_ctrl_c_of_a_terminal_reaches_the_driver_once(run: Path, of_terminal: bo
         os.kill(pid, signal.SIGINT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 101
     os.close(terminal)
+
+
+def test_a_driver_hears_that_its_terminal_is_closed(run: Path) -> None:
+    """The kernel tells the leader of the session alone, which is the parent here."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execv(sys.executable, _command(run, "closed"))
+    said = b""
+    while b"up" not in said:
+        said += os.read(terminal, 1024)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 101
 
 
 def test_a_driver_that_is_held_is_told_of_and_hears_who_wants_its_end(run: Path) -> None:
