@@ -152,7 +152,7 @@ class Parent:
             saved = step_saved(run.events())
             go_on = resume_command(run.shown, step=saved, num_steps=self._num_steps)
         if ended.stopped_by in stop_signals():
-            error = ended_now(ended.stopped_by, fix=go_on, is_second=True)
+            error = ended_now(ended.stopped_by, fix=go_on, is_second="log_dir" in said)
         else:
             error = _cause(ended, run, oom_before=oom_before)
             error.fixes.insert(0, go_on)
