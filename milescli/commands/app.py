@@ -6,7 +6,9 @@ The verbs live in their own files.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
+import io
 import os
 import platform
 import signal
@@ -15,7 +17,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -167,7 +169,9 @@ def _run(argv: list[str] | None) -> int:
     if argv is None:
         atexit.register(_leave_garbage)
         # else nothing is put in order where no run has begun that would catch it
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is by `nohup`
+                signal.signal(number, lambda *_: sys.exit(ExitCode.TERMINATED))
     is_program = argv is None
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
     remember(argv, is_program=is_program)
@@ -222,7 +226,34 @@ def _open_standard_streams() -> bool:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+        if number and os.isatty(number):
+            setattr(sys, name, until_closed(getattr(sys, name), number))
     return is_heard
+
+
+class _Terminal(io.FileIO):
+    """A terminal that may be closed while the program runs: what is printed then goes nowhere, and
+    fails nothing."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        """Return the number of bytes that were written, or that nobody can read any more."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return len(memoryview(data).cast("B"))
+
+
+def until_closed(stream: TextIO, number: int) -> TextIO:
+    """Return the stream, as a terminal that may be closed."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Terminal(number, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=True,
+        write_through=stream.name == "<stderr>",
+    )
 
 
 def _mode(argv: list[str]) -> Mode:

@@ -94,7 +94,7 @@ def load_examples(
         read.require_good()
         rows = read.read(range(len(read)))
         made = _tokenised(rows, tokenizer, path=path, kind=kind)
-        spelled = spelled or _spelled_out(rows, tokenizer)
+        spelled = spelled or _spelled_out(rows, tokenizer, path=path)
         unit = "line" if path.suffix in LINE_SUFFIXES else "row"
         whose = f"{path.name} {unit}" if named[1:] else unit
         places += [f"{whose} {pair.index + 1}" for pair in made]
@@ -162,7 +162,7 @@ def _sides(rows: Sequence[ExampleRow]) -> list[Chat]:
     return [side for row in rows for side in (row.chosen, row.rejected) if side is not None]
 
 
-def _spelled_out(rows: Sequence[ExampleRow], tokenizer: ChatTokenizer) -> str:
+def _spelled_out(rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: Path) -> str:
     """Return which special token the text of others than the assistant spells out first, and in
     which row; empty if none does."""
     for row in rows[:NUM_LOOKED_AT]:
@@ -170,8 +170,8 @@ def _spelled_out(rows: Sequence[ExampleRow], tokenizer: ChatTokenizer) -> str:
             said = [turn for turn in side.turns if turn["role"] != "assistant"]
             if found := sorted(tokenizer.special_texts_in(said)):
                 return (
-                    f"row {row.index + 1} spells out `{found[0]}`, which the model reads as a "
-                    "special token: text of users can open or end a turn there"
+                    f"row {row.index + 1} of {path} spells out `{found[0]}`, which the model reads "
+                    "as a special token: text of users can open or end a turn there"
                 )
     return ""
 
@@ -239,10 +239,12 @@ class ExampleReport:
     loss_tokens: int
     """Number of these tokens that are learned."""
     tokens_p50: int
-    """Median number of tokens over all rows; a pair counts by its longer side."""
+    """Median number of tokens over all sequences; a pair counts by its longer side."""
     tokens_p90: int
     tokens_p99: int
     tokens_max: int
+    first: tuple[str, ...] = ()
+    """Where the rows of the first sequences that are learned from stand: `line 3`."""
     note: str = ""
     """Which rows were left out, and which are several sequences, the first of them by line."""
 
@@ -299,6 +301,7 @@ def fitted(
         tokens=sum(side.num_tokens for side in sides),
         loss_tokens=sum(side.num_loss_tokens for side in sides),
         **percentiles(ascending, "tokens"),
+        first=tuple(places[at] for at in range(len(now)) if at not in out)[:NUM_BAD_ROWS_SHOWN],
         note="; ".join(_notes(path, key, out, places)),
     )
 
@@ -340,10 +343,12 @@ def _notes(path: str, key: RowField, out: Reasons, places: Sequence[str]) -> Ite
 
 
 def _shown(reasons: Reasons, places: Sequence[str]) -> str:
-    """Return the first few reasons as text."""
-    first = sorted(reasons)[:NUM_BAD_ROWS_SHOWN]
-    more = len(reasons) - len(first)
-    texts = [f"{places[at]}: {reasons[at]}" for at in first]
+    """Return the first few reasons as text, one for each row."""
+    by_row: dict[str, str] = {}
+    for at in sorted(reasons):
+        by_row.setdefault(places[at], reasons[at])
+    texts = [f"{place}: {why}" for place, why in by_row.items()][:NUM_BAD_ROWS_SHOWN]
+    more = len(by_row) - len(texts)
     return "; ".join(texts) + (f"; and {more} more" if more else "")
 
 
@@ -351,7 +356,8 @@ def _too_long(
     path: str, long: Reasons, lengths: Sequence[int], bound: int, places: Sequence[str]
 ) -> DataError:
     return DataError(
-        f"{len(long)} of {len(lengths)} rows of {path} are longer than {bound} tokens",
+        f"{len({places[at] for at in long})} of {len({*places})} rows of {path} are longer than "
+        f"{bound} tokens",
         why=f"{_shown(long, places)}; the longest has {max(lengths)}",
         fix=[f"--set data.max_row_tokens={max(lengths)}", "--set data.long_rows=truncate"],
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, overload
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.data.file_rows import FileRows, evenly, read_places
+from milescli.data.file_rows import FileRows, evenly, read_places, row_named
 from milescli.data.rows import DataRow
 from milescli.data.tokenizer import PromptEncoder, shown_length
 
@@ -174,7 +174,7 @@ class FilePrompts(OrderedPrompts):
     def _too_long(self, what: str, prompt: Prompt) -> DataError:
         return DataError(
             f"{what} is longer than {self._max_tokens} tokens",
-            why=f"prompt {prompt.index} of {', '.join(str(file.path) for file in self.files)} has "
+            why=f"{row_named(prompt.index, self.files)} has "
             f"{shown_length(prompt, self._max_tokens)}",
             fix=f"--set data.max_prompt_tokens={len(prompt.token_ids)}",
         )

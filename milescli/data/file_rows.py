@@ -301,5 +301,7 @@ def by_file(
 
 def row_named(index: int, files: Sequence[FileRows]) -> str:
     """Return where the prompt with this index stands: `row 3 of train.jsonl`."""
+    if not files:
+        return f"row {index + 1}"
     number = bisect_right([file.first_index for file in files], index) - 1
     return f"row {index - files[number].first_index + 1} of {files[number].path}"

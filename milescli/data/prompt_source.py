@@ -12,7 +12,7 @@ from pathlib import Path
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts, StoredPrompts
-from milescli.data.file_rows import FileRows, by_file, evenly, first_places, read_file
+from milescli.data.file_rows import FileRows, by_file, evenly, first_places, read_file, row_named
 from milescli.data.rows import NUM_BAD_ROWS_SHOWN, PathField, RowForm
 from milescli.data.tables import Table, check_file
 from milescli.data.tasks import is_task, write_task
@@ -66,9 +66,9 @@ class Loaded:
     report: SourceReport
     lengths: list[int]
     """Number of tokens of each measured prompt, ascending."""
-    long_rows: list[int]
-    """The first measured rows that are longer than `data.max_prompt_tokens`, counted from 1 over
-    all files."""
+    long_rows: list[str]
+    """Where the first measured rows stand that are longer than `data.max_prompt_tokens`:
+    `row 3 of train.jsonl`."""
 
 
 def load_source(
@@ -155,12 +155,12 @@ def load_files(
         places=places,
     )
     report = _report(files, measured, kept, num_unique=num_unique, is_large=is_large)
-    long = [p.index + 1 for p in measured if len(p.token_ids) > data.max_prompt_tokens]
+    long = [p.index for p in measured if len(p.token_ids) > data.max_prompt_tokens]
     return Loaded(
         source=source,
         report=report,
         lengths=sorted(len(prompt.token_ids) for prompt in measured),
-        long_rows=long[:MAX_LONG_ROWS],
+        long_rows=[row_named(index, files) for index in long[:MAX_LONG_ROWS]],
     )
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -401,17 +402,41 @@ def _check_kind(path: Path, *, field: str) -> None:
     except OSError as error:
         raise _unreadable(path, error) from error
     if stat.S_ISDIR(mode):
-        inside = sorted(item.name for item in path.iterdir() if item.suffix in SUFFIXES)
-        guess = path / (inside[0] if inside else "FILE.jsonl")
-        raise DataError(
-            f"{path} is a folder", why="a single file is wanted", fix=f"--set data.{field}={guess}"
-        )
+        raise _is_folder(path, field=field)
     if special := _SPECIAL_FILES.get(stat.S_IFMT(mode)):
         raise DataError(
             f"{path} is {special}",
             why="rows are read more than once, and it gives its bytes once, or without end",
             fix=f"head -n 1000 {path} > FILE.jsonl   # then --set data.{field}=FILE.jsonl",
         )
+
+
+MAX_SHARDS = 32
+"""Named by an error."""
+
+
+def _is_folder(path: Path, *, field: str) -> DataError:
+    """Return the error of a folder. Its fix names a file in it, or below one of its folders; of a
+    data set in parts, all of them."""
+    folders = [path, *sorted(item for item in path.iterdir() if item.is_dir())]
+    found = next(
+        (files for folder in folders if (files := _files_in(folder))), [path / "FILE.jsonl"]
+    )
+    shards = [file for file in found if "-of-" in file.name]
+    named = f"{field}={found[0]}"
+    if 1 < len(shards) <= MAX_SHARDS:
+        named = f"{field}=[{', '.join(map(str, shards))}]"
+    return DataError(
+        f"{path} is a folder",
+        why=f"files are wanted, one or a list of them; {len(found)} can be read there",
+        fix=f"--set {shlex.quote(f'data.{named}')}",
+    )
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files that can be read, but for the caches of `datasets`."""
+    files = (file for file in folder.iterdir() if file.suffix in SUFFIXES)
+    return sorted(file for file in files if not file.name.startswith("cache-"))
 
 
 def _missing(path: Path, *, field: str) -> DataError:

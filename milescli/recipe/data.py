@@ -167,12 +167,13 @@ def row_rules(recipe: Recipe) -> Iterator[Rule]:
     """Yield the rules for runs that learn from rows of a file instead of samples."""
     data, train, objective = recipe.data, recipe.train, recipe.train.objective
     key = "prompts" if data.prompts is not None else "mix"
+    imitates = " --set train.objective=supervised" * (objective == "policy")
     yield Rule(
         data.train is not None and (data.prompts is not None or data.mix),
         "the recipe has two things to learn from",
         why=f"`data.train` is {data.train}, and `data.{key}` is set: rows are learned from as "
         "they are, prompts are answered by engines",
-        fix=[f"--set data.{key}=null", "--set data.train=null"],
+        fix=[f"--set data.{key}=null{imitates}", "--set data.train=null"],
     )
     yield Rule(
         objective in OF_ROWS and data.train is None,

@@ -173,7 +173,10 @@ def _expert_rules(scratch: ScratchModel) -> Iterator[Rule]:
         not is_moe and experts,
         "a dense model has no experts",
         why=f"`model.scratch.family` is {scratch.family} and `num_experts` is {experts}",
-        fix=["--set model.scratch.family=qwen3_moe", "--set model.scratch.num_experts=0"],
+        fix=[
+            "--set model.scratch.family=qwen3_moe --set model.scratch.tie_embeddings=false",
+            "--set model.scratch.num_experts=0",
+        ],
     )
     yield Rule(
         is_moe and scratch.tie_embeddings,

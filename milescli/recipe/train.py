@@ -324,7 +324,8 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         "qwen3",
         fix=[
             "--set train.routing_replay=false",
-            "--set model.scratch.family=qwen3_moe --set model.scratch.num_experts=8",
+            "--set model.scratch.family=qwen3_moe --set model.scratch.num_experts=8 "
+            "--set model.scratch.tie_embeddings=false",
         ],
     )
 

@@ -322,7 +322,7 @@ class Attempt:
             raise stopped
         steps = ", ".join(f"{one.adapter or ''} {one.reached}".strip() for one in self.trainings)
         what = f"after {steps}, and saved" if begun else "before the first step"
-        why = "Ctrl-C or SIGTERM" + ("" if is_whole else "; nothing was trained yet")
+        why = "Ctrl-C, SIGTERM or SIGHUP" + ("" if is_whole else "; nothing was trained yet")
         raise Stopped(f"stopped {what}", why=why, fix=self._resume())
 
 

@@ -26,6 +26,7 @@ from milescli.runtime.inputs.plugins import load_train_plugins
 from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare
 from milescli.runtime.planning import as_fetched
 from milescli.runtime.recording.run_records import write_records
+from milescli.runtime.recovery.stops import check_stopped
 from milescli.runtime.spec import RunSpec
 
 ITSELF = ""
@@ -131,6 +132,7 @@ def prepare_all(
 ) -> Prepared:
     """Prepare the run, or each adapter in its own directory of `runs`. Raises as `inputs.prepare`.
     `checkpoints`: where each adapter goes on from."""
+    check_stopped()
     each = recipes.each or {ITSELF: recipes.loaded}
     if recipes.each:
         model_dir = model_dir_of(recipes.loaded.recipe.model, run, output=output)
@@ -144,6 +146,7 @@ def prepare_all(
         )
         for name, one in each.items()
     }
+    check_stopped()
     for name, one in each.items():
         require_environments(one.recipe, inputs[name], nodes)
     whole = next(iter(inputs.values()))

@@ -170,7 +170,8 @@ class Supervisor:
 def main(config: dict[str, Any]) -> None:
     """Until standard input ends, or the driver is gone."""
     adopt_orphans()  # no zombie is left to an init that may not reap
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else 65536
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, 65536)), hard))

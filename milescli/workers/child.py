@@ -95,7 +95,8 @@ asking: contextvars.ContextVar[Asking] = contextvars.ContextVar("asking")
 def main(memory_bytes: int) -> None:
     """Reply until standard input closes, or the process that asks is gone."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the run, which ends this process
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # works inside C, too
     replies = _Replies(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what the user's code prints must not look like a reply

@@ -43,7 +43,8 @@ def main() -> None:
     """End as the command ends."""
     libc, parent = ctypes.CDLL(None), int(sys.argv[1])
     signal.signal(signal.SIGTERM, end_group)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the run
     libc.prctl(PDEATHSIG, signal.SIGTERM)
     # what the command started in groups of their own is our child once its parent is gone
     adopt_orphans()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from milescli import __version__
+from milescli.commands.app import until_closed
 from milescli.core.errors import FitError, Stopped
 from tests.commands.conftest import Miles, Replace
 
@@ -131,6 +134,18 @@ def test_a_reader_that_goes_away_is_no_fault() -> None:
     command = f"{sys.executable} -m milescli help recipe | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200)
     assert done.stdout.startswith("A recipe is YAML") and done.stderr == ""
+
+
+def test_what_is_printed_to_a_terminal_that_was_closed_fails_nothing() -> None:
+    terminal, own = pty.openpty()
+    with os.fdopen(os.dup(own), "w") as plain, until_closed(plain, own) as stream:
+        print("seen", file=stream, flush=True)
+        assert os.read(terminal, 100).startswith(b"seen")
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output"):
+            os.write(own, b"lost")
+        print("lost", file=stream, flush=True)
+    os.close(own)
 
 
 @pytest.mark.parametrize(

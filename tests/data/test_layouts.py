@@ -13,7 +13,8 @@ import pytest
 from milescli.core.errors import DataError
 from milescli.data.example_rows import Chat, ExampleForm, ExampleRow
 from milescli.data.file_rows import FileRows, read_file
-from milescli.data.layouts import LAYOUTS, recognise, use_of
+from milescli.data.layout_table import LAYOUTS
+from milescli.data.layouts import recognise, use_of
 from milescli.data.rows import RowForm
 from milescli.data.tables import Table
 from milescli.recipe.data import Data

@@ -17,12 +17,15 @@ from typing import Any
 
 import psutil
 
+from milescli.core.driver_pipe import leave
 from milescli.core.errors import MachineError
 
 NAMESPACE = "miles"
 START_TIMEOUT_S = 120.0
 """Bound on its server's and on its node's start. Ray by itself gives each 30 s, which a computer
 that is busy with other things may take."""
+PATIENCE_S = 1.0
+"""A user who stops a run waits so long for Ray to connect."""
 REACH_TIMEOUT_S = 10.0
 """Bound on a first connection to a cluster's address: Ray by itself waits for minutes where nobody
 answers."""
@@ -142,10 +145,11 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM to the end of the block, and let a second one act at once: a Ray
-    that is interrupted while it connects waits for seconds, then kills this process with SIGSEGV.
-    Does not cover the second in which Ray's C++ has its own SIGTERM handler, which prints a stack
-    and ends us."""
+    """Delay Ctrl-C, SIGTERM and SIGHUP to the end of the block; a driver leaves if it goes on for
+    PATIENCE_S, and a second signal acts at once. A Ray that is interrupted while it connects waits
+    for seconds, then kills this process with SIGSEGV. Processes that the block begins never hear of
+    SIGHUP, and outlive a terminal that closes. Does not cover the second in which Ray's C++ has its
+    own SIGTERM handler, which prints a stack and ends us."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -155,17 +159,24 @@ def uninterrupted() -> Iterator[None]:
         if callable(handler := signal.getsignal(number))
     }
     came: list[tuple[int, FrameType | None]] = []
+    leaving = threading.Timer(PATIENCE_S, leave)
+    leaving.daemon = True
 
     def note(number: int, frame: FrameType | None) -> None:
         if came:
             handlers[number](number, frame)
+        else:
+            leaving.start()
         came.append((number, frame))
 
     for number in handlers:
         signal.signal(number, note)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
         yield
     finally:
+        leaving.cancel()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if came:

@@ -155,18 +155,18 @@ def _show_lengths(part: Part, *, output: Output) -> None:
     ranges = histogram(lengths)
     most = max(count for _, _, count in ranges)
     output.table(
-        [unit, "rows" if part.examples else "prompts", ""],
+        [unit, "sequences" if part.examples else "prompts", ""],
         [
             (f"{low} to {high}", count, "█" * -(-count * BAR_WIDTH // most))
             for low, high, count in ranges
         ],
     )
     if part.loaded is not None and (report := part.loaded.report).num_dropped:
-        rows = ", ".join(str(row) for row in part.loaded.long_rows[:5])
+        rows = ", ".join(part.loaded.long_rows[:5])
         bound = part.data.max_prompt_tokens
         output.note(
             f"{report.num_dropped:,} of {report.num_measured:,} prompts are longer than {bound} "
-            f"tokens and are left out: row {rows}" + (", ..." if report.num_dropped > 5 else "")
+            f"tokens and are left out: {rows}" + (", ..." if report.num_dropped > 5 else "")
         )
     if part.report is not None:
         shares = f"{part.report.loss_tokens:,} of {part.report.tokens:,} tokens are learned"
@@ -177,7 +177,7 @@ def _show_lengths(part: Part, *, output: Output) -> None:
 def _show_prompts(part: Part, *, output: Output) -> None:
     for shown in part.rendered[:2]:
         side = f", {shown.side}" * bool(shown.side)
-        output.note(f"row {shown.row + 1} of {part.name}{side}, as the model sees it")
+        output.note(f"{shown.place} ({part.name}{side}), as the model sees it")
         pieces = zip(shown.tokens, map(bool, shown.loss_mask), strict=True)
         output.masked(list(pieces)[:MAX_PIECES])
         output.blank()

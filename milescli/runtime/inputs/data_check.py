@@ -19,7 +19,7 @@ from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated, unsampled
 from milescli.data.example_rows import CHOSEN, REJECTED, Kind, RowField
 from milescli.data.examples import ExampleReport, load_examples
-from milescli.data.file_rows import FileRows, evenly
+from milescli.data.file_rows import FileRows, evenly, row_named
 from milescli.data.layouts import use_of
 from milescli.data.mixed_prompts import data_of_source
 from milescli.data.prompt_source import Loaded, file_named, form_of, load_files
@@ -65,8 +65,8 @@ from milescli.runtime.inputs.run_inputs import stop_ids_of_turns
 class Rendered:
     """One prompt as the model sees it, token by token."""
 
-    row: int
-    """Index of the prompt, or number of the row among those that a run learns from."""
+    place: str
+    """Where its row stands: `row 3 of train.jsonl`."""
     tokens: list[str]
     loss_mask: list[int]
     """[num_tokens] 1 for tokens that are learned, as in a demonstration's response. A prompt has no
@@ -308,7 +308,9 @@ def _checked(
         shown = part.loaded.source.some(NUM_SHOWN)[:NUM_SHOWN]
         try:
             for prompt in shown:
-                part.rendered += rendered(prompt, tokenizer, field=part.field, roles=part.roles)
+                part.rendered += rendered(
+                    prompt, tokenizer, field=part.field, roles=part.roles, files=files
+                )
         except DataError as error:
             check.problems.append(error)
         if part.rollout is not None:
@@ -344,7 +346,7 @@ def _check_rows(
     except DataError as error:
         check.problems.append(error)
         return
-    part.rendered = list(rendered_rows(part.examples, tokenizer))
+    part.rendered = list(rendered_rows(part.examples, tokenizer, places=part.report.first))
 
 
 def look_at(
@@ -386,7 +388,12 @@ def look_at(
 
 
 def rendered(
-    prompt: Prompt, tokenizer: ChatTokenizer, *, field: str, roles: Mapping[str, Role]
+    prompt: Prompt,
+    tokenizer: ChatTokenizer,
+    *,
+    field: str,
+    roles: Mapping[str, Role],
+    files: Sequence[FileRows],
 ) -> list[Rendered]:
     """Render a prompt as text, token by token; a demonstration with its response. Of an episode of
     several `roles` what each sees; a prompt as the first does. Raises as `role_demonstrations`."""
@@ -404,7 +411,7 @@ def rendered(
         lines = {first: unsampled(ids, bytes(len(ids)))}
     return [
         Rendered(
-            row=prompt.index,
+            place=row_named(prompt.index, files),
             tokens=tokenizer.pieces(line.token_ids.tolist()),
             loss_mask=list(line.loss_mask),
             side=side,
@@ -424,14 +431,15 @@ def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, 
 
 
 def rendered_rows(
-    rows: Sequence[Trajectory | Pair], tokenizer: ChatTokenizer
+    rows: Sequence[Trajectory | Pair], tokenizer: ChatTokenizer, *, places: Sequence[str]
 ) -> Iterator[Rendered]:
-    """Render the first rows that are learned from, token by token; of a pair each side."""
-    for place, row in enumerate(rows[:NUM_SHOWN]):
+    """Render the first sequences that are learned from, token by token; of a pair each side.
+    `places`: where the rows of these sequences stand."""
+    for place, row in zip(places, rows, strict=False):
         sides = {"": row} if isinstance(row, Trajectory) else _sides(row)
         for name, side in sides.items():
             yield Rendered(
-                row=place,
+                place=place,
                 side=name,
                 tokens=tokenizer.pieces(list(side.token_ids)),
                 loss_mask=list(side.loss_mask),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from milescli.data.file_prompts import FilePrompts
+from milescli.data.file_rows import row_named
 from milescli.data.tokenizer import ChatTokenizer, no_template
 
 NUM_LOOKED_AT = 512
@@ -81,12 +82,14 @@ def foreign_markers(subject: Tokens) -> Iterator[str]:
 
 def special_texts(subject: Tokens) -> Iterator[str]:
     """Compare the texts of prompts with the special tokens."""
-    prompts = (prompt for part, _ in subject.trained for prompt in part.first(NUM_LOOKED_AT))
-    for prompt in islice(prompts, NUM_LOOKED_AT):
+    prompts = (
+        (prompt, part.files) for part, _ in subject.trained for prompt in part.first(NUM_LOOKED_AT)
+    )
+    for prompt, files in islice(prompts, NUM_LOOKED_AT):
         if found := sorted(subject.tokenizer.special_texts_in(prompt.messages)):
             yield (
-                f"row {prompt.index + 1} spells out `{found[0]}`, which the model reads as a "
-                "special token: text of users can open or end a turn there"
+                f"{row_named(prompt.index, files)} spells out `{found[0]}`, which the model reads "
+                "as a special token: text of users can open or end a turn there"
             )
             return
 

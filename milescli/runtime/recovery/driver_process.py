@@ -41,7 +41,7 @@ from milescli.core.silence import is_stopped_process
 from milescli.platform.memory_record import oom_kills
 from milescli.recipe.machine import Fault
 from milescli.runtime.recovery.restarts import Restarts
-from milescli.runtime.recovery.stops import BY_USER, ended_now, record_end
+from milescli.runtime.recovery.stops import BY_USER, ended_now, record_end, stop_signals
 from milescli.workers.guard import end_with_parent
 
 if TYPE_CHECKING:
@@ -151,8 +151,8 @@ class Parent:
         if run is not None:
             saved = step_saved(run.events())
             go_on = resume_command(run.shown, step=saved, num_steps=self._num_steps)
-        if ended.stopped_by in (signal.SIGINT, signal.SIGTERM):
-            error = ended_now(ended.stopped_by, fix=go_on, is_second=True)
+        if ended.stopped_by in stop_signals():
+            error = ended_now(ended.stopped_by, fix=go_on, is_second="log_dir" in said)
         else:
             error = _cause(ended, run, oom_before=oom_before)
             error.fixes.insert(0, go_on)
@@ -240,13 +240,13 @@ def _wait_for_clean_up(said: Said) -> None:
 
 def _pause(seconds: float, run: RunDir) -> None:
     """Raises Stopped where the user ends it meanwhile."""
-    wanted = (signal.SIGINT, signal.SIGTERM)
+    wanted = stop_signals()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     try:
         if signal.sigtimedwait(wanted, seconds) is not None:
             error = Stopped(
                 "stopped between two attempts",
-                why="Ctrl-C or SIGTERM while the driver was to be started again",
+                why="Ctrl-C, SIGTERM or SIGHUP while the driver was to be started again",
                 fix=f"miles resume {run.shown}",
             )
             record_end(run, run.new_attempt(), error, outcome="stopped", seconds=0.0)
@@ -260,12 +260,13 @@ _FROM_TERMINAL = 0x80
 _SHARED = (
     signal.SIGINT,
     signal.SIGTERM,
+    signal.SIGHUP,
     signal.SIGQUIT,
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
 """Passed on in any case."""
-_OWN_GROUP = (signal.SIGHUP, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
+_OWN_GROUP = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 """Passed on to a child with a group of its own."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """By which a user ends a run."""
@@ -353,7 +354,8 @@ def _wait(
             continue
         if number in STOPS and stopped_by is None:
             stopped_by = number
-        if not in_foreground or came.si_code != _FROM_TERMINAL:
+        # a terminal that closes tells the leader of its session alone, which may be this process
+        if not in_foreground or number == signal.SIGHUP or came.si_code != _FROM_TERMINAL:
             with suppress(ProcessLookupError):
                 if number in (signal.SIGTSTP, signal.SIGCONT):
                     os.killpg(child, number)

@@ -16,14 +16,26 @@ from milescli.core.errors import ExitCode, Interrupted, MilesError, Stopped, Ter
 from milescli.core.events import RunEnded, stamped
 from milescli.runtime.recording.side_files import LineFile
 
+_NAMES = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP, as of a terminal that was closed,",
+}
 BY_USER = (Stopped, Interrupted, Terminated)
 """Errors of a run that did not fail: its user stopped it."""
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals by which a user stops a run. SIGHUP is none where it is ignored, as by
+    `nohup`."""
+    return [number for number in _NAMES if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def ended_now(number: int | None, *, fix: str, is_second: bool = False) -> MilesError:
     """Return the error of work that a signal ended at once. `fix`: the command that goes on or
     begins again; `is_second`: the work was being stopped and saved already."""
-    kind, name = (Interrupted, "Ctrl-C") if number == signal.SIGINT else (Terminated, "SIGTERM")
+    kind = Interrupted if number == signal.SIGINT else Terminated
+    name = _NAMES[signal.Signals(number or signal.SIGTERM)]
     why = (
         "a second time: what came after the newest checkpoint is not saved"
         if is_second
@@ -38,7 +50,7 @@ def stop_signal(error: BaseException) -> int | None:
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT
     if isinstance(error, SystemExit) and error.code == ExitCode.TERMINATED:
-        return signal.SIGTERM
+        return next(iter(_came), signal.SIGTERM)
     return None
 
 
@@ -46,8 +58,15 @@ _came: list[int] = []
 """Signals that came within `stop_recorded`."""
 
 
-def _stop(number: int, _: object) -> NoReturn:
+def _stop(number: int, _: object) -> None:
+    """A closed terminal may send SIGHUP several times: by the shell, and by the kernel."""
+    again = number == signal.SIGHUP and bool(_came)
     _came.append(number)
+    if not again:
+        _raise(number)
+
+
+def _raise(number: int) -> NoReturn:
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(ExitCode.TERMINATED)
 
 
@@ -55,12 +74,12 @@ def check_stopped() -> None:
     """Raise again what a signal has raised within `stop_recorded`, where it was swallowed by a
     library that was being imported or called."""
     if _came:
-        _stop(_came[0], None)
+        _raise(_came[0])
 
 
 @contextmanager
 def _signals_noted() -> Iterator[None]:
-    old = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.signal(number, _stop) for number in stop_signals()}
     try:
         yield
     finally:
@@ -75,22 +94,23 @@ def stop_recorded(run: RunDir, *, num_steps: int) -> Iterator[None]:
     `stopped`. Raises Interrupted or Terminated then. `num_steps`: that the run is to do. Enter it
     on the main thread."""
     before = run.attempts()
-    try:
-        with _signals_noted():
+    with _signals_noted():
+        try:
             yield
-    except (KeyboardInterrupt, SystemExit) as raised:
-        if (number := stop_signal(raised)) is None:
-            raise
-        if not run.is_run:  # its directory was just made
-            run.discard_if_unused()
-            raise
-        saved = step_saved(run.events())
-        error = ended_now(number, fix=resume_command(run.shown, step=saved, num_steps=num_steps))
-        begun = run.attempts()[len(before) :]
-        log_dir = begun[-1] if begun else run.new_attempt()
-        if not verdict_file(log_dir).exists():
-            record_end(run, log_dir, error, outcome="stopped", seconds=0.0)
-        raise error from raised
+        except (KeyboardInterrupt, SystemExit) as raised:
+            if (number := stop_signal(raised)) is None:
+                raise
+            if not run.is_run:  # its directory was just made
+                run.discard_if_unused()
+                raise
+            saved = step_saved(run.events())
+            fix = resume_command(run.shown, step=saved, num_steps=num_steps)
+            error = ended_now(number, fix=fix)
+            begun = run.attempts()[len(before) :]
+            log_dir = begun[-1] if begun else run.new_attempt()
+            if not verdict_file(log_dir).exists():
+                record_end(run, log_dir, error, outcome="stopped", seconds=0.0)
+            raise error from raised
 
 
 def record_end(

@@ -17,7 +17,7 @@ from milescli.core.errors import MilesError, NodesJoined, Stopped, WorkerDied
 from milescli.core.events import EventBus
 from milescli.core.run_processes import processes_of
 from milescli.core.silence import Silence, is_stopped_process
-from milescli.runtime.recovery.stops import ended_now
+from milescli.runtime.recovery.stops import ended_now, stop_signals
 
 WATCH_EVERY_S = 1.0
 CAUSE_GRACE_S = 5.0
@@ -26,8 +26,8 @@ CAUSE_GRACE_S = 5.0
 
 @dataclass(slots=True)
 class StopSignals:
-    """First Ctrl-C or SIGTERM: ask the loop to stop where nothing is half done, and to save.
-    Second: end now."""
+    """First Ctrl-C, SIGTERM or SIGHUP: ask the loop to stop where nothing is half done, and to
+    save. Second: end now; SIGHUP is none, since a closed terminal may send it several times."""
 
     on_stop: Callable[[], bool]
     """Asks; False where there is nothing to save, so that the first signal ends at once too."""
@@ -50,7 +50,7 @@ class StopSignals:
         """Catch the signals while `main` runs."""
         self._main = main
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             self._old[number] = signal.getsignal(number)
             loop.add_signal_handler(number, self._handle, number)
 
@@ -63,6 +63,8 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def _handle(self, number: int) -> None:
+        if number == signal.SIGHUP and self.received is not None:
+            return
         self.is_second, self.received = self.received is not None, number
         if (self.is_second or not self.on_stop()) and self._main is not None:
             self._main.cancel()
@@ -164,7 +166,7 @@ class StopFlag:
     def check(self) -> None:
         """Raises Stopped where it is set, NodesJoined where there is to be another beginning."""
         if self._event.is_set():
-            raise Stopped("stopped on request", why="Ctrl-C or SIGTERM", fix="miles resume")
+            raise Stopped("stopped on request", why="Ctrl-C, SIGTERM or SIGHUP", fix="miles resume")
         if self._joined is not None:
             raise self._joined
 

@@ -40,7 +40,9 @@ def test_all_that_a_run_would_refuse_is_told_at_once(tmp_path: Path) -> None:
     train = [_row("a?"), _row("7" * 300), _row("c?", "none"), _row("d?")]
     check = _check(tmp_path, train, [_row("new?"), _row("d?")])
     assert [part.name for part in check.parts] == ["prompts", "eval"]
-    assert check.parts[0].loaded is not None and check.parts[0].loaded.long_rows == [2]
+    assert check.parts[0].loaded is not None and check.parts[0].loaded.long_rows == [
+        f"row 2 of {tmp_path}/train.jsonl"
+    ]
     labels, leak = check.problems
     assert "line 3: the label 'none': it holds no number" in labels.why
     assert f"row 2 of {tmp_path}/test.jsonl is row 4 of {tmp_path}/train.jsonl" in leak.why

@@ -22,6 +22,12 @@ train: {steps: 2}
 """
 ASKED = {"role": "user", "content": "1 + 1?"}
 TOLD = {"role": "assistant", "content": "2"}
+DROPS_REASONING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def _write(folder: Path, name: str, *rows: object) -> Path:
@@ -53,6 +59,25 @@ def test_a_chat_is_shown_with_what_is_learned_of_it(tmp_path: Path) -> None:
     shown = part.rendered[0]
     learned = [text for text, on in zip(shown.tokens, shown.loss_mask, strict=True) if on]
     assert "".join(learned).strip() == "2<|im_end|>"
+
+
+def test_sequences_are_named_by_the_lines_of_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a chat whose template drops the reasoning of earlier turns, each turn is a sequence."""
+    template = tmp_path / "thinking.jinja"
+    template.write_text(DROPS_REASONING)
+    told = {**TOLD, "reasoning_content": "Add."}
+    chats = [[ASKED, told], [ASKED, told, ASKED, told], [ASKED, told], [ASKED, told, ASKED, told]]
+    rows = [{"messages": chat} for chat in chats]
+    file = _write(tmp_path, "a.jsonl", *rows)
+    sets = (f"data.train={file}", "train.objective=supervised", f"data.chat_template={template}")
+    (part,) = _check(tmp_path, *sets).parts
+    shown = [one.place for one in part.rendered]
+    assert shown == ["line 1", "line 2", "line 2", "line 3", "line 4"]
+    (refused,) = _check(tmp_path, *sets, "data.max_row_tokens=30", "data.long_rows=error").problems
+    assert refused.what.startswith("2 of 4 rows of ") and "line 2: " in refused.why
+    assert refused.why.count("line 4: ") == 1
 
 
 def test_both_sides_of_a_pair_are_shown(tmp_path: Path) -> None:

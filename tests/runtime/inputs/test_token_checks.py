@@ -33,7 +33,7 @@ def _told(tokenizer: ChatTokenizer, *, ends: Sequence[int] = (), texts: Sequence
         Prompt(index=4, token_ids=[1], text=text, turns=[{"role": "user", "content": text}])
         for text in texts
     ]
-    part = SimpleNamespace(first=lambda count: prompts[:count])
+    part = SimpleNamespace(first=lambda count: prompts[:count], files=())
     subject: Any = SimpleNamespace(tokenizer=tokenizer, own_stop_ids=ends, trained=[(part, None)])
     checks = (unembedded, unknown_ends, foreign_markers, special_texts)
     return [said for check in checks for said in check(subject)]

@@ -34,6 +34,14 @@ PROGRAM = textwrap.dedent(
     driver_process.PAUSE_S = 0.0
 
     def attempt(path):
+        if kind == "connects":
+            from milescli.backends.ray.joining import uninterrupted
+
+            say(run=path)
+            with uninterrupted():
+                print("up", os.getpid(), flush=True)
+                while True:
+                    time.sleep(0.02)
         log_dir = path / "logs" / f"attempt_{len(list(path.glob('logs/*'))) + 1}"
         log_dir.mkdir(parents=True)
         say(run=path, log_dir=log_dir, max_restarts=2, window_s=60.0, num_steps=9)
@@ -77,6 +85,14 @@ PROGRAM = textwrap.dedent(
             time.sleep(0.3)
             say(code=100 + len(came))
             os._exit(100 + len(came))
+        if kind == "closed":
+            came = []
+            signal.signal(signal.SIGHUP, lambda *_: came.append(1))
+            print("up", os.getpid(), flush=True)
+            while not came:
+                time.sleep(0.02)
+            say(code=101)
+            os._exit(101)
 
     output = Output(Mode.JSON)
     unasked = kind in ("lost-alone", "joined")
@@ -214,6 +230,31 @@ def test_ctrl_c_of_a_terminal_reaches_the_driver_once(run: Path, of_terminal: bo
         os.kill(pid, signal.SIGINT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 101
     os.close(terminal)
+
+
+def test_a_driver_that_connects_to_ray_without_end_can_be_stopped(run: Path) -> None:
+    process = subprocess.Popen(
+        _command(run, "connects"), cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdout.readline().startswith(b"up")
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(120) == 130
+    process.stdout.close()
+    (verdict,) = run.glob("logs/attempt_*/verdict.json")
+    assert json.loads(verdict.read_text())["outcome"] == "stopped"
+
+
+def test_a_driver_hears_that_its_terminal_is_closed(run: Path) -> None:
+    """The kernel tells the leader of the session alone, which is the parent here."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execv(sys.executable, _command(run, "closed"))
+    said = b""
+    while b"up" not in said:
+        said += os.read(terminal, 1024)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 101
 
 
 def test_a_driver_that_is_held_is_told_of_and_hears_who_wants_its_end(run: Path) -> None:

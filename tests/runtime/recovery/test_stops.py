@@ -67,7 +67,7 @@ def test_a_directory_without_a_recipe_is_not_left_behind(run: RunDir) -> None:
     assert not run.path.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_a_library_swallows_is_raised_again(run: RunDir, number: int) -> None:
     with pytest.raises((Interrupted, Terminated)), stop_recorded(run, num_steps=9):
         with suppress(BaseException):
@@ -76,3 +76,24 @@ def test_a_signal_that_a_library_swallows_is_raised_again(run: RunDir, number: i
         check_stopped()
     assert state_of(run) == "stopped"
     check_stopped()  # and not once more
+
+
+def test_a_closed_terminal_stops_once_however_often_it_says_so(run: RunDir) -> None:
+    heard = []
+    with pytest.raises(Terminated) as caught, stop_recorded(run, num_steps=9):
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)
+            heard.append("cleaned up")
+    assert heard and "SIGHUP" in caught.value.why
+
+
+def test_a_command_under_nohup_goes_on(run: RunDir) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_recorded(run, num_steps=9):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert state_of(run) == "not started"
