@@ -161,6 +161,7 @@ def packed(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
         updates=source.updates,
         temperature=source.temperature,
         asked=set(shown.values()),
+        shares_prompts=plan.batch.shares_prompts,
     )
     return batch, shown
 

@@ -90,6 +90,8 @@ class PackedRow(PackedSeqParams):
     keys: Cells | None = None
     """Over the F positions of the whole row, in the order in which the ranks' parts are
     gathered."""
+    is_shared: bool = False
+    """Sequences share positions of the row: only the cells have all that attention needs."""
     chunks: Chunks | None = None
     """Of the same, for layers with a recurrence; None where there are none."""
     chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
@@ -107,6 +109,9 @@ def pack_row(
     members = _group_lengths(lengths)
     grids = [_grid(lengths[which], shape=shape, device=device) for which in members]
     order = _gathered_order(lengths, cp=shape.cp)
+    if row.shared is not None:
+        order = row.shared.numpy()
+    is_shared = row.shared is not None
     return PackedRow(
         qkv_format="thd",
         cu_seqlens_q=cu,
@@ -117,8 +122,11 @@ def pack_row(
         max_seqlen_kv=int(lengths.max()),
         angles=_angles(facts, row.positions, device=device),
         grids=grids,
-        queries=_cells(lengths // shape.cp, members, order=None, device=device),
-        keys=_cells(lengths, members, order=order, device=device),
+        queries=_cells(
+            lengths // shape.cp, members, order=order if is_shared else None, device=device
+        ),
+        keys=_cells(lengths, members, order=order, device=device, sums=is_shared),
+        is_shared=is_shared,
         chunks=make_chunks(lengths, order=order, device=device) if facts.gated_delta else None,
     )
 
@@ -202,7 +210,9 @@ def _cells(
     *,
     order: np.ndarray | None,
     device: torch.device,
+    sums: bool = False,
 ) -> Cells:
+    """`sums`: a position may have several cells that are looked at."""
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     parts, filled = [], []
     for which in members:
@@ -213,13 +223,22 @@ def _cells(
     position, real = np.concatenate(parts), np.concatenate(filled)
     if order is not None:
         position = order[position]
-    cell = np.empty(int(lengths.sum()), np.int64)
-    cell[position[real]] = np.flatnonzero(real)
+    cells = np.flatnonzero(real)
+    by_position = cells[np.argsort(position[cells], kind="stable")]
+    _, begins = np.unique(position[by_position], return_index=True)
+    cell = by_position[begins]
     trivial = len(position) == len(cell) and bool((position == np.arange(len(cell))).all())
+    holes = np.delete(np.arange(len(position)), cell)
     tensors = [
-        torch.from_numpy(array).to(device) for array in (position, cell, np.flatnonzero(~real))
+        torch.from_numpy(array).to(device) for array in (position, cell, holes, by_position, begins)
     ]
-    return Cells(position=tensors[0], cell=tensors[1], holes=tensors[2], trivial=trivial)
+    return Cells(
+        position=tensors[0],
+        cell=tensors[1],
+        holes=tensors[2],
+        trivial=trivial,
+        bags=(tensors[3], tensors[4]) if sums else None,
+    )
 
 
 class _GatherKeys(torch.autograd.Function):
@@ -328,7 +347,7 @@ class PackedAttention(MegatronModule):
             )
         longest = row.max_seqlen_q
         whole = self.cp_group.size() == 1 and self._is_plain(query, value, longest)
-        if whole and is_for(query, longest):
+        if whole and not row.is_shared and is_for(query, longest):
             starts = row.cu_seqlens_q_padded
             attended = ShortAttention.apply(query, key, value, starts, longest, self.scale)
             return attended.flatten(1)
