@@ -11,18 +11,22 @@ import torch
 
 from tests.backends.megatron.harness import policy_shard, trainer
 
-SHARING = ("dense", "tied", "llama", "sandwich", "gemma4")
+SHARING = ("dense", "tied", "llama", "sandwich", "mistral")
 """Models that allow it."""
 
 
-def shared_prompts(*, rank: int, size: int, port: int, model: str, layout: dict) -> dict[str, Any]:
+def shared_prompts(
+    *, rank: int, size: int, port: int, model: str, layout: dict, longest_prompt: int = 24
+) -> dict[str, Any]:
     """Of the same batch with prompts apart and shared: positions that the model computes, the
     report, log-probs, and how far the gradients are from those of the former, relative to the
     largest of each weight."""
     made = trainer(
         rank=rank, size=size, port=port, model=model, layout=layout, train={"entropy_coef": 0.01}
     )
-    shard = policy_shard(made, 0)
+    shard = policy_shard(
+        made, 0, longest_prompt=longest_prompt, cap=10 * longest_prompt, shares_prompts=True
+    )
     shard = replace(shard, asked=tuple(range(len(shard.sequence_ids))))
     seen, gradients = {}, {}
     for shares in (False, True):

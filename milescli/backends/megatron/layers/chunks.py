@@ -31,6 +31,10 @@ class Cells:
         """Scatter [positions, ...] -> [cells, ...]."""
         if self.bags is not None:
             return _Repeat.apply(x, self.position, *self.bags)
+        return self.gather(x)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Do as `fill` where of the cells of a position only the first has a gradient."""
         return x if self.trivial else _Move.apply(x, self.position, self.cell, self.holes[:0])
 
     def empty(self, x: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,8 @@ class RowLayout:
     shared: torch.Tensor | None = None
     """[all positions of the sequences, end to end] int64 position of this row that stands for each:
     sequences that begin alike share their first positions; None: each is there itself."""
+    skips: torch.Tensor | None = None
+    """[sequences] int32 positions at the beginning of each for which those of another stand."""
 
 
 def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
@@ -79,7 +81,7 @@ def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
     )
 
 
-_WORTHWHILE = 0.9
+WORTHWHILE = 0.9
 """A row is shortened if this share of its positions is left at most."""
 
 
@@ -93,15 +95,17 @@ def share_prefixes(row: RowLayout, prefixes: Sequence[np.ndarray]) -> RowLayout:
         first = firsts.setdefault(prefix.tobytes(), start)
         stands_for[start : start + len(prefix)] = np.arange(first, first + len(prefix))
     is_kept = stands_for == np.arange(len(stands_for))
-    if is_kept.sum() > _WORTHWHILE * len(is_kept):
+    if is_kept.sum() > WORTHWHILE * len(is_kept):
         return row
     kept = torch.from_numpy(np.flatnonzero(is_kept))
+    left_out = np.add.reduceat(~is_kept, row.cu_seqlens[:-1], dtype=np.int32)
     return replace(
         row,
         source=row.source[kept],
         sequence=row.sequence[kept],
         positions=row.positions[kept],
         shared=torch.from_numpy((np.cumsum(is_kept) - 1)[stands_for]),
+        skips=torch.from_numpy(left_out),
     )
 
 
