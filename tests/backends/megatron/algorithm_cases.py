@@ -136,7 +136,9 @@ def algorithms_measured(
     for name in VARIANTS:
         for seed in range(examples):
             everywhere: list[Any] = [None] * size
-            dist.all_gather_object(everywhere, _measured(name, seed, own, facts, size, shares_prompts))
+            dist.all_gather_object(
+                everywhere, _measured(name, seed, own, facts, size, shares_prompts)
+            )
             losses = np.sum([part["losses"] for part in everywhere if part["counts"]], axis=0)
             gradients: dict[tuple[int, int], float] = {}
             for part in everywhere:
