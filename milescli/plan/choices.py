@@ -87,6 +87,39 @@ def _batch_of_rows(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -
     )
 
 
+def can_share_prompts(facts: ModelFacts) -> bool:
+    """Return True if a model computes each position of its own, but for attention over the
+    positions before it, so that sequences can share those with which they begin."""
+    attends = all(layer.mixer in ("full", "sliding") for layer in facts.layers)
+    more = facts.num_experts or facts.trains_mtp or facts.scores
+    return attends and not more
+
+
+_NARROW = 256
+"""Below this width a layer's products cost little more than moving its keys and values."""
+
+
+def shares_prompts(
+    recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout, *, on_cpu: bool, log: Log
+) -> bool:
+    """Decide whether the trainer computes a prompt once for all its samples in a microbatch. Under
+    `exact`, and where ranks share a model, every sequence is computed whole."""
+    group = (
+        recipe.sequences_per_row if recipe.learns_from_rows else recipe.rollout.samples_per_prompt
+    )
+    whole = trainer.tp == trainer.pp == trainer.cp == 1
+    shares = on_cpu and whole and group > 1 and not recipe.train.lora.dropout
+    pays = facts.hidden_size >= _NARROW
+    shares = shares and pays and recipe.train.on_policy != "exact" and can_share_prompts(facts)
+    if shares:
+        log.note(
+            "batch.shares_prompts",
+            "on",
+            f"a prompt is computed once for its {group} sequences in a microbatch",
+        )
+    return shares
+
+
 SIZES = {"bf16": 2, "fp32": 4}
 """Bytes of a weight."""
 

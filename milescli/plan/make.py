@@ -18,6 +18,7 @@ from milescli.plan.choices import (
     note_mtp,
     note_speculation,
     note_vision,
+    shares_prompts,
 )
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
@@ -299,7 +300,12 @@ def _assembled(
     rounds_inputs = note_formats(
         recipe, inputs.facts, formats, (trainer, engines), on_cpu=not num_devices, log=log
     )
-    batch = batch_plan(recipe, trainer, cap, log)
+    batch = replace(
+        batch_plan(recipe, trainer, cap, log),
+        shares_prompts=shares_prompts(
+            recipe, inputs.facts, trainer, on_cpu=not num_devices, log=log
+        ),
+    )
     threads, of_engines = _threads(
         recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
     )

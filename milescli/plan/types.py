@@ -109,6 +109,9 @@ class BatchPlan:
     """Longest prompt and response together, or longest row."""
     of_rows: bool = False
     """True if the batch is read from a file, False if engines sample it."""
+    shares_prompts: bool = False
+    """Sequences of a microbatch that begin with the same prompt have it in common: the trainer
+    computes it once."""
 
     def max_row_tokens(self, cp: int) -> int:
         """Return the most tokens of a packed row, which `cp` ranks share."""

@@ -308,11 +308,13 @@ static void transpose(const float *x, int64_t stride, float *out, int64_t length
 }
 
 /* Causal, within each sequence: sequence n lies in tokens starts[n] to starts[n + 1]. Query, out
-   [S, H, D], key and value [S, K, D]; `logs` [H, S]: the logarithm of each softmax's sum. */
+   [S, H, D], key and value [S, K, D]; `logs` [H, S]: the logarithm of each softmax's sum. The first
+   skips[n] queries of a sequence are left out; NULL: none are. */
 void attend_packed(const float *query, int64_t query_stride, const float *key, int64_t key_stride,
-                   const float *value, int64_t value_stride, const int32_t *starts, float *out,
-                   float *logs, int64_t sequences, int64_t tokens, int64_t heads, int64_t groups,
-                   int64_t size, int64_t longest, float scale, int threads)
+                   const float *value, int64_t value_stride, const int32_t *starts,
+                   const int32_t *skips, float *out, float *logs, int64_t sequences,
+                   int64_t tokens, int64_t heads, int64_t groups, int64_t size, int64_t longest,
+                   float scale, int threads)
 {
     int64_t share = heads / groups, pad = blocks(longest);
 #pragma omp parallel num_threads(threads)
@@ -325,7 +327,7 @@ void attend_packed(const float *query, int64_t query_stride, const float *key, i
                 const float *rows = value + first * value_stride + g * size;
                 transpose(key + first * key_stride + g * size, key_stride, keys, length, size, pad);
                 for (int64_t h = g * share; h < (g + 1) * share; h++)
-                    for (int64_t i = 0; i < length; i++) {
+                    for (int64_t i = skips ? skips[n] : 0; i < length; i++) {
                         int64_t token = first + i;
                         combine(query + token * query_stride + h * size, 1, keys, pad, w, size,
                                 blocks(i + 1), 0);
@@ -345,9 +347,10 @@ void attend_packed(const float *query, int64_t query_stride, const float *key, i
 void attend_packed_backward(const float *grad, int64_t grad_stride, const float *query,
                             int64_t query_stride, const float *key, int64_t key_stride,
                             const float *value, int64_t value_stride, const int32_t *starts,
-                            const float *logs, float *grad_query, float *grad_key,
-                            float *grad_value, int64_t sequences, int64_t tokens, int64_t heads,
-                            int64_t groups, int64_t size, int64_t longest, float scale, int threads)
+                            const int32_t *skips, const float *logs, float *grad_query,
+                            float *grad_key, float *grad_value, int64_t sequences, int64_t tokens,
+                            int64_t heads, int64_t groups, int64_t size, int64_t longest,
+                            float scale, int threads)
 {
     int64_t share = heads / groups, pad = blocks(longest), plane = size * pad;
 #pragma omp parallel num_threads(threads)
@@ -358,6 +361,7 @@ void attend_packed_backward(const float *grad, int64_t grad_stride, const float 
         for (int64_t n = 0; n < sequences; n++)
             for (int64_t g = 0; g < groups; g++) {
                 int64_t first = starts[n], length = starts[n + 1] - first;
+                int64_t skip = skips ? skips[n] : 0;
                 const float *rows = key + first * key_stride + g * size;
                 transpose(rows, key_stride, keys, length, size, pad);
                 transpose(value + first * value_stride + g * size, value_stride, values, length,
@@ -365,7 +369,7 @@ void attend_packed_backward(const float *grad, int64_t grad_stride, const float 
                 for (int64_t h = g * share; h < (g + 1) * share; h++) {
                     const float *q = query + first * query_stride + h * size;
                     const float *above = grad + first * grad_stride + h * size;
-                    for (int64_t i = 0; i < length; i++) {
+                    for (int64_t i = skip; i < length; i++) {
                         float *w = weights + i * pad, *slope = slopes + i * pad;
                         int64_t token = first + i, width = padded(i + 1);
                         combine(q + i * query_stride, 1, keys, pad, w, size, blocks(i + 1), 0);
@@ -380,10 +384,11 @@ void attend_packed_backward(const float *grad, int64_t grad_stride, const float 
                     }
                     for (int64_t j = 0; j < length; j++) {
                         int64_t to = ((first + j) * groups + g) * size, more = h > g * share;
-                        combine(slopes + j * pad + j, pad, q + j * query_stride, query_stride,
-                                grad_key + to, length - j, size, more);
-                        combine(weights + j * pad + j, pad, above + j * grad_stride, grad_stride,
-                                grad_value + to, length - j, size, more);
+                        int64_t i = j > skip ? j : skip;
+                        combine(slopes + i * pad + j, pad, q + i * query_stride, query_stride,
+                                grad_key + to, length - i, size, more);
+                        combine(weights + i * pad + j, pad, above + i * grad_stride, grad_stride,
+                                grad_value + to, length - i, size, more);
                     }
                 }
             }

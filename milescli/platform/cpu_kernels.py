@@ -25,8 +25,8 @@ _ARGUMENTS = {
     "swiglu_backward": "pppiit",
     "rotate": "piippipfpiiit",
     "attend_slots": "pipppippppiiiiifit",
-    "attend_packed": "pipipipppiiiiiift",
-    "attend_packed_backward": "pipipipipppppiiiiiift",
+    "attend_packed": "pipipippppiiiiiift",
+    "attend_packed_backward": "pipipipippppppiiiiiift",
 }
 """By function: p pointer, i int64, f float, t int."""
 _BLOCK_VALUES = 16_384
@@ -229,10 +229,13 @@ def attend_packed(
     *,
     longest: int,
     scale: float,
+    skips: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute causal attention within each sequence: query [S, H, D], key and value [S, K, D] ->
     [S, H, D], and what the backward pass needs. `starts` [sequences + 1] int32 says where each
-    begins, then S."""
+    begins, then S; `skips` [sequences] int32 how many of its first queries are left out, whose
+    output is undefined."""
+    assert skips is None or (_is_laid(skips, torch.int32) and len(skips) == len(starts) - 1)
     assert _is_laid(starts, torch.int32) and int(starts[-1]) == len(query)
     (query, *strides), (key, *more), (value, *rest) = map(_heads, (query, key, value))
     tokens, heads, size = query.shape
@@ -245,6 +248,7 @@ def attend_packed(
         value.data_ptr(),
         *rest,
         starts.data_ptr(),
+        None if skips is None else skips.data_ptr(),
         out.data_ptr(),
         logs.data_ptr(),
         len(starts) - 1,
@@ -269,14 +273,17 @@ def attend_packed_backward(
     *,
     longest: int,
     scale: float,
+    skips: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of query, key and value of `attend_packed`, which returned `logs`."""
+    """Return the gradients of query, key and value of `attend_packed`, which returned `logs`;
+    undefined for a query that was left out."""
     laid = [_heads(x) for x in (grad, query, key, value)]
     (_, tokens), (_, groups, size) = logs.shape, key.shape
     gradients = tuple(torch.empty(x.shape) for x in (query, key, value))
     _function("attend_packed_backward")(
         *(part for x, stride in laid for part in (x.data_ptr(), stride)),
         starts.data_ptr(),
+        None if skips is None else skips.data_ptr(),
         logs.data_ptr(),
         *(x.data_ptr() for x in gradients),
         len(starts) - 1,

@@ -162,6 +162,7 @@ def packed(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
         temperature=source.temperature,
         asked=set(shown.values()),
         images=images_of(items),
+        shares_prompts=plan.batch.shares_prompts,
     )
     return batch, shown
 

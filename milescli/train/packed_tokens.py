@@ -17,7 +17,8 @@ from milescli.train.streams import LOGPROBS
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Says which sequence and index each position of this rank belongs to. S: positions, padding
-    included; N: sequences."""
+    included; N: sequences. Positions before the first trained token, which sequences may have in
+    common, are there once, with the first of them."""
 
     sequence: torch.Tensor
     """[S] int64, 0 .. N - 1; N at padding."""

@@ -178,14 +178,22 @@ def pack(
     temperature: float = 1.0,
     asked: Collection[int] = (),
     images: Mapping[str, bytes] = NO_IMAGES,
+    shares_prompts: bool = False,
 ) -> TrainBatch:
     """Pack every sequence once. `objective` is the name by which ranks load it; `updates` is the
     number of optimizer updates, less if there are fewer groups; `asked` are the sequences whose
     log-probs a step returns; `images` are PNG files by hash, at least those of the sequences'
-    spans, of which each shard gets its own."""
+    spans, of which each shard gets its own. `shares_prompts`: one rank alone gets the sequences of
+    a group in one microbatch, as far as they fit, since it computes their prompt once there."""
     assert sequences, "a step needs at least one sequence"
     parts = [
-        _spread(members, sequences, dp=dp, cap=max_tokens_per_microbatch)
+        _spread(
+            members,
+            sequences,
+            dp=dp,
+            cap=max_tokens_per_microbatch,
+            by_group=shares_prompts and dp == 1,
+        )
         for members in _split_by_group(sequences, updates)
     ]
     weights = _loss_weights(sequences, parts)
@@ -302,15 +310,27 @@ def _routing(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
 
 
 def _spread(
-    members: Sequence[int], sequences: Sequence[TrainSequence], *, dp: int, cap: int
+    members: Sequence[int],
+    sequences: Sequence[TrainSequence],
+    *,
+    dp: int,
+    cap: int,
+    by_group: bool,
 ) -> Update:
-    """Units of the members over ranks and microbatches, by their positions."""
+    """Units of the members over ranks and microbatches, by their positions. `by_group`: neighbours
+    of a group that fit into a microbatch are a unit, too."""
+    positions = [len(sequence.token_ids) - 1 for sequence in sequences]
     units: dict[object, list[int]] = {}
     for number in members:
-        unit = sequences[number].unit
-        units.setdefault(("alone", number) if unit is None else unit, []).append(number)
-    parts = list(units.values())
-    lengths = [sum(len(sequences[number].token_ids) - 1 for number in part) for part in parts]
+        unit, group = sequences[number].unit, sequences[number].group
+        name = ("alone", number) if unit is None else unit
+        if unit is None and by_group:
+            name = ("group", group)
+            if sum(positions[other] for other in units.get(name, ())) + positions[number] > cap:
+                units["full", group, number] = units.pop(name, [])
+        units.setdefault(name, []).append(number)
+    parts = [part for part in units.values() if part]
+    lengths = [sum(positions[number] for number in part) for part in parts]
     return [
         [sorted(number for index in bin_ for number in parts[index]) for bin_ in bins]
         for bins in share_out(lengths, num_ranks=dp, cap=cap)

@@ -107,17 +107,27 @@ class _TargetLogprobs(torch.autograd.Function):
             local, is_here = _within(targets[rows], columns, form.shard)
             chosen[rows] += torch.where(is_here, x.gather(1, local), 0.0)
 
-        log_total, mean = _totals(hidden, weight, form, look)
+        # of a frozen weight the gradient needs no logits again, unless that of the entropy is asked
+        needs_hidden, needs_weight, *_ = ctx.needs_input_grad
+        frozen = needs_hidden and not needs_weight and targets.shape[1] == 1
+        rows = _MeanRow(hidden) if frozen and form.cap is None and not exact.is_on() else None
+        log_total, mean = _totals(hidden, weight, form, look, rows)
         _all_reduce(chosen, dist.ReduceOp.SUM, form.shard)
         ctx.form = form
-        ctx.save_for_backward(hidden, weight, targets, log_total, mean)
+        mean_row = None if rows is None else rows.of(log_total)
+        ctx.save_for_backward(hidden, weight, targets, log_total, mean, mean_row)
         ctx.set_materialize_grads(False)
         return chosen - log_total[:, None], log_total - mean
 
     @staticmethod
     def backward(ctx, grad_logprob, grad_entropy):
-        hidden, weight, targets, log_total, mean = ctx.saved_tensors
+        hidden, weight, targets, log_total, mean, mean_row = ctx.saved_tensors
         form: _Form = ctx.form
+        if mean_row is not None and grad_entropy is None:
+            local, is_here = _within(targets, slice(0, form.shard.size), form.shard)
+            own = torch.where(is_here, weight[local[:, 0]].float(), 0.0)
+            grad_hidden = own.sub_(mean_row).mul_(grad_logprob / form.temperature)
+            return grad_hidden.to(hidden.dtype), None, None, None
 
         def slope(x: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
             """d loss / d x, over x."""
@@ -151,14 +161,40 @@ class _TargetLogprobs(torch.autograd.Function):
         return grad_hidden.to(hidden.dtype), grad_weight, None, None
 
 
+class _MeanRow:
+    """Collects sum_k p_k weight_k [T, hidden_size] over this rank's rows of the weight, block by
+    block, while the sum of the exponentials is not known (as flash attention does)."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self._sum = torch.zeros_like(hidden, dtype=torch.float32)
+        self._peak = self._sum.new_full((len(hidden), 1), -torch.inf)
+
+    def add(
+        self, weights: torch.Tensor, peak: torch.Tensor, part: torch.Tensor, rows: slice
+    ) -> None:
+        """Add the rows `part` of the weight by `weights` [rows, columns], exp(x - peak)."""
+        before, own = self._peak[rows], peak[:, None]
+        after = torch.maximum(before, own)
+        more = onednn.product(weights.to(part.dtype), part.t()).float()
+        self._sum[rows] = (
+            self._sum[rows].mul_((before - after).exp()).addcmul_(more, (own - after).exp())
+        )
+        self._peak[rows] = after
+
+    def of(self, log_total: torch.Tensor) -> torch.Tensor:
+        """Return the sum, with log_total [T] = logsumexp(x) over all ranks."""
+        return self._sum.mul_((self._peak - log_total[:, None]).exp())
+
+
 def _totals(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     form: _Form,
     look: Callable[[torch.Tensor, slice, slice], None],
+    mean_row: _MeanRow | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(logsumexp(x), sum_k p_k x_k) [T] over all ranks. `look`: called with every block of x, its
-    rows, and which of this rank's columns it is."""
+    rows, and which of this rank's columns it is. `mean_row` collects the same blocks."""
     if exact.is_on():
         assert form.shard.group is None or form.shard.group.size() == 1, "the plan refuses tp"
         return _exact_totals(hidden, weight, form, look)
@@ -175,6 +211,8 @@ def _totals(
             p = x.sub_(peak[:, None]).exp()
             peaks[number, rows], sums[number, rows] = peak, p.sum(dim=1)
             firsts[number, rows] = torch.linalg.vecdot(p, x)
+            if mean_row is not None:
+                mean_row.add(p, peak, weight[columns], rows)
     # a rank beyond the end of a small vocabulary has no columns
     peak = peaks.amax(dim=0) if blocks else peaks.new_full(shape[1:], -torch.inf)
     _all_reduce(peak, dist.ReduceOp.MAX, form.shard)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from milescli.core.errors import ExitCode, FitError
 from milescli.models import ModelFacts, parse_facts
 from milescli.models.scratch import config_of
+from milescli.plan.choices import can_share_prompts
 from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
@@ -213,3 +214,40 @@ def test_every_plan_gives_each_rank_and_each_engine_shard_one_device(
     assert plan.colocated or all(
         slot.trainer_rank is None or slot.engine is None for slot in plan.slots
     )
+
+
+@pytest.mark.parametrize(
+    ("sections", "machine", "shares"),
+    [
+        ({}, CPU, True),
+        ({"model": {"scratch": {"num_heads": 8, "num_kv_heads": 4, "num_layers": 4}}}, CPU, False),
+        ({"rollout": {"samples_per_prompt": 1}, "train": {"algorithm": "reinforce"}}, CPU, False),
+        ({"train": {"on_policy": "exact"}}, CPU, False),
+        ({"parallel": {"tp": 2}}, CPU, False),
+        ({"parallel": {"cp": 2}}, CPU, False),
+        ({}, H200, False),
+    ],
+)
+def test_prompts_are_shared_where_one_rank_of_a_cpu_trains_a_wide_model(
+    sections: dict, machine, shares: bool
+) -> None:
+    wide = {"num_heads": 8, "num_kv_heads": 4, "num_layers": 4, "hidden_size": 256}
+    plan = _plan(_recipe(**{"model": {"scratch": wide}, **sections}), machine)
+    assert plan.batch.shares_prompts == shares
+    noted = [each.reason for each in plan.decisions if each.key == "batch.shares_prompts"]
+    assert bool(noted) == shares
+
+
+@pytest.mark.parametrize(
+    ("changes", "can"),
+    [
+        ({}, True),
+        ({"num_experts": 8}, False),
+        ({"scores": True}, False),
+        ({"trains_mtp": True}, False),
+    ],
+)
+def test_prompts_are_shared_by_models_whose_positions_are_computed_alone(
+    changes: dict, can: bool
+) -> None:
+    assert can_share_prompts(replace(_facts(_recipe()), **changes)) == can

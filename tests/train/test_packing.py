@@ -127,6 +127,28 @@ def test_tokens_lie_in_the_order_of_their_sequence_and_units_stay_together(
     assert all(len(where) == 1 for where in places.values())
 
 
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(8, 80))
+def test_sequences_of_a_group_stay_together_where_they_share_their_prompt(
+    sequences: list[TrainSequence], cap: int
+) -> None:
+    (shard,) = _pack(sequences, max_tokens_per_microbatch=cap, shares_prompts=True).shards
+    where: dict[int, set[int]] = {}
+    sizes: dict[int, int] = {}
+    for index, microbatch in enumerate(shard.updates[0]):
+        numbers = [int(shard.sequence_ids[place]) for place in microbatch]
+        units = {_unit(sequences, number) for number in numbers}
+        positions = sum(len(sequences[number].token_ids) - 1 for number in numbers)
+        assert len(units) <= 1 or positions <= cap
+        for number in numbers:
+            if sequences[number].unit is None:
+                group = sequences[number].group
+                where.setdefault(group, set()).add(index)
+                sizes[group] = sizes.get(group, 0) + len(sequences[number].token_ids) - 1
+    assert sorted(shard.sequence_ids.tolist()) == list(range(len(sequences)))
+    assert all(len(places) == 1 for group, places in where.items() if sizes[group] <= cap)
+
+
 def test_packing_is_deterministic() -> None:
     sequences = [_sequence(3 + 7 * index % 11, group=index // 3) for index in range(20)]
     one, other = (_pack(sequences, dp=3, updates=2) for _ in range(2))

@@ -95,8 +95,18 @@ def test_blocks_of_tokens_and_columns_make_no_difference(
 
 @pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("needs_weight", [True, False])
-def test_a_head_has_the_gradients_of_its_formula(cap: float | None, needs_weight: bool) -> None:
+@pytest.mark.parametrize("of_entropy", [True, False])
+@pytest.mark.parametrize("block", [(7, 16), (50, 80)])
+def test_a_head_has_the_gradients_of_its_formula(
+    monkeypatch: pytest.MonkeyPatch,
+    cap: float | None,
+    needs_weight: bool,
+    of_entropy: bool,
+    block: tuple[int, int],
+) -> None:
+    monkeypatch.setattr(vocab_parallel, "head_block", lambda on_host: block)
     _, targets, *grads = _inputs(50, 70)
+    grads = grads[: 1 + of_entropy]
     generator = torch.Generator().manual_seed(1)
     hidden, weight = (
         torch.randn(50, 8, generator=generator),
@@ -110,7 +120,7 @@ def test_a_head_has_the_gradients_of_its_formula(cap: float | None, needs_weight
     logs = ((logits if cap is None else cap * torch.tanh(logits / cap)) / 0.7).log_softmax(-1)
     expected = (logs.gather(1, targets[:, None])[:, 0], -(logs.exp() * logs).sum(-1))
     for values in (found, expected):
-        sum((value * grad).sum() for value, grad in zip(values, grads, strict=True)).backward()
+        sum((value * grad).sum() for value, grad in zip(values, grads, strict=False)).backward()
     assert (ours[1].grad is not None) == needs_weight
     for one, other in zip(ours[: 1 + needs_weight], theirs, strict=False):
         assert (one.grad - other.grad).norm() <= 1e-6 * other.grad.norm()
@@ -157,8 +167,10 @@ def _rank(rank: int, store: str, results) -> None:
     found, entropy = target_logprobs(head, targets, temperature=0.8)
     ids, _ = top_logprobs(head, count=20, temperature=0.8)
     assert torch.equal(ids, logits.topk(20).indices)
+    (alone,) = torch.autograd.grad((found * grad_logprob).sum(), hidden, retain_graph=True)
     ((found * grad_logprob).sum() + (entropy * grad_entropy).sum()).backward()
-    results.put((rank, found.detach().numpy(), entropy.detach().numpy(), hidden.grad.numpy()))
+    values = (found.detach(), entropy.detach(), alone, hidden.grad)
+    results.put((rank, *(value.numpy() for value in values)))
     dist.destroy_process_group()
 
 
@@ -178,16 +190,18 @@ def test_a_vocabulary_spread_over_two_ranks_gives_what_one_gives(tmp_path: Path)
     logits, targets, grad_logprob, grad_entropy = _inputs(17, 31)
     leaf = logits.clone().requires_grad_()
     expected = _plain(leaf, targets, 0.8)
+    (alone,) = torch.autograd.grad((expected[0] * grad_logprob).sum(), leaf, retain_graph=True)
     ((expected[0] * grad_logprob).sum() + (expected[1] * grad_entropy).sum()).backward()
-    for _, logprobs, entropy, _ in found:
+    for _, logprobs, entropy, *_ in found:
         torch.testing.assert_close(
             torch.from_numpy(logprobs), expected[0].detach(), atol=2e-6, rtol=1e-5
         )
         torch.testing.assert_close(
             torch.from_numpy(entropy), expected[1].detach(), atol=2e-6, rtol=1e-5
         )
-    merged = sum(torch.from_numpy(gradient) for *_, gradient in found)
-    torch.testing.assert_close(merged, leaf.grad, atol=2e-6, rtol=1e-5)
+    for place, whole in ((3, alone), (4, leaf.grad)):
+        merged = sum(torch.from_numpy(result[place]) for result in found)
+        torch.testing.assert_close(merged, whole, atol=2e-6, rtol=1e-5)
 
 
 def test_several_targets_of_a_position_are_as_many_rows_of_log_softmax() -> None:

@@ -46,6 +46,8 @@ class Learner:
     reference: Reference
     teachers: list[LoadedModel]
     """Models of `train.distill.teachers`, in order; empty if the run needs none."""
+    shares_prompts: bool = False
+    """See `BatchPlan.shares_prompts`."""
     _objectives: dict[str, Objective[Any]] = field(default_factory=dict)
     _before_log_probs: Any = field(init=False)
 
@@ -59,7 +61,7 @@ class Learner:
         log-probs of `shard.asked` are on the ranks that report its tokens. Raises NotFiniteError
         before an update that would spoil the weights; earlier updates of the step stand."""
         objective = self._objective(shard.objective)
-        own, seconds = self._on_rank(shard), _Stopwatch()
+        own, seconds = self._on_rank(shard, in_update=True), _Stopwatch()
         self._fill(own, objective)
         figures, logprobs = [], []
         weight = self.recipe.train.mtp.loss_weight or 0.0
@@ -172,7 +174,7 @@ class Learner:
         """Return the loss and figures of the shard's batch as `step` would report them, without
         changing anything. Equal on all ranks."""
         objective = self._objective(shard.objective)
-        own, seconds = self._on_rank(shard), _Stopwatch()
+        own, seconds = self._on_rank(shard, in_update=True), _Stopwatch()
         self._fill(own, objective)
         figures = []
         for microbatches in own.updates:
@@ -262,13 +264,15 @@ class Learner:
             self._objectives[name] = load_objective(name, self.recipe)
         return self._objectives[name]
 
-    def _on_rank(self, shard: TrainShard) -> RankShard:
+    def _on_rank(self, shard: TrainShard, *, in_update: bool = False) -> RankShard:
+        """`in_update`: only what is said of trained tokens counts."""
         return RankShard(
             shard,
             mesh=self.mesh,
             facts=self.policy.facts,
             routed_layers=[layer for layer, _ in self.policy.passes.routers],
             read_patches=self.policy.read_patches,
+            shares_prompts=in_update and self.shares_prompts,
         )
 
     def _score(self, own: RankShard, stream: Stream, *, everywhere: bool) -> list[torch.Tensor]:

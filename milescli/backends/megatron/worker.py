@@ -146,6 +146,7 @@ class TrainerRank(Profiled):
             draft=self.draft,
             reference=reference,
             teachers=list(teachers),
+            shares_prompts=self.plan.batch.shares_prompts,
         )
 
     @property

@@ -104,7 +104,14 @@ def _groups(rng: np.random.Generator) -> list:
 
 
 def algorithms_measured(
-    *, rank: int, size: int, port: int, model: str, layout: dict, examples: int
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    examples: int,
+    shares_prompts: bool = False,
 ) -> dict[str, dict]:
     """By variant and seed: the losses of the updates, and the gradient by the log-prob of each
     token, (sequence, place) -> number; by rank 0. On one process nothing is cut."""
@@ -112,8 +119,10 @@ def algorithms_measured(
 
     cpu_compat.install()
     from milescli.backends.megatron import mesh
+    from milescli.backends.megatron.step import rows
     from milescli.models import load_facts
 
+    rows.WORTHWHILE = 1.0  # these prompts are short
     own = mesh.bring_up(
         layout=TrainerLayout(**layout),
         rank=rank,
@@ -127,7 +136,9 @@ def algorithms_measured(
     for name in VARIANTS:
         for seed in range(examples):
             everywhere: list[Any] = [None] * size
-            dist.all_gather_object(everywhere, _measured(name, seed, own, facts, size))
+            dist.all_gather_object(
+                everywhere, _measured(name, seed, own, facts, size, shares_prompts)
+            )
             losses = np.sum([part["losses"] for part in everywhere if part["counts"]], axis=0)
             gradients: dict[tuple[int, int], float] = {}
             for part in everywhere:
@@ -137,7 +148,9 @@ def algorithms_measured(
     return made
 
 
-def _measured(name: str, seed: int, own, facts, size: int) -> dict[str, Any]:  # type: ignore[no-untyped-def]
+def _measured(  # type: ignore[no-untyped-def]
+    name: str, seed: int, own, facts, size: int, shares_prompts: bool
+) -> dict[str, Any]:
     from milescli.backends.megatron.step.shard import RankShard
 
     rng = np.random.default_rng(seed)
@@ -149,7 +162,9 @@ def _measured(name: str, seed: int, own, facts, size: int) -> dict[str, Any]:  #
         max_tokens_per_microbatch=UNCUT if size == 1 else int(rng.integers(20, 90)),
         updates=2,
     )
-    shard = RankShard(batch.shards[own.dp_rank], mesh=own, facts=facts)
+    shard = RankShard(
+        batch.shards[own.dp_rank], mesh=own, facts=facts, shares_prompts=shares_prompts
+    )
     ids_of = torch.from_numpy(shard.shard.sequence_ids)
 
     def value(microbatch, tilt: float) -> torch.Tensor:  # type: ignore[no-untyped-def]

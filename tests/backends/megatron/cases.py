@@ -41,6 +41,7 @@ from tests.backends.megatron.saving_cases import (  # noqa: F401
     memory_of_save,
     saves_fail,
 )
+from tests.backends.megatron.shared_cases import shared_prompts  # noqa: F401
 from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
 from tests.backends.megatron.told_cases import told_by_a_step  # noqa: F401
 from tests.backends.megatron.turns_cases import turns_and_alone  # noqa: F401

@@ -25,6 +25,7 @@ from tests.backends.megatron.lora_cases import KINDS, LORA, RANK, SHARED
 from tests.backends.megatron.memory_cases import MEMORY
 from tests.backends.megatron.mtp_cases import MTP, TRAINED
 from tests.backends.megatron.saving_cases import saving_cases
+from tests.backends.megatron.shared_cases import SHARING
 from tests.backends.megatron.snapshot_cases import snapshot_cases
 from tests.backends.megatron.tiny_models import MODELS, make_model
 from tests.backends.megatron.told_cases import told_cases
@@ -227,6 +228,21 @@ class Worlds:
             for name, layout in ALGORITHM_LAYOUTS[which].items()
         ]
 
+    def _shared(self) -> list[dict]:
+        (whole,) = self._algorithms("one")
+        return [
+            {**whole, "name": "algorithms shared", "shares_prompts": True},
+            *(
+                {
+                    "name": f"shared prompts {model}",
+                    "call": "shared_prompts",
+                    "model": self.models[model],
+                    "layout": {},
+                }
+                for model in SHARING
+            ),
+        ]
+
     def _packed(self, which: str) -> list[dict]:
         return [
             *told_cases(which, model=self.models["dense"]),
@@ -249,6 +265,7 @@ class Worlds:
             *self._memory("one"),
             *self._packed("one"),
             *self._algorithms("one"),
+            *self._shared(),
             *self._adamw("one"),
             *self._layouts(LORA["one"]),
             *self._merged(),

@@ -59,13 +59,14 @@ def make_groups(
     vocab_size: int,
     routing: tuple[int, int, int] | None = None,
     sources: Sequence[str] = (),
+    longest_prompt: int = 8,
 ) -> list[Group]:
     """Four prompts with four samples each, all lengths uneven. `routing`: (experts, layers, topk)
     of random expert choices; `sources`: which the prompts are from, in turn."""
     rng = np.random.default_rng(step)
     groups = []
     for index in range(4):
-        prompt = rng.integers(0, vocab_size, rng.integers(1, 9)).tolist()
+        prompt = rng.integers(0, vocab_size, rng.integers(1, longest_prompt + 1)).tolist()
         samples = []
         for number in range(4):
             response = rng.integers(0, vocab_size, rng.integers(1, 25)).tolist()
@@ -106,16 +107,26 @@ def policy_shard(
     routing: tuple[int, int, int] | None = None,
     objective: str = "policy",
     sources: Sequence[str] = (),
+    longest_prompt: int = 8,
+    cap: int = MICROBATCH_TOKENS,
+    shares_prompts: bool = False,
 ) -> TrainShard:
     """What this rank gets of the batch of a step."""
-    groups = make_groups(step, vocab_size=made.facts.vocab_size, routing=routing, sources=sources)
+    groups = make_groups(
+        step,
+        vocab_size=made.facts.vocab_size,
+        routing=routing,
+        sources=sources,
+        longest_prompt=longest_prompt,
+    )
     batch = pack(
         load_objective(objective, made.recipe).sequences(groups),
         objective=objective,
         dp=made.mesh.layout.dp,
-        max_tokens_per_microbatch=MICROBATCH_TOKENS,
+        max_tokens_per_microbatch=cap,
         updates=updates,
         temperature=0.9,
+        shares_prompts=shares_prompts,
     )
     return batch.shards[made.mesh.dp_rank]
 

@@ -19,6 +19,7 @@ MODELS = {
     "tied": {**DENSE, "tie_word_embeddings": True, "num_hidden_layers": 3},
     "wordy": {**DENSE, "num_hidden_layers": 1, "hidden_size": 256, "vocab_size": 40_000},
     "llama": {**DENSE, "model_type": "llama", "num_hidden_layers": 2},
+    "mistral": {**DENSE, "model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 5},
     "moe": {
         **DENSE,
         "model_type": "qwen3_moe",

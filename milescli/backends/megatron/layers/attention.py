@@ -77,6 +77,16 @@ class Grid:
         return self._blocks[window]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPositions:
+    """Lays sequences that share positions of a row end to end, each whole."""
+
+    cells: Cells
+    """[all positions of the sequences]; those of queries that others compute are never read."""
+    skips: torch.Tensor
+    """[sequences] int32, the number of those at the beginning of each."""
+
+
 @dataclass
 class PackedRow(PackedSeqParams):
     """Holds what attention needs of a packed row. Megatron passes it to every attention layer
@@ -91,6 +101,9 @@ class PackedRow(PackedSeqParams):
     keys: Cells | None = None
     """Over the F positions of the whole row, in the order in which the ranks' parts are
     gathered."""
+    shared: SharedPositions | None = None
+    """Where sequences share positions of the row: only there, and in the cells, is all that
+    attention needs."""
     chunks: Chunks | None = None
     """Of the same, for layers with a recurrence; None where there are none."""
     chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
@@ -117,7 +130,12 @@ def pack_row(
     lengths = np.diff(row.cu_seqlens_padded)
     members = _group_lengths(lengths)
     grids = [_grid(lengths[which], shape=shape, device=device) for which in members]
-    order = _gathered_order(lengths, cp=shape.cp)
+    order, shared = _gathered_order(lengths, cp=shape.cp), None
+    if row.shared is not None and row.skips is not None:
+        order = row.shared.numpy()
+        whole = [np.array([number]) for number in range(len(lengths))]
+        cells = _cells(lengths, whole, order=order, device=device, sums=True)
+        shared = SharedPositions(cells=cells, skips=row.skips.to(device))
     return PackedRow(
         qkv_format="thd",
         cu_seqlens_q=cu,
@@ -128,8 +146,11 @@ def pack_row(
         max_seqlen_kv=int(lengths.max()),
         angles=_angles(facts, row.positions if rotary is None else rotary, device=device),
         grids=grids,
-        queries=_cells(lengths // shape.cp, members, order=None, device=device),
-        keys=_cells(lengths, members, order=order, device=device),
+        queries=_cells(
+            lengths // shape.cp, members, order=order if shared else None, device=device
+        ),
+        keys=_cells(lengths, members, order=order, device=device, sums=shared is not None),
+        shared=shared,
         chunks=make_chunks(lengths, order=order, device=device) if facts.gated_delta else None,
         tokens=tokens if any(layer.hash_routing for layer in facts.layers) else None,
     )
@@ -230,7 +251,9 @@ def _cells(
     *,
     order: np.ndarray | None,
     device: torch.device,
+    sums: bool = False,
 ) -> Cells:
+    """`sums`: a position may have several cells that are looked at."""
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     parts, filled = [], []
     for which in members:
@@ -241,13 +264,22 @@ def _cells(
     position, real = np.concatenate(parts), np.concatenate(filled)
     if order is not None:
         position = order[position]
-    cell = np.empty(int(lengths.sum()), np.int64)
-    cell[position[real]] = np.flatnonzero(real)
+    cells = np.flatnonzero(real)
+    by_position = cells[np.argsort(position[cells], kind="stable")]
+    _, begins = np.unique(position[by_position], return_index=True)
+    cell = by_position[begins]
     trivial = len(position) == len(cell) and bool((position == np.arange(len(cell))).all())
+    holes = np.delete(np.arange(len(position)), cell)
     tensors = [
-        torch.from_numpy(array).to(device) for array in (position, cell, np.flatnonzero(~real))
+        torch.from_numpy(array).to(device) for array in (position, cell, holes, by_position, begins)
     ]
-    return Cells(position=tensors[0], cell=tensors[1], holes=tensors[2], trivial=trivial)
+    return Cells(
+        position=tensors[0],
+        cell=tensors[1],
+        holes=tensors[2],
+        trivial=trivial,
+        bags=(tensors[3], tensors[4]) if sums else None,
+    )
 
 
 class _GatherKeys(torch.autograd.Function):
@@ -357,8 +389,13 @@ class PackedAttention(MegatronModule):
             )
         longest = row.max_seqlen_q
         whole = self.cp_group.size() == 1 and self._is_plain(query, value, longest)
-        if whole and is_for(query, longest):
-            starts = row.cu_seqlens_q_padded
+        starts = row.cu_seqlens_q_padded
+        if whole and row.shared and is_for(query, longest, skips=True):
+            cells, skips = row.shared.cells, row.shared.skips
+            parts = (cells.gather(query), cells.fill(key), cells.fill(value))
+            attended = ShortAttention.apply(*parts, starts, longest, self.scale, skips)
+            return cells.empty(attended).flatten(1)
+        if whole and not row.shared and is_for(query, longest):
             attended = ShortAttention.apply(query, key, value, starts, longest, self.scale)
             return attended.flatten(1)
         query, key, value = row.queries.fill(query), row.keys.fill(key), row.keys.fill(value)

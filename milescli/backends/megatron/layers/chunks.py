@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,9 +23,18 @@ class Cells:
     """int64, cells without a position."""
     trivial: bool
     """Positions and cells are the same in the same order: nothing needs to be moved."""
+    bags: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Where a position has several cells that are looked at: (cells of the first position, of the
+    second, ..., int64; where those of each begin, [positions] int64)."""
 
     def fill(self, x: torch.Tensor) -> torch.Tensor:
         """Scatter [positions, ...] -> [cells, ...]."""
+        if self.bags is not None:
+            return _Repeat.apply(x, self.position, *self.bags)
+        return self.gather(x)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Do as `fill` where of the cells of a position only the first has a gradient."""
         return x if self.trivial else _Move.apply(x, self.position, self.cell, self.holes[:0])
 
     def empty(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,6 +56,22 @@ class _Move(torch.autograd.Function):
         inverse, holes = ctx.saved_tensors
         moved = grad.index_select(0, inverse)
         return (moved.index_fill_(0, holes, 0) if holes.numel() else moved), None, None, None
+
+
+class _Repeat(torch.autograd.Function):
+    """Computes out[i] = x[index[i]]; the gradient of a row of x is the sum over its bag."""
+
+    @staticmethod
+    def forward(ctx, x, index, members, starts):
+        ctx.save_for_backward(members, starts)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad):
+        members, starts = ctx.saved_tensors
+        rows = grad.reshape(len(grad), -1)
+        summed = F.embedding_bag(members, rows, starts, mode="sum")
+        return summed.view(-1, *grad.shape[1:]), None, None, None
 
 
 _SIZES = (64, 32, 16)

@@ -4,7 +4,7 @@ parallelism. Made by the trainer rank."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -46,6 +46,11 @@ class RowLayout:
     own."""
     num_real: int
     """Real positions of the whole row."""
+    shared: torch.Tensor | None = None
+    """[all positions of the sequences, end to end] int64 position of this row that stands for each:
+    sequences that begin alike share their first positions; None: each is there itself."""
+    skips: torch.Tensor | None = None
+    """[sequences] int32 positions at the beginning of each for which those of another stand."""
 
 
 def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
@@ -73,6 +78,34 @@ def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
         cu_seqlens=[0, *np.cumsum(lengths).tolist()],
         cu_seqlens_padded=[0, *np.cumsum(padded).tolist()],
         num_real=int(real.sum()),
+    )
+
+
+WORTHWHILE = 0.9
+"""A row is shortened if this share of its positions is left at most."""
+
+
+def share_prefixes(row: RowLayout, prefixes: Sequence[np.ndarray]) -> RowLayout:
+    """Keep positions that several sequences have in common once. `prefixes` [sequences] are the
+    token ids of the first positions of each that may be shared; what the model computes there
+    depends on them alone. `row` is whole, without context parallelism and without a tail."""
+    starts = np.searchsorted(row.sequence.numpy(), np.arange(len(prefixes)))
+    stands_for, firsts = np.arange(len(row.source)), dict[bytes, int]()
+    for start, prefix in zip(starts.tolist(), prefixes, strict=True):
+        first = firsts.setdefault(prefix.tobytes(), start)
+        stands_for[start : start + len(prefix)] = np.arange(first, first + len(prefix))
+    is_kept = stands_for == np.arange(len(stands_for))
+    if is_kept.sum() > WORTHWHILE * len(is_kept):
+        return row
+    kept = torch.from_numpy(np.flatnonzero(is_kept))
+    left_out = np.add.reduceat(~is_kept, row.cu_seqlens[:-1], dtype=np.int32)
+    return replace(
+        row,
+        source=row.source[kept],
+        sequence=row.sequence[kept],
+        positions=row.positions[kept],
+        shared=torch.from_numpy((np.cumsum(is_kept) - 1)[stands_for]),
+        skips=torch.from_numpy(left_out),
     )
 
 

@@ -13,8 +13,9 @@ from milescli.backends.megatron.layers.attention import pack_row
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.step.images import ReadPatches, ShardPlaces, StepImages
 from milescli.backends.megatron.step.microbatch import After, Microbatch, row_shape
-from milescli.backends.megatron.step.rows import RowLayout, make_row
+from milescli.backends.megatron.step.rows import RowLayout, make_row, share_prefixes
 from milescli.models.facts import ModelFacts
+from milescli.plan.choices import can_share_prompts
 from milescli.train.base import TrainShard
 from milescli.train.packed_tokens import PackedTokens, Places
 from milescli.train.streams import Stream
@@ -32,13 +33,17 @@ class RankShard:
         facts: ModelFacts,
         routed_layers: Sequence[int] = (),
         read_patches: ReadPatches | None = None,
+        shares_prompts: bool = False,
     ) -> None:
         """Lay out every row without computing anything. `routed_layers` are those whose routes this
-        rank replays; others are dropped. `read_patches` reads the images of a model that sees
-        them."""
+        rank replays; others are dropped. `read_patches` reads the images of a model that sees them.
+        `shares_prompts`: what sequences of a row have in common before their first trained token is
+        there once, in rows of models that allow it; of other sequences, what is said off the mask
+        is 0 then."""
         assert shard.dp_rank == mesh.dp_rank, (shard.dp_rank, mesh.dp_rank)
         self.shard = shard
         self._mesh = mesh
+        self._shares_prompts = shares_prompts and not shard.image_spans
         self.num_tokens = len(shard.token_ids)
         """T"""
         self._token_ids = _on_host(shard.token_ids).long()
@@ -86,6 +91,8 @@ class RankShard:
         row = make_row(
             [(int(ends[i]), n - 1) for i, n in zip(indices, lengths, strict=True)], shape=shape
         )
+        if self._shares_prompts and can_share_prompts(facts):
+            row = share_prefixes(row, [self._prefix(index) for index in indices])
         is_real = row.source >= 0
         inputs = row.source.clamp(min=0)
         targets = torch.where(is_real, inputs + 1, 0)
@@ -117,7 +124,7 @@ class RankShard:
             loss_mask=loss_mask.to(device),
             loss_weights=torch.where(loss_mask, weights, 0.0).to(device),
             routed_experts=(None if self._routed_experts is None else self._routed_experts[inputs]),
-            num_tokens=row.num_real,
+            num_tokens=row.num_real if row.shared is not None else int(is_real.sum()),
             images=places.of_row(indices, row.source)
             if places is not None and self._mesh.is_first_stage
             else None,
@@ -131,6 +138,14 @@ class RankShard:
         if size not in self._places:
             self._places[size] = ShardPlaces(self.shard, step=self._images, merge_size=size)
         return self._places[size]
+
+    def _prefix(self, index: int) -> np.ndarray:
+        """Token ids of the positions before that which predicts the sequence's first trained
+        token."""
+        start, end = self.shard.cu_seqlens[index : index + 2]
+        trained = np.flatnonzero(self.shard.loss_mask[start:end])
+        length = (trained[0] if len(trained) else end - start) - 1
+        return self.shard.token_ids[start : start + max(length, 0)]
 
     def _after(self, row: RowLayout, lengths: Sequence[int]) -> After:
         has_two = row.positions + 2 < torch.tensor([*lengths, 0])[row.sequence]

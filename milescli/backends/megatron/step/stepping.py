@@ -98,7 +98,8 @@ class UpdateLoss:
             self._note_bad_place(microbatch, loss.detach())
         self._add("loss", total.detach().double())
         self._add("num_loss_tokens", tokens.loss_mask.sum().double())
-        self._add("num_tokens", (microbatch.source >= 0).sum().double().to(total.device))
+        num_tokens = torch.tensor(microbatch.num_tokens, dtype=torch.float64, device=total.device)
+        self._add("num_tokens", num_tokens)
         self._add_figures(tokens, terms)
         if self.measures_engine and Stream.ENGINE in tokens:
             self._compare_with_engine(tokens)

@@ -104,3 +104,29 @@ def test_short_attention_is_causal_attention_within_each_sequence(
         torch.randn(sum(lengths), groups, size),
         torch.randn(sum(lengths), groups, size),
     )
+
+
+@pytest.mark.parametrize("skips", [[0, 5, 32, 0], [7, 40, 1, 33], [0, 0, 0, 0]])
+def test_short_attention_leaves_the_first_queries_of_a_sequence_out(skips: list[int]) -> None:
+    lengths = [7, 40, 1, 33]
+    skips = [min(pair) for pair in zip(skips, lengths, strict=True)]
+    starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    places = torch.cat([torch.arange(length) for length in lengths])
+    first = torch.tensor(skips).repeat_interleave(torch.tensor(lengths))
+    kept = (places >= first).nonzero()[:, 0]
+
+    def attend(left_out: torch.Tensor | None):
+        def own(query, key, value):
+            whole = torch.zeros(sum(lengths), 4, 16).index_copy(0, kept, query)
+            out = ShortAttention.apply(whole, key, value, starts, max(lengths), 0.3, left_out)
+            return out[kept]
+
+        return own
+
+    compare(
+        attend(torch.tensor(skips, dtype=torch.int32)),
+        attend(None),
+        torch.randn(len(kept), 4, 16),
+        torch.randn(sum(lengths), 2, 16),
+        torch.randn(sum(lengths), 2, 16),
+    )

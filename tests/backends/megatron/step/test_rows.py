@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.backends.megatron.step.rows import RowShape, make_row, zigzag
+from milescli.backends.megatron.step.rows import RowShape, make_row, share_prefixes, zigzag
 
 
 def _spans(lengths: list[int]) -> list[tuple[int, int]]:
@@ -64,3 +64,29 @@ def test_each_rank_takes_a_piece_from_both_ends() -> None:
     assert zigzag([8], cp=2, cp_rank=0).tolist() == [0, 1, 6, 7]
     assert zigzag([8], cp=2, cp_rank=1).tolist() == [2, 3, 4, 5]
     assert zigzag([4, 8], cp=2, cp_rank=0).tolist() == [0, 3, 4, 5, 10, 11]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 8), st.integers(0, 5)), max_size=8))
+def test_a_shared_position_stands_for_the_same_token_of_every_sequence(
+    drawn: list[tuple[int, int, int]],
+) -> None:
+    """Of each sequence: which prompt it has, how much of it may be shared, and how much follows."""
+    prefixes = [np.arange(length) + 100 * which for which, length, _ in drawn]
+    rows = [length + more for _, length, more in drawn]
+    whole = make_row(_spans(rows), shape=RowShape())
+    row = share_prefixes(whole, prefixes)
+    if row is whole:
+        return
+    assert row.shared is not None and row.skips is not None
+    assert len(row.source) < 0.9 * len(whole.source)
+    tokens = [*(prefixes[i].tolist() + [None] * drawn[i][2] for i in range(len(drawn)))]
+    flat = [(token, place) for own in tokens for place, token in enumerate(own)]
+    for here, (token, place) in zip(row.shared.tolist(), flat, strict=True):
+        number, start = int(row.sequence[here]), int(row.positions[here])
+        assert start == place
+        assert token is None or tokens[number][place] == token
+    own = [number for number, length in enumerate(rows) if length]
+    for number, skip in zip(own, row.skips.tolist(), strict=True):
+        there = row.positions[row.sequence == number].tolist()
+        assert there == list(range(skip, rows[number])), "what is left of it is its end"
+        assert skip in (0, len(prefixes[number]))
