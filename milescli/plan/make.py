@@ -272,16 +272,7 @@ def _assembled(
     recipe, machine = inputs.recipe, inputs.machine
     slots = assign_slots(trainer, engines, colocated, inputs.per_node, recipe.machine.nodes)
     num_devices = inputs.num_devices
-    if num_devices and len(slots) > num_devices:
-        raise FitError(
-            f"the plan needs {len(slots)} devices and there are {num_devices}",
-            why=f"trainer {trainer.world_size} + engines {engines.num} x "
-            f"{engines.tp}{' on the same devices' if colocated else ''}",
-            fix=[
-                "--set engines.placement=colocated",
-                f"--nodes {-(-len(slots) // inputs.per_node)}",
-            ],
-        )
+    _require_devices(slots, trainer, engines, inputs, colocated=colocated)
     if num_devices:
         note_idle_devices(slots, num_devices, recipe, log)
     _note_attention(recipe, on_cpu=not num_devices, log=log)
@@ -384,6 +375,28 @@ def _threads(
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s'[: number > 1]}"
+
+
+def _require_devices(
+    slots: Sequence[object],
+    trainer: TrainerLayout,
+    engines: EngineLayout,
+    inputs: _PlanInputs,
+    *,
+    colocated: bool,
+) -> None:
+    """Raise FitError if the layouts need more devices than there are."""
+    if not inputs.num_devices or len(slots) <= inputs.num_devices:
+        return
+    raise FitError(
+        f"the plan needs {len(slots)} devices and there are {inputs.num_devices}",
+        why=f"trainer {trainer.world_size} + engines {engines.num} x "
+        f"{engines.tp}{' on the same devices' if colocated else ''}",
+        fix=[
+            "--set engines.placement=colocated",
+            f"--nodes {-(-len(slots) // inputs.per_node)}",
+        ],
+    )
 
 
 def _note_attention(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
