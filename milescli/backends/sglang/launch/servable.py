@@ -86,6 +86,7 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
     "minimax_m2": CpuFamily(
         module="minimax_m2",
         architecture="MiniMaxM2ForCausalLM",
+        pieces=("minimax",),
         output_layer="own",
         dense="nowhere",
     ),
