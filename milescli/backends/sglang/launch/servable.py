@@ -322,6 +322,12 @@ def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
             if isinstance(inner, Mapping)
             else hybrid
         )
+    rope = config.get("rope_parameters")
+    if model_type == "minimax_m2" and "rotary_dim" not in config and isinstance(rope, Mapping):
+        # the share of a head that turns, which SGLang reads in the old place alone
+        fields["rotary_dim"] = int(
+            float(str(config.get("head_dim", 128))) * rope.get("partial_rotary_factor", 1.0)
+        )
     kinds = config.get("mlp_layer_types")
     if model_type in ("glm4_moe_lite", "hy_v3") and isinstance(kinds, list):
         fields["first_k_dense_replace"] = kinds.index("sparse") if "sparse" in kinds else len(kinds)
