@@ -231,13 +231,16 @@ def _is_int4(group: object, form: object) -> bool:
     return whole and in_groups and weights.get("symmetric") is not False
 
 
+_NO_LAYER = "SGLang 0.5.20 does not tell this family's routers which layer they are in"
 _UNRECORDED = {
+    "hy_v3": _NO_LAYER,
+    "minimax_m2": _NO_LAYER,
     "gemma4": "SGLang 0.5.20 sizes the record by `num_experts_per_tok`, which this family's "
     "config.json calls `top_k_experts`",
-    "nemotron_h": "SGLang 0.5.20 does not tell this family's routers which layer they are in",
+    "nemotron_h": _NO_LAYER,
 }
-"""Families with experts of whose choices SGLang keeps no record, and why. Read in its source; none
-of them is served on a CPU."""
+"""Families with experts of whose choices SGLang keeps no record, and why. Read in its source; an
+engine of Hunyuan 3 or MiniMax-M2 that was asked for one died of it."""
 
 
 def fault_of_record(facts: ModelFacts) -> str | None:
