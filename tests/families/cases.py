@@ -59,6 +59,7 @@ def _with(name: str, **fields: object) -> Case:
 
 
 SERVED_TOO = {
+    "hy-v3-first": _with("hy-v3", mlp_layer_types=["dense", "sparse", "sparse"]),
     "glm4-moe-lite-first": _with("glm4-moe-lite", mlp_layer_types=["dense", "sparse", "sparse"]),
     "qwen3-next-everywhere": _with("qwen3-next", mlp_only_layers=[]),
 }

@@ -139,11 +139,11 @@ _TAIL = """
 
 ## What is missing
 
-| family | why |
-|---|---|
-| Kimi-K3, Inkling, GLM-5-Next (`glm5_next`), Hunyuan 4, Qwen4 (`qwen4_exp`) | transformers 5.12.1 has no implementation to compare with; SGLang 0.5.20 serves them on GPUs |
-| DeepSeek-V4.1 | neither transformers 5.12.1 nor SGLang 0.5.20 has its memory of n-grams |
-| MiniMax-M3 | its attention over blocks of positions is not computed here |
+- Kimi-K3, Inkling, `glm5_next`, Hunyuan 4, `qwen4_exp`: transformers 5.12.1 has no implementation
+  to compare with, though SGLang 0.5.20 has modules for them.
+- DeepSeek-V4.1: neither transformers 5.12.1 nor SGLang 0.5.20 has its memory of n-grams.
+- MiniMax-M3: its attention over blocks of positions is not computed here.
+- The MTP layers of DeepSeek-V4, Hunyuan 3 and MiniMax-M2 are carried, not trained.
 
 ## About the comparison
 

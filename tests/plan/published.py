@@ -5,7 +5,7 @@ mt: tokens of a microbatch on one rank; engine: devices of one; `mem`: their mem
 Adam on the host. Where a recipe names no hardware, it is taken to be H100 with 80 GB, or H200 where
 one engine's weights alone, or gradients and weights alone, are more than that. Rows whose model has
 no published config here (GLM-5.2, Inkling, JoyAI, Qwen3.8, Nemotron-3-Ultra), LoRA, FSDP and
-cut-down models are left out, and DeepSeek-V4, which this house does not train."""
+cut-down models are left out, and DeepSeek-V4."""
 
 from __future__ import annotations
 

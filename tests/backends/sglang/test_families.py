@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from milescli.backends.sglang.client.http import EngineHttp
 from milescli.backends.sglang.inside.routing import request_id
-from milescli.backends.sglang.launch.servable import servable_on_cpu
+from milescli.backends.sglang.launch.servable import fault_of_record, servable_on_cpu
 from milescli.backends.sglang.launch.server import EngineServer
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.backends.sglang.weights.channels import TensorChannel
@@ -97,7 +97,7 @@ class Engine:
             log_path=folder / "engine.log",
             max_total_tokens=8192,
             context_length=256,
-            return_routed_experts=self.facts.num_experts > 0,
+            return_routed_experts=fault_of_record(self.facts) is None,
             extra_args=("--chunked-prefill-size", "8"),
         )
 

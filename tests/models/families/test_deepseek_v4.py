@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 
 from milescli import models
+from milescli.core.errors import RecipeError
+from milescli.models.adapter import LoraShape, adapter_table
+from milescli.plan.legal import faults
+from milescli.plan.types import TrainerLayout
 from tests.families.cases import ALL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -108,3 +112,23 @@ def test_transformers_reads_the_same_bits_from_a_folder_with_the_names_of_the_re
         "layers.0.ffn.gate.tid2eid",
         "layers.1.attn.indexer.compressor.ape",
     } <= set(report["names"])
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ({"tp": 2, "sequence_parallel": True}, None),
+        ({"tp": 3, "sequence_parallel": True}, "groups of the output"),
+        ({"cp": 2}, "sparse attention chooses among the positions of one rank"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_by_name(layout: dict, says: str | None) -> None:
+    facts = models.parse_facts(ALL["deepseek-v4"].config)
+    found = [fault.why for fault in faults(TrainerLayout(**layout), facts)]
+    assert any(says in why for why in found) if says else found == []
+
+
+def test_an_adapter_is_refused_by_name() -> None:
+    base = models.table(models.parse_facts(ALL["deepseek-v4"].config))
+    with pytest.raises(RecipeError, match="adapter of a `deepseek_v4` model"):
+        adapter_table(base, LoraShape(rank=4, alpha=8.0, targets=("all-linear",)))

@@ -86,6 +86,7 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
     "minimax_m2": CpuFamily(
         module="minimax_m2",
         architecture="MiniMaxM2ForCausalLM",
+        pieces=("minimax",),
         output_layer="own",
         dense="nowhere",
     ),
@@ -230,13 +231,16 @@ def _is_int4(group: object, form: object) -> bool:
     return whole and in_groups and weights.get("symmetric") is not False
 
 
+_NO_LAYER = "SGLang 0.5.20 does not tell this family's routers which layer they are in"
 _UNRECORDED = {
+    "hy_v3": _NO_LAYER,
+    "minimax_m2": _NO_LAYER,
     "gemma4": "SGLang 0.5.20 sizes the record by `num_experts_per_tok`, which this family's "
     "config.json calls `top_k_experts`",
-    "nemotron_h": "SGLang 0.5.20 does not tell this family's routers which layer they are in",
+    "nemotron_h": _NO_LAYER,
 }
-"""Families with experts of whose choices SGLang keeps no record, and why. Read in its source; none
-of them is served on a CPU."""
+"""Families with experts of whose choices SGLang keeps no record, and why. Read in its source; an
+engine of Hunyuan 3 or MiniMax-M2 that was asked for one died of it."""
 
 
 def fault_of_record(facts: ModelFacts) -> str | None:
@@ -320,6 +324,12 @@ def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
             {"text_config": hybrid, "language_model_only": True}
             if isinstance(inner, Mapping)
             else hybrid
+        )
+    rope = config.get("rope_parameters")
+    if model_type == "minimax_m2" and "rotary_dim" not in config and isinstance(rope, Mapping):
+        # the share of a head that turns, which SGLang reads in the old place alone
+        fields["rotary_dim"] = int(
+            float(str(config.get("head_dim", 128))) * rope.get("partial_rotary_factor", 1.0)
         )
     kinds = config.get("mlp_layer_types")
     if model_type in ("glm4_moe_lite", "hy_v3") and isinstance(kinds, list):

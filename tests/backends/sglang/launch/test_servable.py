@@ -27,10 +27,11 @@ QWEN3 = parse_facts({**CONFIG, "model_type": "qwen3", "tie_word_embeddings": Fal
 def test_families_of_which_no_engine_keeps_a_record_are_named():
     moe = replace(QWEN3, layers=(Layer(mlp="moe"),) * 2)
     assert fault_of_record(QWEN3) == "no layer of the model has experts"
-    for family in ("nemotron_h", "gemma4"):
+    unrecorded = {"hy_v3", "minimax_m2"}
+    for family in ("nemotron_h", "gemma4", *unrecorded):
         assert "SGLang 0.5.20" in (fault_of_record(replace(moe, family=family)) or "")
     recorded = {name for name in CPU_FAMILIES if fault_of_record(replace(moe, family=name)) is None}
-    assert recorded == set(CPU_FAMILIES)
+    assert recorded == set(CPU_FAMILIES) - unrecorded
 
 
 @pytest.mark.parametrize(

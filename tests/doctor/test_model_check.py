@@ -1,0 +1,72 @@
+"""`miles models check`: what it finds in a folder that is not as its family's table says, and the
+figures of one that is. Engines are tried in `test_trial` and in tests/backends/sglang."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from milescli.core.errors import CheckpointError
+from milescli.doctor.finding import Status
+from milescli.doctor.model_check import _check_memory, _check_names, _differing, check_model_folder
+from milescli.models import load_facts
+from milescli.platform.machine import parse_machine
+from tests.backends.megatron.tiny_models import make_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model", "moe")
+
+
+def _changed(folder: Path, **changes: torch.Tensor | None) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file) | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model.norm.weight": None}, "`model.norm.weight` is missing"),
+        ({"model.extra.weight": torch.zeros(3)}, "`model.extra.weight` has no rule"),
+        ({"model.norm.weight": torch.zeros(3)}, r"is \[3\] on disk and \[64\] by config.json"),
+    ],
+)
+def test_a_tensor_that_is_not_as_the_table_says_is_named(
+    folder: Path, changes: dict, says: str
+) -> None:
+    _changed(folder, **changes)
+    (finding,) = _check_names(folder, load_facts(folder))
+    assert finding.status is Status.FAIL
+    assert finding.what == "1 tensors are not as the table says"
+    assert re.search(says, finding.why), finding.why
+
+
+def test_a_bit_that_differs_is_seen_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    other = make_model(tmp_path / "other", "moe")
+    assert _differing(folder, other) == []
+    norm = load_file(other / "model.safetensors")["model.norm.weight"]
+    norm.view(torch.int32)[0] ^= 1
+    _changed(other, **{"model.norm.weight": norm})
+    assert _differing(folder, other) == ["model.norm.weight"]
+
+
+def test_a_good_folder_is_told_in_figures(folder: Path) -> None:
+    facts = load_facts(folder)
+    (names,) = _check_names(folder, facts)
+    (memory,) = _check_memory(folder, facts, parse_machine("1xH100"))
+    assert (names.status, memory.status) == (Status.OK, Status.OK)
+    assert "all by rule" in names.what
+    assert "of 79.0 GiB, bf16" in memory.what
+
+
+def test_a_family_that_nobody_knows_is_refused(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("qwen3_moe", "martian"))
+    with pytest.raises(CheckpointError, match="martian"):
+        check_model_folder(folder, output=None)  # type: ignore[arg-type]
