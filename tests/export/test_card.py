@@ -17,8 +17,8 @@ from milescli.recipe.data import Data
 from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe, Rollout
 from tests.export.models import QWEN3_MOE, make_base, table_of
-from tests.families.cases import ALL
 from tests.fake_run import events
+from tests.families.cases import ALL
 
 MEASURED = Measured(
     num_plain=12,
