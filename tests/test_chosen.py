@@ -34,8 +34,10 @@ COVERED = {
     "test_rollout_runs_ahead_within_the_bound_and_a_kill_loses_nothing_that_was_sampled",
     "plug-ins": f"{RUNS}/test_pieces.py::"
     "test_pieces_of_every_kind_are_called_and_a_resumed_run_is_the_same",
-    "speculation": f"{RUNS}/test_life_of_a_run.py::"
-    "test_a_model_that_guesses_ahead_changes_no_sample",
+    "speculation": "tests/backends/sglang/inside/cpu/test_drafts.py::"
+    "test_tokens_and_logprobs_are_those_of_an_engine_that_guesses_nothing",
+    "exact on-policy": "tests/backends/sglang/test_exact.py::"
+    "test_engine_and_trainer_are_equal_bit_for_bit",
     "deaths, hangs and Ctrl-C": f"{RUNS}/test_faults.py::"
     "test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt",
     "several nodes": "tests/end_to_end/cluster/test_everywhere.py::"

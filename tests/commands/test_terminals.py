@@ -124,10 +124,10 @@ def on_screen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_a_verb_says_the_same_on_every_terminal(on_screen, verb: tuple[str, ...]) -> None:
-    expected = on_screen("utf-8", verb)[0]
+    shown = {terminal: on_screen(terminal, verb) for terminal in TERMINALS}
+    expected = shown["utf-8"][0]
     assert expected != 70
-    for terminal in TERMINALS:
-        code, out, err = on_screen(terminal, verb)
+    for terminal, (code, out, err) in shown.items():
         assert code == expected, (terminal, out, err)
         assert out or err, terminal
         assert "Traceback (most recent" not in out + err
