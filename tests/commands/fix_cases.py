@@ -115,7 +115,6 @@ COMMANDS = {
     f"{QUICK} --set data.prompts=task:": "names no task",
     f"{QUICK} --set data.prompts=task:sms": "task",
     f"{QUICK} --set data.chat_template=nosuch.jinja": "cannot be read",
-    f"{SFT} --set data.max_row_tokens=2 --set data.long_rows=error": "longer than 2 tokens",
     # the model
     f"{QUICK} --set model.scratch=null --set warmup.steps=0": "names no model",
     f"{QUICK} --set model.revision=main": "nothing is downloaded",
