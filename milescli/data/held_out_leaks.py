@@ -4,7 +4,7 @@ starts."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,13 +45,13 @@ def exact_leaks(
     the first equal one. Prompts of small files are equal if their tokens are; those of large files,
     if their messages are."""
     if not prompts.is_large:
-        seen: dict[tuple[int, ...], int] = {}
+        seen: dict[Hashable, int] = {}
         for prompt in prompts.prompts:
-            seen.setdefault(tuple(prompt.token_ids), prompt.index)
+            seen.setdefault(_key(prompt), prompt.index)
         return [
             Leak(heldout=prompt.index, prompts=seen[key])
             for prompt in heldout.first(num_heldout)
-            if (key := tuple(prompt.token_ids)) in seen
+            if (key := _key(prompt)) in seen
         ]
     import numpy as np
 
@@ -70,6 +70,12 @@ def exact_leaks(
         for (_, prompt), key in zip(placed, mine.tolist(), strict=True)
         if key in firsts
     ]
+
+
+def _key(prompt: Prompt) -> Hashable:
+    """Return what equal prompts share: their tokens; before there is a tokenizer, their
+    messages."""
+    return tuple(prompt.token_ids) or repr((prompt.text, prompt.turns, prompt.tools))
 
 
 def near_leaks(

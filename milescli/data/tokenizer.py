@@ -374,18 +374,29 @@ def load_tokenizer(
             fix='add "eos_token": "<|im_end|>" (the token that ends a turn of this model) to '
             f"{path / 'tokenizer_config.json'}",
         )
-    template = _template(inner, chat_template, path)
+    template = _template(inner, chat_template, path, tools=tools)
     return ChatTokenizer(inner, folder=path, template=template, tools=tools)
 
 
-def _template(inner: PreTrainedTokenizerBase, wanted: str, folder: Path) -> str | None:
+def _template(
+    inner: PreTrainedTokenizerBase, wanted: str, folder: Path, *, tools: Sequence[Any]
+) -> str | None:
+    """Return the chat template; of several by name that for tools, where tools are offered and
+    there is one. Raises DataError."""
     if wanted == RAW:
         return None
     if wanted != AUTO:
         return own_template(wanted)
-    if inner.chat_template:
-        return inner.get_chat_template()
-    raise no_template(folder)
+    if not inner.chat_template:
+        raise no_template(folder)
+    try:
+        return inner.get_chat_template(tools=list(tools) or None)
+    except ValueError as error:
+        raise DataError(
+            f"which chat template of {folder} is meant?",
+            why=f"it has {', '.join(inner.chat_template)}, and none is called default",
+            fix="--set data.chat_template=FILE   # that one, in a file of its own",
+        ) from error
 
 
 def no_template(folder: Path) -> DataError:

@@ -215,6 +215,7 @@ def _rules_with_rows(recipe: Recipe) -> Iterator[Rule]:
         f"`train.objective={objective}` is one update of `train.batch_size` rows",
         fix=[
             "--set train.updates_per_step=1",
+            "--set train.updates_per_step=1 "
             f"--set train.batch_size={max(1, train.batch_size // train.updates_per_step)}",
         ],
     )

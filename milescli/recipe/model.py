@@ -167,7 +167,11 @@ def _expert_rules(scratch: ScratchModel) -> Iterator[Rule]:
         is_moe and experts < 2,
         "a mixture of experts needs experts",
         why=f"`model.scratch.family` is qwen3_moe and `num_experts` is {experts}",
-        fix=["--set model.scratch.num_experts=8", "--set model.scratch.family=qwen3"],
+        fix=[
+            "--set model.scratch.num_experts=8"
+            + " --set model.scratch.tie_embeddings=false" * scratch.tie_embeddings,
+            "--set model.scratch.family=qwen3",
+        ],
     )
     yield Rule(
         not is_moe and experts,

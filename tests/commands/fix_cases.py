@@ -115,7 +115,6 @@ COMMANDS = {
     f"{QUICK} --set data.prompts=task:": "names no task",
     f"{QUICK} --set data.prompts=task:sms": "task",
     f"{QUICK} --set data.chat_template=nosuch.jinja": "cannot be read",
-    f"{SFT} --set data.max_row_tokens=2 --set data.long_rows=error": "longer than 2 tokens",
     # the model
     f"{QUICK} --set model.scratch=null --set warmup.steps=0": "names no model",
     f"{QUICK} --set model.revision=main": "nothing is downloaded",
@@ -138,7 +137,6 @@ COMMANDS = {
     f"{LORA} --adapter a=nosuch.yaml": "nosuch.yaml",
     # guessing ahead
     f"{QUICK} --set rollout.speculative.kind=draft": "no model is named that guesses",
-    f"{QUICK} --set rollout.speculative.model=Tiny-Model": "no model guesses",
     f"{QUICK} --set rollout.speculative.revision=main": "nothing is downloaded",
     f"{QUICK} --set rollout.speculative.ngram_breadth=3": "no n-grams",
     f"{QUICK} --set rollout.speculative.kind=ngram --set rollout.speculative.guesses=2 "
@@ -151,7 +149,7 @@ COMMANDS = {
     f"{QUICK} --set rollout.agent=environment": "has no environment",
     f"{QUICK} --set rollout.agent=tools": "has no tools",
     f"{QUICK} --set rollout.agent=tools --set rollout.tools=[calculatr]": "calculatr",
-    f"{QUICK} --set rollout.agent=tols": "no agent is called",
+    f"{QUICK} --set rollout.agent=tols": "tols",
     f"{QUICK} --set rollout.agent=tools --set rollout.tools=[calculator] "
     "--set data.chat_template=none": "needs a chat template",
     f"{QUICK} --set rollout.agent=multi_agent": "has no roles",
@@ -169,13 +167,11 @@ COMMANDS = {
     f"{QUICK} --set run.dir=''": "`run.dir` is empty",
     f"{QUICK} --set run.project=''": "`run.project` is empty",
     f"{QUICK} --set run.metrics_address=nowhere": "run.metrics_address",
-    f"{QUICK} --set machine.address=http://a:1": "machine.address",
     f"{QUICK} --set parallel.dp=64": "64",
     f"{QUICK} --set parallel.tp=3": "3",
     f"{QUICK} --set rollout.prompts_per_step=7 --set train.updates_per_step=2": "7 prompts",
     f"{QUICK} --set engines.num=0": "engines",
     f"{QUICK} --set eval.engines=own --set engines.num=1": "no engine would be left",
-    f"{QUICK} --set fault.copy_every=1": "copy",
     # other commands
     "eval nosuch": "no run",
     "export nosuch --to out": "nosuch",
@@ -192,6 +188,13 @@ COMMANDS = {
 """Command line -> a part of the refusal."""
 
 THEN = {
+    f"{QUICK} --set model.scratch=null --set warmup.steps=0": ("made for a model from scratch",),
+    f"{LORA} --set weights.format=mine:Format": ("Format",),
+    f"{LORA} --set train.mtp.loss_weight=0.1": ("MTP",),
+    f"{LORA} --set rollout.speculative.kind=mtp": ("MTP",),
+    f"{QUICK} --set rollout.speculative.kind=mtp --set weights.channel=distributed": ("MTP",),
+    f"{QUICK} --set train.mtp.trains_trunk=true": ("MTP",),
+    CHAT: ("endpoint without `model`",),
     f"{QUICK} --set model.path=Tiny-Model --set data.prompts=sums.jsonl": (
         "model's positions",
         "are training prompts",

@@ -118,6 +118,8 @@ def _typed(argv: list[str], fix: str) -> list[str]:
     kept, skip = list[str](), False
     new = dict(zip(words[::2], words[1::2], strict=False))
     keys = {value.partition("=")[0] for value in words[1::2]}
+    if "train.lora.rank" in keys:
+        new["--lora"] = ""
     for word, value in given:
         if skip:
             skip = False

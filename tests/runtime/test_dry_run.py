@@ -32,6 +32,8 @@ OWN = ("data.prompts=sums.jsonl", "data.eval=null", "eval.every=0", "rollout.rew
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Data and rewards in the working directory."""
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    others = [{**row, "question": row["question"].replace("+", "-")} for row in ROWS]
+    (tmp_path / "others.jsonl").write_text("".join(json.dumps(row) + "\n" for row in others))
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "words.jsonl").write_text('{"question": "Who?", "answer": "nobody"}\n')
     (tmp_path / "options.jsonl").write_text(
@@ -75,6 +77,11 @@ def test_it_refuses_what_a_launch_would(sets: list[str], kind: type[MilesError],
     keys = {text.partition("=")[0] for text in sets}
     with pytest.raises(kind, match=says):
         _dry(*(text for text in OWN if text.partition("=")[0] not in keys), *sets)
+
+
+def test_other_held_out_prompts_are_no_leak_before_there_is_a_tokenizer() -> None:
+    own = [text for text in OWN if not text.startswith("data.eval")]
+    assert _dry(*own, "data.eval=others.jsonl")["note"]
 
 
 def test_it_says_what_was_checked_and_what_was_not() -> None:

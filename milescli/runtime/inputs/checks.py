@@ -243,6 +243,12 @@ INPUTS = (
         needs=("tokenizer",),
     ),
     Check(
+        name="date",
+        compares="what the chat template writes today with what it writes on another day",
+        run=token_checks.dated,
+        needs=("tokenizer",),
+    ),
+    Check(
         name="labels",
         compares="each label with what the reward can grade",
         run=_labels,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from milescli.checkpoint.run_dir import refuse_taken
-from milescli.data.tokenizer import AUTO
+from milescli.data.tokenizer import AUTO, own_template
 from milescli.models import ModelFacts
 from milescli.recipe.load import LoadedRecipe
 from milescli.runtime.inputs.checks import Check, Outcome, Subject, outcomes
@@ -38,6 +38,7 @@ def _plugins(subject: Subject) -> None:
 
 
 def _template(subject: Subject) -> None:
+    own_template(subject.recipe.data.chat_template)
     path = subject.recipe.model.path
     folder = Path(path).expanduser() if path is not None else None
     is_here = folder is not None and folder.is_dir() and not is_checkpoint(folder)

@@ -80,6 +80,15 @@ def foreign_markers(subject: Tokens) -> Iterator[str]:
         )
 
 
+def dated(subject: Tokens) -> Iterator[str]:
+    """Look for today's date in what the chat template writes."""
+    if "strftime_now" in (subject.tokenizer.template or ""):
+        yield (
+            "the chat template writes today's date: prompts of a run that is resumed on another "
+            "day, and of its export, differ from those that it learned from"
+        )
+
+
 def special_texts(subject: Tokens) -> Iterator[str]:
     """Compare the texts of prompts with the special tokens."""
     prompts = (
