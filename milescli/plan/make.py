@@ -10,14 +10,7 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
-from milescli.plan.choices import (
-    SIZES,
-    batch_plan,
-    choose_precision,
-    note_mtp,
-    note_speculation,
-    shares_prompts,
-)
+from milescli.plan.choices import SIZES, batch_plan, choose_precision, note_mtp, note_speculation
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
 from milescli.plan.main_memory import Fitted, fit_main_memory
@@ -294,12 +287,7 @@ def _assembled(
     rounds_inputs = note_formats(
         recipe, inputs.facts, formats, (trainer, engines), on_cpu=not num_devices, log=log
     )
-    batch = replace(
-        batch_plan(recipe, trainer, cap, log),
-        shares_prompts=shares_prompts(
-            recipe, inputs.facts, trainer, on_cpu=not num_devices, log=log
-        ),
-    )
+    batch = batch_plan(recipe, inputs.facts, trainer, cap, on_cpu=not num_devices, log=log)
     threads, of_engines = _threads(
         recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
     )
