@@ -3,6 +3,7 @@ the engines speculate; each is logged with its reason. Pure; called by `make`.""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from milescli.core.errors import FitError
@@ -15,12 +16,26 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 
-def batch_plan(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -> BatchPlan:
+def batch_plan(
+    recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout, cap: int, *, on_cpu: bool, log: Log
+) -> BatchPlan:
     """Decide the batch arithmetic of a step. `cap` is the number of tokens of a microbatch on one
     rank. Raises FitError if a sequence exceeds it, or if a step has too few sequences for the
     ranks."""
-    if recipe.learns_from_rows:
-        return _batch_of_rows(recipe, trainer, cap, log)
+    plan = _batch_of_rows if recipe.learns_from_rows else _batch_of_samples
+    batch = plan(recipe, trainer, cap, log)
+    shares = on_cpu and _shares_prompts(recipe, facts, trainer, batch.samples_per_prompt)
+    if shares:
+        log.note(
+            "batch.shares_prompts",
+            "on",
+            f"a prompt is computed once for its {batch.samples_per_prompt} sequences in a "
+            "microbatch",
+        )
+    return replace(batch, shares_prompts=shares)
+
+
+def _batch_of_samples(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -> BatchPlan:
     prompts, group = recipe.rollout.prompts_per_step, recipe.rollout.samples_per_prompt
     longest = recipe.longest_sequence
     num_samples, updates = prompts * group, recipe.train.updates_per_step
@@ -99,25 +114,11 @@ _NARROW = 256
 """Below this width a layer's products cost little more than moving its keys and values."""
 
 
-def shares_prompts(
-    recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout, *, on_cpu: bool, log: Log
-) -> bool:
-    """Decide whether the trainer computes a prompt once for all its samples in a microbatch. Under
-    `exact`, and where ranks share a model, every sequence is computed whole."""
-    group = (
-        recipe.sequences_per_row if recipe.learns_from_rows else recipe.rollout.samples_per_prompt
-    )
-    whole = trainer.tp == trainer.pp == trainer.cp == 1
-    shares = on_cpu and whole and group > 1 and not recipe.train.lora.dropout
-    pays = facts.hidden_size >= _NARROW
-    shares = shares and pays and recipe.train.on_policy != "exact" and can_share_prompts(facts)
-    if shares:
-        log.note(
-            "batch.shares_prompts",
-            "on",
-            f"a prompt is computed once for its {group} sequences in a microbatch",
-        )
-    return shares
+def _shares_prompts(recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout, group: int) -> bool:
+    """Under `exact`, and where ranks share a model, every sequence is computed whole."""
+    whole = trainer.tp == trainer.pp == trainer.cp == 1 and recipe.train.on_policy != "exact"
+    pays = group > 1 and facts.hidden_size >= _NARROW
+    return whole and pays and not recipe.train.lora.dropout and can_share_prompts(facts)
 
 
 SIZES = {"bf16": 2, "fp32": 4}

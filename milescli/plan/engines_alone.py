@@ -52,7 +52,9 @@ def plan_engines(
         colocated=False,
         channel="tensor",
         slots=slots,
-        batch=batch_plan(recipe, TrainerLayout(), longest_tokens(recipe), log),
+        batch=batch_plan(
+            recipe, facts, TrainerLayout(), longest_tokens(recipe), on_cpu=False, log=log
+        ),
         cpu_threads=threads,
         max_staleness=0,
         steps=0,

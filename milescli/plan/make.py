@@ -18,7 +18,6 @@ from milescli.plan.choices import (
     note_mtp,
     note_speculation,
     note_vision,
-    shares_prompts,
 )
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
@@ -291,12 +290,7 @@ def _assembled(
     rounds_inputs = note_formats(
         recipe, inputs.facts, formats, (trainer, engines), on_cpu=not num_devices, log=log
     )
-    batch = replace(
-        batch_plan(recipe, trainer, cap, log),
-        shares_prompts=shares_prompts(
-            recipe, inputs.facts, trainer, on_cpu=not num_devices, log=log
-        ),
-    )
+    batch = batch_plan(recipe, inputs.facts, trainer, cap, on_cpu=not num_devices, log=log)
     threads, of_engines = _threads(
         recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
     )
