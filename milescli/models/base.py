@@ -275,18 +275,17 @@ class WeightTable:
 
     def _form_on_disk(self, rule: Rule, there: set[str], shape: ShapeOf) -> Rule:
         forms = [form for form in (rule, *rule.alternatives) if self._first_names(form) <= there]
-        if len(forms) < 2 or self._first_names(forms[0]) != self._first_names(forms[1]):
-            return forms[0] if forms else rule
-        return next((form for form in forms if self._has_shapes(form, shape)), forms[0])
+        if not forms or not (names := self._first_names(forms[0])):
+            return rule
+        alike = [form for form in forms if self._first_names(form) == names]
+        if len(alike) == 1:
+            return forms[0]
+        return next((form for form in alike if self._has_shapes(form, shape)), forms[0])
 
     def _has_shapes(self, rule: Rule, shape: ShapeOf) -> bool:
-        layer = next(n for n in range(self.facts.num_layers) if rule.where(self.facts, n))
         rows = (self.facts.num_experts,) if rule.stacked else ()
-        sizes = rule.shapes(self.facts.at(layer))
-        return all(
-            shape(name.format(layer=layer, expert=0)) in (None, (*rows, *size))
-            for name, size in zip(rule.hf, sizes, strict=True)
-        )
+        first = self._first_tensors(rule).items()
+        return all(shape(name) in (None, (*rows, *size)) for name, size in first)
 
     def holds(self, entry: Entry) -> bool:
         """Return True if the trainer holds the entry: everything except MTP layers that are not
@@ -353,19 +352,21 @@ class WeightTable:
         )
 
     def _first_names(self, rule: Rule) -> set[str]:
+        return set(self._first_tensors(rule))
+
+    def _first_tensors(self, rule: Rule) -> dict[str, tuple[int, ...]]:
+        """Names on disk and shapes where the rule is first applied; none where it never is."""
         layers = [layer for layer in range(self.facts.num_layers) if rule.where(self.facts, layer)]
         if (rule.block == "decoder" and not layers) or (
             rule.block == "mtp" and not self.facts.num_mtp_layers
         ):
-            return set()
-        first = (
-            self.facts.num_layers
-            if rule.block == "mtp"
-            else layers[0]
-            if rule.block == "decoder"
-            else None
-        )
-        return {name.format(layer=first, expert=0, mtp=0) for name in rule.hf}
+            return {}
+        layer = layers[0] if rule.block == "decoder" else None
+        number = self.facts.num_layers if rule.block == "mtp" else layer
+        return {
+            name.format(layer=number, expert=0, mtp=0): shape
+            for name, shape in zip(rule.hf, rule.shapes(self.facts.at(layer)), strict=True)
+        }
 
     def _entry(
         self,

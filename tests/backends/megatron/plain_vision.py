@@ -6,15 +6,27 @@ frozen one."""
 
 from __future__ import annotations
 
+import io
 import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
-from tests.backends.megatron.vision_cases import GROUPS, OPTIMIZER, ROWS, file_of, patches
+from tests.backends.megatron.vision_cases import GROUPS, OPTIMIZER, PROCESSOR, ROWS, file_of
+
+
+def patches(file: bytes) -> torch.Tensor:
+    """[patches, numbers] by transformers' own processor."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    settings = {name: v for name, v in PROCESSOR.items() if name != "image_processor_type"}
+    processor = Qwen2VLImageProcessorPil(**{**settings, "size": dict(settings["size"])})
+    made = processor(Image.open(io.BytesIO(file)), return_tensors="np")
+    return torch.from_numpy(made["pixel_values"])
 
 
 def logits(model: torch.nn.Module, row: dict) -> torch.Tensor:
@@ -27,9 +39,7 @@ def logits(model: torch.nn.Module, row: dict) -> torch.Tensor:
             _, rows, columns = image["grid"]
             kinds[0, image["start"] : image["start"] + rows * columns // 4] = 1
         seen = {
-            "pixel_values": torch.cat(
-                [torch.from_numpy(patches(file_of(image))) for image in row["images"]]
-            ),
+            "pixel_values": torch.cat([patches(file_of(image)) for image in row["images"]]),
             "image_grid_thw": torch.tensor([image["grid"] for image in row["images"]]),
             "mm_token_type_ids": kinds,
         }

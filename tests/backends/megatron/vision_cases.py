@@ -4,10 +4,12 @@ transformers and plain PyTorch."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import numpy as np
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from milescli.core.types import ImageSpan, Trajectory
@@ -18,8 +20,15 @@ from milescli.train.packing import pack
 from tests.backends.megatron.harness import scores_everywhere, trainer
 from tests.samples import make_group, make_sample, make_trajectory
 
-IMAGE, START, END = 120, 122, 123
-PATCH_NUMBERS = 3 * 2 * 4 * 4
+IMAGE, START, END, PATCH = 120, 122, 123, 4
+PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": PATCH,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "size": {"shortest_edge": 64, "longest_edge": 6400},
+}
+"""preprocessor_config.json of the models."""
 OPTIMIZER = {"lr": 1e-2, "eps": 1e-2, "weight_decay": 0.1, "clip_grad": 1.0}
 """Adam with an epsilon beside which rounding of small gradients does not show."""
 
@@ -51,16 +60,14 @@ GROUPS = [(ROWS[1], ROWS[4]), (ROWS[2], ROWS[0], ROWS[3])]
 """Samples that are compared with each other; the reward of a group's last is 1."""
 
 
-def patches(file: bytes) -> np.ndarray:
-    """[patches, numbers] of a file, which names a seed and a grid."""
-    seed, rows, columns = map(int, file.split())
-    generator = np.random.default_rng(seed)
-    return generator.standard_normal((rows * columns, PATCH_NUMBERS)).astype(np.float32)
-
-
 def file_of(image: dict) -> bytes:
-    """What stands for its PNG."""
-    return b"%d %d %d" % (image["seed"], *image["grid"][1:])
+    """A PNG of noise."""
+    _, rows, columns = image["grid"]
+    generator = np.random.default_rng(image["seed"])
+    pixels = generator.integers(0, 256, (PATCH * rows, PATCH * columns, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def _spans(row: dict) -> tuple[ImageSpan, ...]:
@@ -107,11 +114,9 @@ def shard_of(made, *, objective: str = "supervised", rows: list | None = None) -
 
 
 def seeing_trainer(*, train: dict | None = None, vision: str = "all", **world):
-    """A trainer rank that reads the files of this module."""
+    """A trainer rank with the settings of this module."""
     settings = {"optimizer": dict(OPTIMIZER), **(train or {})}
-    made = trainer(train=settings, vision=vision, **world)
-    made.policy.__dict__["read_patches"] = patches
-    return made
+    return trainer(train=settings, vision=vision, **world)
 
 
 def vision_steps(
@@ -187,10 +192,19 @@ def vision_gradients(
 
 
 def vision_goes_on(
-    *, rank: int, size: int, port: int, model: str, layout: dict, save: str = "", load: str = ""
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    vision: str,
+    save: str = "",
+    load: str = "",
 ) -> dict:
     """A step that is saved, or loaded, and the next one: scores before it, and its report."""
-    made = seeing_trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    world = {"rank": rank, "size": size, "port": port, "model": model, "layout": layout}
+    made = seeing_trainer(vision=vision, **world)
     if load:
         made.load(load)
     else:
