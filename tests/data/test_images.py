@@ -103,7 +103,10 @@ LAYOUTS = {
     },
     "Qwen": {
         "messages": [
-            {"role": "user", "content": [{"image": "a.png"}, PART, {"image": "b.png"}, {"text": "?"}]}
+            {
+                "role": "user",
+                "content": [{"image": "a.png"}, PART, {"image": "b.png"}, {"text": "?"}],
+            }
         ]
     },
 }  # fmt: skip

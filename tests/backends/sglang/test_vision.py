@@ -29,7 +29,7 @@ from milescli.recipe.model import ScratchModel
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.episode.session import RecordingSession
 from tests.buckets import into_buckets
-from tests.families.vision_cases import config
+from tests.families.cases import ALL
 
 SHAPE = ScratchModel(family="qwen2_5_vl", num_layers=2, vocab_size=300)
 IMAGE_ID, START, END = 5, 3, 4
@@ -167,5 +167,5 @@ def test_engines_see_images_as_transformers_does_also_after_new_weights(tmp_path
 
 
 def test_a_tower_with_other_levels_than_sglang_knows_is_refused() -> None:
-    facts = parse_facts(config("qwen3_vl_moe"))
+    facts = parse_facts(ALL["qwen3-vl-moe"].config)
     assert facts.vision is not None and "deepstack" in str(fault_of_sglang(facts))
