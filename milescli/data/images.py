@@ -60,7 +60,7 @@ class PromptImages:
 
     def expanded(
         self, token_ids: Sequence[int], images: Sequence[Image]
-    ) -> tuple[list[int], list[ImageSpan], list[int]]:
+    ) -> tuple[list[int], tuple[ImageSpan, ...], list[int]]:
         """Return the tokens with every token of each image in the place of its one, the spans of
         the images, and [num_tokens] which of `token_ids` each token comes from. Raises ValueError
         if there are not as many image tokens as images."""
@@ -85,7 +85,7 @@ class PromptImages:
                 )
             ids += [token] * count
             places += [place] * count
-        return ids, spans, places
+        return ids, tuple(spans), places
 
 
 def prompt_images(folder: Path) -> PromptImages | None:

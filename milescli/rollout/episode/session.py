@@ -96,7 +96,7 @@ class _Line:
             routed_experts=self.routed_experts,
             rewards=self._reward_row() if self.rewards and is_trained else None,
             role=self.role,
-            image_spans=list(self.image_spans),
+            image_spans=tuple(self.image_spans),
         )
 
     def _reward_row(self) -> array[float]:
