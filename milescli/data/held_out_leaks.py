@@ -42,8 +42,8 @@ def exact_leaks(
     heldout: FilePrompts, prompts: FilePrompts, *, num_heldout: int | None
 ) -> list[Leak]:
     """Return those of the first `num_heldout` held-out prompts that are training prompts, each with
-    the first equal one. Prompts of small files are equal if their tokens are; those of large files,
-    if their messages are."""
+    the first equal one. Prompts of small files are equal if their tokens and images are; those of
+    large files, if their messages and images are."""
     if not prompts.is_large:
         seen: dict[Hashable, int] = {}
         for prompt in prompts.prompts:
@@ -73,9 +73,12 @@ def exact_leaks(
 
 
 def _key(prompt: Prompt) -> Hashable:
-    """Return what equal prompts share: their tokens; before there is a tokenizer, their
-    messages."""
-    return tuple(prompt.token_ids) or repr((prompt.text, prompt.turns, prompt.tools))
+    """Return what equal prompts share: their tokens and images; before there is a tokenizer, their
+    messages and images."""
+    if prompt.token_ids:
+        return prompt.identity
+    images = [image.sha256 for image in prompt.images]
+    return repr((prompt.text, prompt.turns, prompt.tools, images))
 
 
 def near_leaks(
@@ -89,8 +92,8 @@ def near_leaks(
     the first such one. Case and punctuation are ignored; the numbers must be equal and in the same
     order, and SIMILARITY of the word trigrams must be shared. Candidates are found by MinHash and
     banding (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3), which now and then
-    misses one."""
-    index = _Index((prompt.index, prompt.text) for prompt in heldout)
+    misses one. Prompts with images are left out: their texts may be equal."""
+    index = _Index((prompt.index, prompt.text) for prompt in heldout if not prompt.images)
     found: dict[int, int] = {}
     if not index.is_empty:
         for number, (place, text) in enumerate(prompts.texts(most)):

@@ -11,6 +11,7 @@ from typing import Any
 
 from milescli.core.errors import DataError, nearest
 from milescli.data.choices import is_options
+from milescli.data.images import COLUMNS as IMAGE_COLUMNS
 from milescli.data.layout_table import BY_NAME, LAYOUTS, Layout, Use
 from milescli.data.messages import (
     MEDIA,
@@ -118,7 +119,7 @@ def use_of(record: Mapping[str, Any]) -> Use:
     if layout.use == "pairs" or chat is None:
         return layout.use
     try:
-        turns = as_chat(value_at(record, chat), chat)
+        turns = as_chat(value_at(record, chat), chat, [])
     except ValueError:  # a run says by line what is wrong
         return "chats"
     return "chats" if turns and turns[-1]["role"] == "assistant" else "prompts"
@@ -132,6 +133,7 @@ class Beside:
     context: str | None = None
     history: str | None = None
     tools: str | None = None
+    images: str | None = None
     unread: tuple[str, ...] = ()
     """Columns that look like part of the prompt and are not read."""
 
@@ -164,6 +166,8 @@ class Columns:
     """`data.ignore_columns`."""
     is_prompt_given: bool = False
     """Whether a key names the prompt, and so sets other columns aside that could be it."""
+    sees_images: bool = False
+    """Whether the model does; else a column of images is one that would be left out."""
     known: dict[tuple[str, ...], Beside] = field(default_factory=dict)
     """Columns of a row -> what stands beside the prompt."""
 
@@ -195,7 +199,8 @@ class Columns:
         if self.prompt == INSTRUCTION_COLUMN and context is None:
             context = _first((CONTEXT_COLUMN,), free)
         history = _first((HISTORY_COLUMN,), free) if self.prompt is not None else None
-        read = {system, tools, context, history}
+        images = _first(IMAGE_COLUMNS if self.sees_images else (), free)
+        read = {system, tools, context, history, images}
         read |= {each.partition(".")[0] for each in own} - {self._around} | {*self.choices}
         if self.is_prompt_given:
             read |= _RIVALS
@@ -207,7 +212,14 @@ class Columns:
             if name in left
             and (name == self._around or _is_like_prompt(name, value := record[name]) or not value)
         )
-        found = Beside(system=system, context=context, history=history, tools=tools, unread=unread)
+        found = Beside(
+            system=system,
+            context=context,
+            history=history,
+            tools=tools,
+            images=images,
+            unread=unread,
+        )
         return NOTHING if found == NOTHING else found
 
     @property
@@ -261,6 +273,7 @@ class Columns:
             "text": self.text, "response": self.response, "calls of tools": self.calls,
             "worked response": self.demonstration, "chosen": self.chosen,
             "rejected": self.rejected, "label": self.label, "good or bad": self.judged,
+            "images": beside.images,
         }  # fmt: skip
         found = {column: role for role, column in roles.items() if column is not None}
         return {**dict.fromkeys(self.choices, "option"), **found}
@@ -283,7 +296,7 @@ def _stands_in(value: Any, turns: Turns) -> bool:
     """Return whether what a column holds is read elsewhere: a text within a turn, or a chat whose
     turns, but for the assistant's, are."""
     try:
-        chat = as_chat(value, "")
+        chat = as_chat(value, "", [])
     except ValueError:
         return False
     if chat is None:
