@@ -175,6 +175,8 @@ class Trajectory:
     image_spans: Sequence[ImageSpan] = ()
     """Where images stand in `token_ids`. Their positions are known from here alone: a model may
     sample the id of the image token, which is no image."""
+    images: Sequence[Image] = ()
+    """What the spans show, where no prompt is beside that has them: of rows to imitate."""
 
     @property
     def num_tokens(self) -> int:

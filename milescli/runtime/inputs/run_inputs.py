@@ -97,8 +97,11 @@ class RunInputs:
     @property
     def own_stop_ids(self) -> list[int]:
         """Return the token that ends a turn of the chat template, where config.json and
-        generation_config.json do not have it: the run teaches it, so engines must stop at it."""
-        return stop_ids_of_turns(self.tokenizer, self.model_dir)
+        generation_config.json do not have it: the run teaches it, so engines must stop at it; and
+        the token of an image, behind which an engine would wait for the image."""
+        images = self.tokenizer.images
+        ends = stop_ids_of_turns(self.tokenizer, self.model_dir)
+        return ends if images is None else [*ends, images.token_id]
 
     @property
     def data_sha256(self) -> str:
