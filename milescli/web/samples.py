@@ -7,7 +7,14 @@ import json
 import stat
 import time
 
-from milescli.insight.samples import by_group, read_file, read_samples, sample_steps
+from milescli.insight.samples import (
+    by_group,
+    images_in,
+    read_file,
+    read_image,
+    read_samples,
+    sample_steps,
+)
 from milescli.web.asked import Asked, Json
 from milescli.web.files import file_within, readable
 from milescli.web.responses import BadRequest, NotFound
@@ -45,12 +52,25 @@ def samples(asked: Asked) -> Json:
         {
             "prompt_index": index,
             "prompt": group[0].prompt,
+            "images": images_in(group[0].record),
             "label": group[0].record.get("label"),
             "samples": [one.record for one in group],
         }
         for (_, index), group in by_group(found).items()
     ]
     return {"step": step, "groups": groups}
+
+
+def image(asked: Asked) -> bytes:
+    """Return the PNG of the hash in the URL. Raises NotFound."""
+    name = asked.names["sha256"]
+    if (png := read_image(asked.run, name)) is None:
+        raise NotFound(
+            f"run `{asked.shown.id}` kept no picture `{name[:80]}`",
+            why="a run keeps the pictures of samples that it keeps, each named by its SHA-256",
+            fix=f"ls {asked.run.images_dir}",
+        )
+    return png
 
 
 def _none(asked: Asked, of_what: str) -> NotFound:

@@ -19,7 +19,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, RecipeError
-from milescli.core.types import Pair, Prompt, Trajectory
+from milescli.core.types import ImageSpan, Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated
 from milescli.data.example_rows import Kind
 from milescli.data.file_prompts import FilePrompts
@@ -210,10 +210,17 @@ def kind_of_rows(recipe: Recipe) -> Kind:
     return takes
 
 
+def _hashes(spans: Iterable[ImageSpan]) -> tuple[str, ...]:
+    return tuple(span.sha256 for span in spans)
+
+
 def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
     """Raise DataError if a held-out prompt is that of a row that is learned from: the tokens of a
-    chat before its first answer."""
-    asked = {array("i", prompt.token_ids).tobytes(): prompt for prompt in heldout}
+    chat before its first answer, with the same images."""
+    asked = {
+        (array("i", prompt.token_ids).tobytes(), _hashes(prompt.image_spans)): prompt
+        for prompt in heldout
+    }
     sides = (
         (place, side)
         for place, row in enumerate(rows)
@@ -223,7 +230,8 @@ def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair])
     for place, side in sides:
         if side is not None:
             start = max(side.loss_mask.find(1), 0)
-            if prompt := asked.get(side.token_ids[:start].tobytes()):
+            shown = _hashes(span for span in side.image_spans if span.start < start)
+            if prompt := asked.get((side.token_ids[:start].tobytes(), shown)):
                 leaks.setdefault(prompt.index, (prompt, place))
     if leaks:
         prompt, place = next(iter(leaks.values()))

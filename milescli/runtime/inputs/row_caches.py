@@ -156,8 +156,9 @@ def lines_of(row: Trajectory | Pair) -> Sequence[Trajectory]:
 
 
 def fingerprint_of(row: Trajectory) -> str:
-    """Return a hash of the row's tokens; equal rows have equal ones."""
-    return hashlib.blake2b(row.token_ids.tobytes(), digest_size=16).hexdigest()
+    """Return a hash of the row's tokens and images; equal rows have equal ones."""
+    images = "".join(span.sha256 for span in row.image_spans)
+    return hashlib.blake2b(row.token_ids.tobytes() + images.encode(), digest_size=16).hexdigest()
 
 
 def chunks_of(rows: Sequence[Row]) -> list[list[Row]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from array import array
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.core.concurrency import in_thread
 from milescli.core.types import Group, Sample, Trajectory
 from milescli.data.tokenizer import ChatTokenizer, TokenTexts
@@ -31,11 +32,11 @@ class SampleFiles:
     event loop."""
 
     def __init__(
-        self, folder: Path, tokenizer: ChatTokenizer, *, side: SideFiles, num_groups: int
+        self, run: RunDir, tokenizer: ChatTokenizer, *, side: SideFiles, num_groups: int
     ) -> None:
         self.num_groups = num_groups
         """That are kept of each step."""
-        self._folder, self._side = folder, side
+        self._run, self._side = run, side
         self._texts = TokenTexts(tokenizer)
         self._writing: asyncio.Task[None] | None = None
 
@@ -60,7 +61,21 @@ class SampleFiles:
         except Exception as error:  # a fault of ours: what is kept to be read ends no run
             self._side.warn_once(f"samples are not kept: {type(error).__name__}: {error}")
             return
-        self._side.write(self._folder / f"step_{step}.jsonl", text)
+        with self._side.writing(self._run.images_dir / "a picture"):
+            keep_images(self._run, groups)
+        self._side.write(self._run.rollouts_dir / f"step_{step}.jsonl", text)
+
+
+def keep_images(run: RunDir, groups: Sequence[Group]) -> None:
+    """Write the pictures that the prompts of groups show and that are not there yet. Raises
+    OSError if the disk does not take them."""
+    for image in {image.sha256: image for g in groups for image in g.prompt.images}.values():
+        file = run.image_file(image.sha256)
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            partial = file.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(image.png)
+            partial.replace(file)
 
 
 def detailed(groups: Sequence[Group]) -> dict[Place, Trajectory]:
@@ -122,6 +137,7 @@ def _record(group: Group, sample: Sample, shown: list[dict[str, object]]) -> dic
     episode = {**sample.figures, "trajectories": [line["text"] for line in shown]}
     return {
         "prompt": group.prompt.text,
+        **({"images": [one.sha256 for one in group.prompt.images]} if group.prompt.images else {}),
         "response": sample.text,
         "reward": sample.reward,
         **({"reward_parts": dict(sample.reward_parts)} if sample.reward_parts else {}),

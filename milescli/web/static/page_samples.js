@@ -3,6 +3,7 @@
 import { h, settled, show } from "./dom.js";
 import { counted, number } from "./format.js";
 import { groupList, isRight, midpoint, mixed } from "./groups.js";
+import { pictures } from "./pictures.js";
 import { Readout } from "./readout.js";
 import { sampleCard } from "./sample_card.js";
 import { SampleTools } from "./sample_tools.js";
@@ -181,6 +182,7 @@ class Samples {
       { class: "card prompt", "aria-label": "Prompt" },
       h("div", { class: "row" }, h("h2", {}, `Prompt ${group.prompt_index}`),
         h("span", { class: "muted small" }, countWords(group))),
+      pictures(group.images, this.context.imageOf),
       h("div", { class: "text", tabindex: 0, role: "region", "aria-label": "Text of the prompt" },
         marked(String(group.prompt), view.get("q").toLowerCase())),
       label !== null && label !== undefined && label !== "" &&

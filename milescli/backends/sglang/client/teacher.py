@@ -9,10 +9,11 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from milescli.backends.sglang.client.reply import prompt_logprobs
+from milescli.backends.sglang.client.reply import image_data, prompt_logprobs
 from milescli.core.concurrency import all_or_first_error
 from milescli.core.errors import EndpointError, RecipeError
-from milescli.core.types import Prompt, TeacherTokens, Trajectory
+from milescli.core.types import Image, Prompt, TeacherTokens, Trajectory
+from milescli.data.images import collapsed
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.distill import Distill, Teacher, teachers_by_source
 from milescli.recipe.schema import Recipe
@@ -47,10 +48,17 @@ class SglangTeacher:
             max_reply_bytes=MAX_REPLY_BYTES,
         )
 
-    async def say(self, token_ids: Sequence[int]) -> TeacherTokens:
-        """Return the teacher's log-probs of each token, from one prefill at temperature 1. Raises
-        EndpointError."""
-        reply = await self._read(token_ids, top_logprobs_num=self._topk)
+    async def say(self, row: Trajectory, images: Sequence[Image] = ()) -> TeacherTokens:
+        """Return the teacher's log-probs of each token, from one prefill at temperature 1; those of
+        tokens of images mean nothing. `images`: what the row shows, where it has them not itself.
+        Raises EndpointError."""
+        png = {image.sha256: image.png for image in (*images, *row.images)}
+        shown = image_data([(span, png[span.sha256]) for span in row.image_spans])
+        reply = await self._read(
+            collapsed(row.token_ids, row.image_spans),
+            top_logprobs_num=self._topk,
+            **({"image_data": shown} if shown else {}),
+        )
         try:
             if not self._topk:
                 logprobs = array("f", [0.0, *prompt_logprobs(reply)])
@@ -60,14 +68,16 @@ class SglangTeacher:
                 entries = list(chain.from_iterable(rows))
                 logprobs = array("f", chain([0.0] * self._topk, (entry[0] for entry in entries)))
                 ids = array("i", chain([0] * self._topk, (entry[1] for entry in entries)))
-            assert len(logprobs) == len(token_ids) * max(self._topk, 1), "tokens are missing"
+            assert len(logprobs) == row.num_tokens * max(self._topk, 1), "tokens are missing"
         except (KeyError, IndexError, TypeError, AssertionError) as error:
             raise self._unreadable(reply, error) from None
         return TeacherTokens(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk)
 
-    async def say_all(self, rows: Sequence[Trajectory]) -> list[TeacherTokens]:
-        """Return the teacher's log-probs of each sequence. Raises EndpointError."""
-        return await all_or_first_error([self.say(row.token_ids) for row in rows])
+    async def say_all(
+        self, rows: Sequence[Trajectory], images: Sequence[Image] = ()
+    ) -> list[TeacherTokens]:
+        """Same as `say`, of each sequence. Raises EndpointError."""
+        return await all_or_first_error([self.say(row, images) for row in rows])
 
     async def require_same_tokens(self, tokenizer: ChatTokenizer, *, num_tokens: int) -> None:
         """Compare the teacher's tokenizer with the policy's, whose model knows `num_tokens`. Raises
@@ -143,7 +153,7 @@ class ServedTeachers:
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         teacher = self.teachers[self._by_source.get(prompt.source, 0)]
-        answers = await teacher.say_all(trajectories)
+        answers = await teacher.say_all(trajectories, prompt.images)
         return [
             replace(line, teacher=words) for line, words in zip(trajectories, answers, strict=True)
         ]

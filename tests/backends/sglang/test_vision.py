@@ -1,0 +1,232 @@
+"""Vision-language models on real engines: log-probs are those of transformers for prompts without
+an image, with images of three sizes and with two, also after new weights of tower and decoder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.client.teacher import ServedTeachers
+from milescli.backends.sglang.launch.spec import EngineSpec, check_servable
+from milescli.backends.sglang.weights.channels import TensorChannel
+from milescli.core.errors import AgentError, ContextFull, RecipeError
+from milescli.core.types import Prompt, StopReason, Trajectory
+from milescli.recipe.schema import Recipe
+from milescli.rollout.base import GenerateRequest
+from milescli.rollout.episode.session import RecordingSession
+from milescli.train.objectives.supervised import streams_of
+from milescli.train.streams import Stream
+from tests.backends.megatron import plain_vision
+from tests.backends.megatron.vision_cases import IMAGE, ROWS
+from tests.backends.sglang.conftest import KEY, Service, start_service
+from tests.backends.sglang.seeing import make_seeing, other_weights, prompt_of
+from tests.buckets import into_buckets
+from tests.families.vision_cases import config
+from tests.samples import make_trajectory
+
+pytestmark = pytest.mark.engine
+LARGEST = 1e-5
+"""Difference of log-probs."""
+WANTED = GenerateRequest(prompt_ids=(), max_new_tokens=12, seed=7)
+
+
+class Seeing:
+    """A tiny model, the engine that serves it, and what transformers says."""
+
+    def __init__(self, folder: Path, family: str, **options: object) -> None:
+        self.folder = folder / "model"
+        make_seeing(self.folder, family)
+        self.model = plain_vision.loaded(self.folder).eval()
+        self.prompts = [prompt_of(row, self.folder) for row in ROWS]
+        started = start_service(self.folder, self.model, log_dir=folder, name=family, **options)
+        self.service: Service = replace(started, direct=True)
+
+    def sampled(self, prompts: Sequence[Prompt], **options: object) -> list[Trajectory]:
+        """One trajectory for each, all asked for at once."""
+        settings = replace(WANTED, **options)
+
+        async def sample(fleet: SglangFleet) -> list[Trajectory]:
+            sessions = [self.session(fleet, p, settings, seed=n) for n, p in enumerate(prompts)]
+            await asyncio.gather(
+                *(s.generate(p.token_ids) for s, p in zip(sessions, prompts, strict=True))
+            )
+            return [session.trajectories()[0] for session in sessions]
+
+        return self.service.run(sample, stop_ids=[IMAGE])
+
+    def session(
+        self, fleet: SglangFleet, prompt: Prompt, settings: GenerateRequest, *, seed: int = 0
+    ) -> RecordingSession:
+        return RecordingSession(
+            fleet,
+            prompt=prompt,
+            seed=seed,
+            settings=settings,
+            max_tokens=512,
+            decode=lambda ids: " ".join(map(str, ids)),
+        )
+
+    def differ(self, lines: Sequence[Trajectory]) -> float:
+        """The largest difference between the engine's log-probs and those of transformers."""
+        return max(self._difference(line) for line in lines)
+
+    @torch.no_grad()
+    def _difference(self, line: Trajectory) -> float:
+        seeds = {
+            image.sha256: shown["seed"]
+            for prompt, row in zip(self.prompts, ROWS, strict=True)
+            for image, shown in zip(prompt.images, row["images"], strict=True)
+        }
+        images = [
+            {"start": span.start, "grid": list(span.grid), "seed": seeds[span.sha256]}
+            for span in line.image_spans
+        ]
+        ids = line.token_ids.tolist()
+        said = plain_vision.logits(self.model, {"ids": ids, "images": images})
+        own = said[:-1].double().log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+        learned = torch.tensor(list(line.loss_mask[1:]), dtype=torch.bool)
+        return float((own - torch.tensor(line.logprobs)[1:])[learned].abs().max())
+
+    def publish(self, folder: Path, changed: dict[str, torch.Tensor]) -> None:
+        """As a run does, with its check of the whole model."""
+        channel = TensorChannel(timeout_s=60)
+        channel.open([self.service.address])
+        self.service.publish(channel, into_buckets(iter(changed.items()), 9000), version=1)
+        whole = load_file(folder / "model.safetensors")
+        channel.verify(into_buckets(iter(whole.items()), 9000))
+        channel.close()
+        self.model = plain_vision.loaded(folder).eval()
+
+    def stop(self) -> None:
+        self.service.router.stop()
+        self.service.engine.stop()
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def seeing(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Seeing]:
+    made = Seeing(tmp_path_factory.mktemp(request.param), request.param)
+    yield made
+    made.stop()
+
+
+def test_logprobs_are_those_of_transformers_also_after_new_weights_of_the_tower(seeing, tmp_path):
+    """The images that the engine saw before are seen by the new tower, too."""
+    lines = seeing.sampled(seeing.prompts)
+    assert [len(line.image_spans) for line in lines] == [0, 1, 2, 1, 1]
+    before = seeing.differ(lines)
+    changed = other_weights(seeing.folder, tmp_path / "other", tower=True)
+    seeing.publish(tmp_path / "other", changed)
+    stale = seeing.differ(lines)
+    after = seeing.differ(seeing.sampled(seeing.prompts))
+    print(f"{seeing.service.engine.spec.name}: before {before:.1e}, after {after:.1e}")
+    assert max(before, after) <= LARGEST
+    assert stale > 100 * LARGEST, "the new weights say the same, and prove nothing"
+
+
+def test_a_later_turn_shows_the_images_again(seeing):
+    prompt = seeing.prompts[2]
+
+    async def talk(fleet: SglangFleet) -> list[Trajectory]:
+        session = seeing.session(fleet, prompt, replace(WANTED, max_new_tokens=4))
+        turn = await session.generate(prompt.token_ids)
+        await session.generate([*turn.prompt_ids, *turn.response_ids, 55, 56])
+        return session.trajectories()
+
+    (line,) = seeing.service.run(talk, stop_ids=[IMAGE])
+    assert line.image_spans == prompt.image_spans
+    assert sum(line.loss_mask) == 8
+    assert seeing.differ([line]) <= LARGEST
+
+
+def test_a_served_teacher_sees_the_images(seeing, monkeypatch):
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+    distill = {
+        "teachers": [{"url": seeing.service.engine.url}],
+        "kl": "sampled",
+        "server": {"api_key_env": "TEACHER_KEY"},
+    }
+    prompt, row = seeing.prompts[2], ROWS[2]
+    line = make_trajectory(row["ids"][: row["prompt"]], row["ids"][row["prompt"] :])
+    line = replace(line, image_spans=prompt.image_spans)
+
+    async def ask() -> Trajectory:
+        teachers = ServedTeachers(Recipe.model_validate({"train": {"distill": distill}}))
+        return (await teachers.taught(prompt, [line]))[0]
+
+    said = streams_of(asyncio.run(ask()).teacher)[Stream.TEACHER]
+    assert seeing.differ([replace(line, logprobs=array("f", said))]) <= LARGEST
+
+
+def test_a_sampled_image_token_ends_its_response_and_its_conversation(seeing):
+    prompt = seeing.prompts[1]
+    lines = seeing.sampled([prompt] * 32, max_new_tokens=64)
+    ended = [line for line in lines if line.token_ids[-1] == IMAGE]
+    assert ended, "no response has an image token, and nothing is proved"
+    assert all(line.token_ids[len(prompt.token_ids) : -1].count(IMAGE) == 0 for line in lines)
+    assert seeing.differ(ended) <= LARGEST
+
+    async def go_on(fleet: SglangFleet) -> None:
+        session = seeing.session(fleet, prompt, replace(WANTED, max_new_tokens=64))
+        session._seed = lines.index(ended[0])
+        turn = await session.generate(prompt.token_ids)
+        assert turn.response_ids[-1] == IMAGE
+        assert turn.stop_reason is StopReason.STOP
+        with pytest.raises(ContextFull):
+            await session.generate([*turn.prompt_ids, *turn.response_ids, 55])
+
+    seeing.service.run(go_on, stop_ids=[IMAGE])
+
+
+def test_tokens_of_an_image_without_one_are_not_sent(seeing):
+    """An engine would never answer."""
+    prompt = seeing.prompts[1]
+
+    async def ask(fleet: SglangFleet) -> None:
+        session = seeing.session(fleet, prompt, WANTED)
+        with pytest.raises(AgentError, match="image tokens"):
+            await session.generate([*prompt.token_ids, IMAGE])
+
+    seeing.service.run(ask)
+
+
+def test_an_engine_keeps_what_a_frozen_tower_says(tmp_path):
+    """Right while the tower stays; the cache outlives a publication of another tower, which is why
+    engines of a trained tower have none."""
+    made = Seeing(tmp_path, "qwen2_5_vl", keeps_features=True)
+    try:
+        assert made.differ(made.sampled(made.prompts)) <= LARGEST
+        changed = other_weights(made.folder, tmp_path / "decoder", tower=False)
+        made.publish(tmp_path / "decoder", changed)
+        assert made.differ(made.sampled(made.prompts)) <= LARGEST
+        changed = other_weights(made.folder, tmp_path / "all", tower=True)
+        made.publish(tmp_path / "all", changed)
+        assert made.differ(made.sampled(made.prompts)) > 100 * LARGEST
+    finally:
+        made.stop()
+
+
+def test_a_depth_that_would_end_the_engine_is_refused(tmp_path):
+    shallow = config("qwen3_vl_moe", text={"mlp_only_layers": []})
+    (tmp_path / "config.json").write_text(json.dumps(shallow))
+    spec = EngineSpec(
+        model_dir=tmp_path,
+        tokenizer_dir=None,
+        device_kind="cpu",
+        precision="fp32",
+        port=1,
+        log_path=tmp_path / "log",
+    )
+    with pytest.raises(RecipeError, match="SGLang cannot serve") as raised:
+        check_servable(spec)
+    assert "2 deepstack layers" in raised.value.why
