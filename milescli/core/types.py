@@ -88,6 +88,11 @@ class Prompt:
         """The whole prompt in OpenAI's form, before the template."""
         return self.turns or [{"role": "user", "content": self.text}]
 
+    @property
+    def identity(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return its tokens and the hashes of its images: prompts that agree in both are equal."""
+        return tuple(self.token_ids), tuple(span.sha256 for span in self.image_spans)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:

@@ -30,7 +30,7 @@ Source = str | bytes
 """A path, which may begin at the folder of its file, a data URL, or the bytes of a file."""
 _FIELDS = ("image", "image_url", "url", "path", "base64", "bytes", "source", "data")
 """Fields of a part, or of a value, that hold the image; the first that is not empty."""
-_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
+DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,([\w+/=]*)", re.ASCII)
 _REMOTE = ("http://", "https://", "s3://", "gs://")
 
 
@@ -157,8 +157,8 @@ def _bytes_of(source: Source, *, base: Path) -> bytes:
     if source.startswith(_REMOTE):
         raise ValueError(f"`{source:.80}` is elsewhere: fetch the image, and name the file")
     text = source
-    if (head := _DATA_URL.match(source)) is not None:
-        text = source[head.end() :]
+    if (found := DATA_URL.fullmatch(source)) is not None:
+        text = found[1]
     elif len(source) < 1024:
         path = base / Path(source.removeprefix("file://")).expanduser()
         try:

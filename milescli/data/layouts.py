@@ -294,7 +294,7 @@ def use_of(record: Mapping[str, Any]) -> Use:
     if layout.use == "pairs" or chat is None:
         return layout.use
     try:
-        turns = as_chat(value_at(record, chat), chat)
+        turns = as_chat(value_at(record, chat), chat, [])
     except ValueError:  # a run says by line what is wrong
         return "chats"
     return "chats" if turns and turns[-1]["role"] == "assistant" else "prompts"
@@ -468,7 +468,7 @@ def _stands_in(value: Any, turns: Turns) -> bool:
     """Return whether what a column holds is read elsewhere: a text within a turn, or a chat whose
     turns, but for the assistant's, are."""
     try:
-        chat = as_chat(value, "")
+        chat = as_chat(value, "", [])
     except ValueError:
         return False
     if chat is None:

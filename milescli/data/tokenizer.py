@@ -21,7 +21,7 @@ from milescli.data.scratch_tokenizer import CHAT_TEMPLATE
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
+PLAIN_FAMILIES = ("qwen2_5_vl", "qwen3", "qwen3_moe")
 """Families of models made from scratch, for which transformers uses `tokenizer_class`. For some
 other families it uses a class of its own choice."""
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")

@@ -118,7 +118,7 @@ def _body(
     if story is not None and story.step:
         yield from _training(story, has_curve=CURVE_NAME in files)
     yield from _weights(folder)
-    yield _use(name)
+    yield _use(name, sees_images=facts.vision is not None)
 
 
 def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
@@ -191,7 +191,10 @@ def _weights(folder: Folder) -> Iterator[str]:
         yield "\n".join(f"- {note}" for note in folder.notes)
 
 
-def _use(name: str) -> str:
+def _use(name: str, *, sees_images: bool) -> str:
+    words, model = "AutoTokenizer", "AutoModelForCausalLM"
+    if sees_images:
+        words, model = "AutoProcessor", "AutoModelForImageTextToText"
     return f"""## Use
 
 ```bash
@@ -199,10 +202,10 @@ python -m sglang.launch_server --model-path {name}
 ```
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {model}, {words}
 
-tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})
-model = AutoModelForCausalLM.from_pretrained({json.dumps(name)}, dtype="auto")
+{words.removeprefix("Auto").lower()} = {words}.from_pretrained({json.dumps(name)})
+model = {model}.from_pretrained({json.dumps(name)}, dtype="auto")
 ```"""
 
 

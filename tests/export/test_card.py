@@ -18,6 +18,7 @@ from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe, Rollout
 from tests.export.models import QWEN3_MOE, make_base, table_of
 from tests.fake_run import events
+from tests.families.cases import ALL
 
 MEASURED = Measured(
     num_plain=12,
@@ -65,15 +66,20 @@ def story(tmp_path: Path, *, step: int = 40, **model: object) -> Story:
 
 
 def card(
-    tmp_path: Path, of: Story | None, *, format: str = "fp8", **fields: object
+    tmp_path: Path,
+    of: Story | None,
+    *,
+    format: str = "fp8",
+    config: dict = QWEN3_MOE,
+    **fields: object,
 ) -> dict[str, str]:
     """Of a folder that was measured."""
-    make_base(tmp_path / "base", QWEN3_MOE)
+    make_base(tmp_path / "base", config)
     done = Folder(
         path=tmp_path / "out", format=format, size_bytes=2**30, measured=MEASURED, **fields
     )
     return model_card(
-        done, table=table_of(QWEN3_MOE), base=tmp_path / "base", name="my-model", story=of
+        done, table=table_of(config), base=tmp_path / "base", name="my-model", story=of
     )
 
 
@@ -144,6 +150,12 @@ def test_a_card_without_a_run_tells_of_the_weights_alone(tmp_path: Path) -> None
         and "## Training" not in files[CARD_NAME]
         and "## Weights" in files[CARD_NAME]
     )
+
+
+def test_a_card_tells_how_the_model_is_loaded(tmp_path: Path) -> None:
+    assert "AutoModelForCausalLM" in card(tmp_path, None)[CARD_NAME]
+    text = card(tmp_path / "seeing", None, config=ALL["qwen3-vl"].config)[CARD_NAME]
+    assert "AutoModelForImageTextToText" in text and "processor = AutoProcessor" in text
 
 
 def test_a_model_made_from_a_seed_has_no_base(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ checked, demonstrations are made. Called by `run_inputs`."""
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,12 +18,13 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, RecipeError
-from milescli.core.types import ImageSpan, Pair, Prompt, Trajectory
+from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated
 from milescli.data.example_rows import Kind
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.file_rows import by_file, evenly, row_named
 from milescli.data.held_out_leaks import NEAR_HELDOUT, NEAR_ROWS, Leak, exact_leaks, near_leaks
+from milescli.data.images import DATA_URL
 from milescli.data.mixed_prompts import MixedPrompts
 from milescli.data.prompt_source import file_named
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
@@ -210,17 +210,10 @@ def kind_of_rows(recipe: Recipe) -> Kind:
     return takes
 
 
-def _hashes(spans: Iterable[ImageSpan]) -> tuple[str, ...]:
-    return tuple(span.sha256 for span in spans)
-
-
 def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
     """Raise DataError if a held-out prompt is that of a row that is learned from: the tokens of a
-    chat before its first answer, with the same images."""
-    asked = {
-        (array("i", prompt.token_ids).tobytes(), _hashes(prompt.image_spans)): prompt
-        for prompt in heldout
-    }
+    chat before its first answer."""
+    asked = {prompt.identity: prompt for prompt in heldout}
     sides = (
         (place, side)
         for place, row in enumerate(rows)
@@ -230,8 +223,8 @@ def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair])
     for place, side in sides:
         if side is not None:
             start = max(side.loss_mask.find(1), 0)
-            shown = _hashes(span for span in side.image_spans if span.start < start)
-            if prompt := asked.get((side.token_ids[:start].tobytes(), shown)):
+            shown = tuple(span.sha256 for span in side.image_spans if span.start < start)
+            if prompt := asked.get((tuple(side.token_ids[:start]), shown)):
                 leaks.setdefault(prompt.index, (prompt, place))
     if leaks:
         prompt, place = next(iter(leaks.values()))
@@ -318,7 +311,7 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
     if path.suffix in LINE_SUFFIXES:
         with path.open("rb") as file:
             text = file.read(SCRATCH_BYTES).decode("utf-8", errors="replace")
-        return text.splitlines()
+        return DATA_URL.sub("", text).splitlines()
     rows = islice(Table(path).records(), SCRATCH_ROWS)
     return [json.dumps(row, ensure_ascii=False, default=str) for _, row in rows]
 

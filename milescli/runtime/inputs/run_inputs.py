@@ -323,6 +323,11 @@ def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | N
         return folder
     if not (run.own_model_dir / "model.safetensors").exists():
         texts = texts_for_vocabulary(recipe, data, run)
-        make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
+        make_scratch_tokenizer(
+            texts,
+            model.scratch.vocab_size,
+            run.own_model_dir,
+            sees_images=model.scratch.family == "qwen2_5_vl",
+        )
         scratch.make_model(model.scratch, run.own_model_dir, recipe.run.seed)
     return run.own_model_dir

@@ -50,10 +50,13 @@ ADAPTERS: dict[str, tuple[dict, dict]] = {
     "adapter tp2 sp recompute": (_SP, _FULL),
     "adapter pp2": (_PP, {}),
 }
-SAVED: dict[str, tuple[dict, str]] = {
-    "saved": ({}, "save"),
-    "resumed ep2": ({"ep": 2, "dp": 2}, "load"),
-    "resumed pp2": (_PP, "load"),
+SAVED: dict[str, tuple[str, dict, str]] = {
+    # name -> (model.vision, layout, what is done with the checkpoint)
+    "all saved": ("all", {}, "save"),
+    "frozen saved": ("frozen", {}, "save"),
+    "all ep2": ("all", {"ep": 2, "dp": 2}, "load"),
+    "all pp2": ("all", _PP, "load"),
+    "frozen pp2": ("frozen", _PP, "load"),
 }
 
 
@@ -75,7 +78,7 @@ class Vision:
     """Models, and what was computed of them, each once."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.checkpoint = root, root / "checkpoint"
+        self.root = root
         names = {model for model, _, _ in LAYOUTS.values()}
         self.models = {name: write_model(root / name, ALL[name].config) for name in names}
         for folder in self.models.values():
@@ -110,9 +113,10 @@ class Vision:
                 "call": "vision_goes_on",
                 "model": str(self.models["qwen3-vl-moe"]),
                 "layout": layout,
-                which: str(self.checkpoint),
+                "vision": trained,
+                which: str(self.checkpoint(trained)),
             }
-            for name, (layout, which) in SAVED.items()
+            for name, (trained, layout, which) in SAVED.items()
         ]
         cases.append(
             {
@@ -139,6 +143,10 @@ class Vision:
         self.one = world.run_world(
             1, [*gradients, *(case for case in cases if not case["layout"])], root / "one"
         )
+
+    def checkpoint(self, trained: str) -> Path:
+        """Of the run with this `model.vision`."""
+        return self.root / f"checkpoint-{trained}"
 
     def saved(self, name: str) -> Path:
         """What a case writes."""
@@ -244,23 +252,27 @@ def test_an_adapter_of_the_decoder_trains_alike_under_every_layout(
         torch.testing.assert_close(theirs[key], weight, atol=2e-6, rtol=0, msg=key)
 
 
-@pytest.mark.parametrize("name", [name for name, (layout, _) in SAVED.items() if layout])
+@pytest.mark.parametrize("name", [name for name, (_, layout, _) in SAVED.items() if layout])
 def test_a_checkpoint_with_its_tower_goes_on_under_another_layout(
     vision: Vision, name: str
 ) -> None:
-    saved, resumed = vision.one["saved"], vision.two[name]
+    saved, resumed = vision.one[f"{SAVED[name][0]} saved"], vision.two[name]
     assert resumed["report"].loss == pytest.approx(saved["report"].loss, abs=1e-6)
     assert resumed["report"].grad_norm == pytest.approx(saved["report"].grad_norm, rel=1e-5)
     for mine, other in zip(saved["scores"], resumed["scores"], strict=True):
         assert mine == pytest.approx(other, abs=1e-5)
 
 
-def test_an_export_computes_the_same_in_transformers(vision: Vision, tmp_path: Path) -> None:
-    base, out, saved = vision.models["qwen3-vl-moe"], tmp_path / "export", vision.one["saved"]
+@pytest.mark.parametrize("trained", ["all", "frozen"])
+def test_an_export_computes_the_same_in_transformers(
+    vision: Vision, tmp_path: Path, trained: str
+) -> None:
+    base, out = vision.models["qwen3-vl-moe"], tmp_path / "export"
+    saved = vision.one[f"{trained} saved"]
     write_folder(
         out,
         table=table(load_facts(base)),
-        read=lambda weights: read_hf_tensors(vision.checkpoint, weights),
+        read=lambda weights: read_hf_tensors(vision.checkpoint(trained), weights),
         base=base,
         format="fp32",
         card=lambda _: {},

@@ -192,10 +192,19 @@ def vision_gradients(
 
 
 def vision_goes_on(
-    *, rank: int, size: int, port: int, model: str, layout: dict, save: str = "", load: str = ""
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    vision: str,
+    save: str = "",
+    load: str = "",
 ) -> dict:
     """A step that is saved, or loaded, and the next one: scores before it, and its report."""
-    made = seeing_trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    world = {"rank": rank, "size": size, "port": port, "model": model, "layout": layout}
+    made = seeing_trainer(vision=vision, **world)
     if load:
         made.load(load)
     else:
