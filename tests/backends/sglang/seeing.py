@@ -31,7 +31,7 @@ MODELS = {
 }
 _CHAT = (
     "{% for m in messages %}{{ m.role }} {% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for part in m.content %}{% if part.type == 'image' %}<vision> <image-token> </vision> "
+    "{% for part in m.content %}{% if part.type == 'image' %}<|vision_start|> <|image_pad|> <|vision_end|> "
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %} <eos> {% endfor %}assistant"
 )
 
@@ -51,7 +51,7 @@ def write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     named = {0: "<pad>", END_OF_TURN: "<eos>", 2: "<unk>", 3: "user", 4: "assistant"}
-    named |= {120: "<image-token>", 121: "<video-token>", 122: "<vision>", 123: "</vision>"}
+    named |= {120: "<|image_pad|>", 121: "<|video_pad|>", 122: "<|vision_start|>", 123: "<|vision_end|>"}
     words = {named.get(index, f"t{index}"): index for index in range(131)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

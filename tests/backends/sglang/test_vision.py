@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from milescli.backends.sglang.launch.spec import EngineSpec, check_servable
 from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.errors import AgentError, ContextFull, RecipeError
 from milescli.core.types import Prompt, StopReason, Trajectory
+from milescli.models import load_facts
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.episode.session import RecordingSession
@@ -50,7 +52,13 @@ class Seeing:
         started = start_service(self.folder, self.model, log_dir=folder, name=family, **options)
         self.service: Service = replace(started, direct=True)
 
-    def sampled(self, prompts: Sequence[Prompt], **options: object) -> list[Trajectory]:
+    def sampled(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        routing_shape: tuple[int, int] | None = None,
+        **options: object,
+    ) -> list[Trajectory]:
         """One trajectory for each, all asked for at once."""
         settings = replace(WANTED, **options)
 
@@ -61,7 +69,7 @@ class Seeing:
             )
             return [session.trajectories()[0] for session in sessions]
 
-        return self.service.run(sample, stop_ids=[IMAGE])
+        return self.service.run(sample, stop_ids=[IMAGE], routing_shape=routing_shape)
 
     def session(
         self, fleet: SglangFleet, prompt: Prompt, settings: GenerateRequest, *, seed: int = 0
@@ -79,8 +87,28 @@ class Seeing:
         """The largest difference between the engine's log-probs and those of transformers."""
         return max(self._difference(line) for line in lines)
 
-    @torch.no_grad()
+    def experts(self, line: Trajectory) -> np.ndarray:
+        """[tokens, layers, topk] that transformers chooses."""
+        chosen: list[torch.Tensor] = []
+        hooks = [
+            module.register_forward_pre_hook(lambda _, given: chosen.append(given[1]))
+            for module in self.model.modules()
+            if type(module).__name__.endswith("Experts")
+        ]
+        self._logits(line)
+        for hook in hooks:
+            hook.remove()
+        return torch.stack(chosen, 1).numpy()
+
     def _difference(self, line: Trajectory) -> float:
+        ids = torch.tensor(line.token_ids.tolist())
+        said = self._logits(line)[:-1].double().log_softmax(-1)
+        own = said.gather(-1, ids[1:, None])[:, 0]
+        learned = torch.tensor(list(line.loss_mask[1:]), dtype=torch.bool)
+        return float((own - torch.tensor(line.logprobs)[1:])[learned].abs().max())
+
+    @torch.no_grad()
+    def _logits(self, line: Trajectory) -> torch.Tensor:
         seeds = {
             image.sha256: shown["seed"]
             for prompt, row in zip(self.prompts, ROWS, strict=True)
@@ -90,11 +118,8 @@ class Seeing:
             {"start": span.start, "grid": list(span.grid), "seed": seeds[span.sha256]}
             for span in line.image_spans
         ]
-        ids = line.token_ids.tolist()
-        said = plain_vision.logits(self.model, {"ids": ids, "images": images})
-        own = said[:-1].double().log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
-        learned = torch.tensor(list(line.loss_mask[1:]), dtype=torch.bool)
-        return float((own - torch.tensor(line.logprobs)[1:])[learned].abs().max())
+        row = {"ids": line.token_ids.tolist(), "images": images}
+        return plain_vision.logits(self.model, row)
 
     def publish(self, folder: Path, changed: dict[str, torch.Tensor]) -> None:
         """As a run does, with its check of the whole model."""
@@ -115,9 +140,26 @@ class Seeing:
 def seeing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Seeing]:
-    made = Seeing(tmp_path_factory.mktemp(request.param), request.param)
+    has_experts = request.param == "qwen3_vl_moe"
+    folder = tmp_path_factory.mktemp(request.param)
+    made = Seeing(folder, request.param, return_routed_experts=has_experts)
     yield made
     made.stop()
+
+
+def test_engines_say_which_experts_saw_an_image(seeing):
+    """Of every token, those of images too; as transformers chooses them."""
+    facts = load_facts(seeing.folder)
+    if not facts.num_experts:
+        pytest.skip("the family has no experts")
+    shape = (facts.num_layers, facts.topk)
+    lines = seeing.sampled(seeing.prompts, want_routed_experts=True, routing_shape=shape)
+    for line in lines:
+        record = line.routed_experts
+        assert record.num_tokens == line.num_tokens - 1
+        chosen = np.frombuffer(record.indices, np.uint8).reshape(-1, *shape)
+        said = seeing.experts(line)[: record.num_tokens]
+        assert np.array_equal(np.sort(chosen, -1), np.sort(said, -1))
 
 
 def test_logprobs_are_those_of_transformers_also_after_new_weights_of_the_tower(seeing, tmp_path):
