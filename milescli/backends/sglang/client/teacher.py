@@ -12,7 +12,7 @@ from typing import Any
 from milescli.backends.sglang.client.reply import image_data, prompt_logprobs
 from milescli.core.concurrency import all_or_first_error
 from milescli.core.errors import EndpointError, RecipeError
-from milescli.core.types import Image, Prompt, TeacherTokens, Trajectory
+from milescli.core.types import ImageSpan, Prompt, TeacherTokens, Trajectory
 from milescli.data.images import collapsed
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.distill import Distill, Teacher, teachers_by_source
@@ -48,17 +48,15 @@ class SglangTeacher:
             max_reply_bytes=MAX_REPLY_BYTES,
         )
 
-    async def say(self, row: Trajectory, images: Sequence[Image] = ()) -> TeacherTokens:
+    async def say(
+        self, token_ids: Sequence[int], images: Sequence[tuple[ImageSpan, bytes]] = ()
+    ) -> TeacherTokens:
         """Return the teacher's log-probs of each token, from one prefill at temperature 1; those of
-        tokens of images mean nothing. `images`: what the row shows, where it has them not itself.
-        Raises EndpointError."""
-        png = {image.sha256: image.png for image in (*images, *row.images)}
-        shown = image_data([(span, png[span.sha256]) for span in row.image_spans])
-        reply = await self._read(
-            collapsed(row.token_ids, row.image_spans),
-            top_logprobs_num=self._topk,
-            **({"image_data": shown} if shown else {}),
-        )
+        tokens of images mean nothing. `images`: where they stand, and their PNG. Raises
+        EndpointError."""
+        shown = {"image_data": image_data(images)} if images else {}
+        sent = collapsed(token_ids, [span for span, _ in images])
+        reply = await self._read(sent, top_logprobs_num=self._topk, **shown)
         try:
             if not self._topk:
                 logprobs = array("f", [0.0, *prompt_logprobs(reply)])
@@ -68,16 +66,19 @@ class SglangTeacher:
                 entries = list(chain.from_iterable(rows))
                 logprobs = array("f", chain([0.0] * self._topk, (entry[0] for entry in entries)))
                 ids = array("i", chain([0] * self._topk, (entry[1] for entry in entries)))
-            assert len(logprobs) == row.num_tokens * max(self._topk, 1), "tokens are missing"
+            assert len(logprobs) == len(token_ids) * max(self._topk, 1), "tokens are missing"
         except (KeyError, IndexError, TypeError, AssertionError) as error:
             raise self._unreadable(reply, error) from None
         return TeacherTokens(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk)
 
-    async def say_all(
-        self, rows: Sequence[Trajectory], images: Sequence[Image] = ()
-    ) -> list[TeacherTokens]:
-        """Same as `say`, of each sequence. Raises EndpointError."""
-        return await all_or_first_error([self.say(row, images) for row in rows])
+    async def say_all(self, rows: Sequence[Trajectory]) -> list[TeacherTokens]:
+        """Return the teacher's log-probs of each sequence. Raises EndpointError."""
+        said = []
+        for row in rows:
+            png = {image.sha256: image.png for image in row.images}
+            images = [(span, png[span.sha256]) for span in row.image_spans]
+            said.append(self.say(row.token_ids, images))
+        return await all_or_first_error(said)
 
     async def require_same_tokens(self, tokenizer: ChatTokenizer, *, num_tokens: int) -> None:
         """Compare the teacher's tokenizer with the policy's, whose model knows `num_tokens`. Raises
@@ -153,7 +154,8 @@ class ServedTeachers:
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         teacher = self.teachers[self._by_source.get(prompt.source, 0)]
-        answers = await teacher.say_all(trajectories, prompt.images)
+        shown = [replace(line, images=prompt.images) for line in trajectories]
+        answers = await teacher.say_all(shown)
         return [
             replace(line, teacher=words) for line, words in zip(trajectories, answers, strict=True)
         ]

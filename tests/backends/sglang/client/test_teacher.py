@@ -119,9 +119,8 @@ def test_what_is_no_reply_of_sglang_is_refused(
         return Reply(reply)
 
     write_tokenizer(tmp_path)
-    line = make_trajectory(TOKENS[:2], TOKENS[2:])
     with serving(says) as server:
         with pytest.raises(EndpointError, match="none of SGLang's"):
-            asyncio.run(_served(server.url, kl="sampled").teachers[0].say(line))
+            asyncio.run(_served(server.url, kl="sampled").teachers[0].say(TOKENS))
         with pytest.raises(EndpointError, match="none of SGLang's"):
             _meet(server.url, load_tokenizer(tmp_path, chat_template=RAW))
