@@ -31,13 +31,15 @@ MODELS = {
 }
 _CHAT = (
     "{% for m in messages %}{{ m.role }} {% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for part in m.content %}{% if part.type == 'image' %}<|vision_start|> <|image_pad|> <|vision_end|> "
+    "{% for part in m.content %}{% if part.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|> "
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %} <eos> {% endfor %}assistant"
 )
 
 
 def make_seeing(folder: Path, family: str) -> None:
-    """A model with a tokenizer, whose token i reads `t{i}`, and an image processor."""
+    """A model with a tokenizer and an image processor. SGLang looks for images in the decoded text,
+    by the marks of this family, one behind the other."""
     settings = MODELS[family] | {"eos_token_id": END_OF_TURN}
     # experts as releases hold them, which transformers does not write
     make(folder, Case(settings, made_by_transformers=family != "qwen3_vl_moe"))
@@ -51,11 +53,16 @@ def write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     named = {0: "<pad>", END_OF_TURN: "<eos>", 2: "<unk>", 3: "user", 4: "assistant"}
-    named |= {120: "<|image_pad|>", 121: "<|video_pad|>", 122: "<|vision_start|>", 123: "<|vision_end|>"}
+    named |= {
+        120: "<|image_pad|>",
+        121: "<|video_pad|>",
+        122: "<|vision_start|>",
+        123: "<|vision_end|>",
+    }
     words = {named.get(index, f"t{index}"): index for index in range(131)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.decoder = decoders.Fuse()
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
