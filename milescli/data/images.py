@@ -44,6 +44,9 @@ class PromptImages:
     """The model's."""
     token_id: int
     """The token that stands for a part of an image."""
+    reserved_ids: tuple[int, ...] = ()
+    """That token and the one of videos: behind either an engine wants the picture, so that a
+    response ends where one is sampled."""
 
     @cached_property
     def processor(self) -> ImageProcessor:
@@ -60,7 +63,7 @@ class PromptImages:
 
     def expanded(
         self, token_ids: Sequence[int], images: Sequence[Image]
-    ) -> tuple[list[int], list[ImageSpan], list[int]]:
+    ) -> tuple[list[int], tuple[ImageSpan, ...], list[int]]:
         """Return the tokens with every token of each image in the place of its one, the spans of
         the images, and [num_tokens] which of `token_ids` each token comes from. Raises ValueError
         if there are not as many image tokens as images."""
@@ -85,7 +88,7 @@ class PromptImages:
                 )
             ids += [token] * count
             places += [place] * count
-        return ids, spans, places
+        return ids, tuple(spans), places
 
 
 def prompt_images(folder: Path) -> PromptImages | None:
@@ -96,7 +99,11 @@ def prompt_images(folder: Path) -> PromptImages | None:
         vision = parse_facts(config).vision if config.get("vision_config") else None
     except (OSError, ValueError, MilesError):  # whoever needs the model says what is wrong with it
         return None
-    return PromptImages(folder, vision.image_token_id) if vision is not None else None
+    if vision is None:
+        return None
+    named = (config.get(name) for name in ("image_token_id", "video_token_id"))
+    reserved = tuple(token for token in named if isinstance(token, int))
+    return PromptImages(folder, vision.image_token_id, reserved)
 
 
 def collapsed(token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[int]:
