@@ -39,6 +39,7 @@ LAYOUT = {
     "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
     "rollouts/": "some samples of each step, to read token by token",
+    "images/": "the pictures that kept samples show, each once, named by its SHA-256",
     "profiles/N/": "what `miles profile` saw: traces, and summary.json",
     "journal/": "finished samples, which `miles resume` takes instead of sampling them again",
     "eval/": "the samples of each evaluation; of `miles eval` also as parquet, and its figures",
@@ -172,6 +173,15 @@ class RunDir:
     def rollouts_dir(self) -> Path:
         """Return the folder with a few readable samples of each step."""
         return self.path / "rollouts"
+
+    @property
+    def images_dir(self) -> Path:
+        """Return the folder of the pictures that kept samples show."""
+        return self.path / "images"
+
+    def image_file(self, sha256: str) -> Path:
+        """Return the file of one of them."""
+        return self.images_dir / f"{sha256}.png"
 
     @property
     def profiles_dir(self) -> Path:

@@ -3,7 +3,9 @@ diagnoses read; a page reads any."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,11 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
+
+MAX_IMAGE_BYTES = 64 * 2**20
+"""Of a picture that is shown: no prompt's is larger."""
+_PNG = b"\x89PNG\r\n\x1a\n"
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,34 @@ def read_file(file: Path, *, step: int) -> list[KeptSample]:
     except OSError:
         return []
     return [sample for line in lines if (sample := _sample(line, step)) is not None]
+
+
+def images_in(record: Mapping[str, Any]) -> list[str]:
+    """Return the hashes of the pictures that a kept sample shows; whoever wrote the file, nothing
+    else."""
+    named = record.get("images")
+    return [one for one in named if is_hash(one)] if isinstance(named, list) else []
+
+
+def is_hash(name: object) -> bool:
+    """Return True for 64 hex digits."""
+    return isinstance(name, str) and _SHA256.fullmatch(name) is not None
+
+
+def read_image(run: RunDir, sha256: str) -> bytes | None:
+    """Return the PNG of this hash that a run kept; None if there is none. Another file in its place
+    is none: what is returned has the hash."""
+    if not is_hash(sha256):
+        return None
+    try:
+        file = run.image_file(sha256)
+        if not file.is_file() or file.stat().st_size > MAX_IMAGE_BYTES:
+            return None
+        data = file.read_bytes()
+    except OSError:
+        return None
+    is_own = data.startswith(_PNG) and hashlib.sha256(data).hexdigest() == sha256
+    return data if is_own else None
 
 
 def by_group(samples: Sequence[KeptSample]) -> dict[tuple[int, int], list[KeptSample]]:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.private import without_private
-from milescli.insight.samples import KeptSample, by_group, read_samples, sample_steps
+from milescli.insight.samples import (
+    KeptSample,
+    by_group,
+    images_in,
+    read_samples,
+    sample_steps,
+)
 
 MAX_CHARACTERS = 2000
 """Of a prompt or a response; the middle of a longer one is left out."""
@@ -35,6 +41,8 @@ class ShownStep:
     step: int
     prompt_index: int
     prompt: str
+    images: Sequence[str]
+    """Hashes of the pictures that it shows."""
     label: str
     """Empty where none is known."""
     rewards: Sequence[float]
@@ -65,6 +73,7 @@ def _of_step(step: int, samples: Sequence[KeptSample]) -> ShownStep | None:
         step=step,
         prompt_index=group[0].prompt_index,
         prompt=shown_text(group[0].prompt),
+        images=images_in(group[0].record),
         label="" if label is None else shown_text(str(label)),
         rewards=[_reward(sample) for sample in group if sample.reward is not None],
         samples=[

@@ -162,6 +162,8 @@ def _samples(shown: Sequence[ShownStep]) -> list[str]:
         return []
     last = shown[-1]
     parts = [f"**What it says at step {last.step}**, asked:", fenced(last.prompt)]
+    if last.images:
+        parts.append("with " + ", ".join(code(f"images/{name}.png") for name in last.images))
     for sample in last.samples:
         parts += [f"{sample.word}, reward {figure(sample.reward)}:", fenced(sample.text)]
     return parts

@@ -94,7 +94,7 @@ class GroupWork:
         parts = episode_parts(recipe, inputs, engines, engine=fleet, warn=self._warn)
         self.evaluator = training.evaluator({**parts, "engine": engines.evaluation or fleet})
         self.files = SampleFiles(
-            spec.run.rollouts_dir,
+            spec.run,
             inputs.tokenizer,
             side=training.side,
             num_groups=recipe.run.keep_groups,

@@ -169,6 +169,12 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
 
         return send(request, *await site.readers.run(read))
 
+    async def image(request: Request) -> Response:
+        def read() -> Body:
+            return body_of(samples.image(site.asked(request)), may_pack=False)
+
+        return send(request, await site.readers.run(read), "image/png")
+
     async def metrics(request: Request) -> Response:
         def read() -> Body:
             return body_of(site.metrics.text(site.shown), may_pack=_may_pack(request))
@@ -182,6 +188,7 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
         Route("/metrics", metrics),
         Route("/api/runs", runs),
         Route(f"{of_run}/live", live),
+        Route(f"{of_run}/images/{{sha256}}", image),
         Route(f"{of_run}/find-samples", reading(find_samples)),
         Route(f"{of_run}/logs/{{attempt}}/{{file:path}}", reading(site.logs.lines)),
         Route(f"{of_run}/evaluation-samples", reading(site.evaluation_samples.samples)),

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.reader import object_of
+from milescli.insight.samples import images_in
 from milescli.web.asked import Asked, Json
 from milescli.web.files import LineIndex, LineIndexes, file_within, readable
 from milescli.web.responses import NotFound
@@ -65,7 +66,10 @@ class EvaluationSamples:
             else:
                 lines, total, is_all = index.lines(offset, limit), index.num_lines, index.is_whole
                 rows = [row for line in lines if (row := object_of(line)) is not None]
-        shown = [{k: v for k, v in row.items() if k not in NOT_SHOWN} for row in rows]
+        shown = [
+            {k: v for k, v in row.items() if k not in NOT_SHOWN} | {"images": images_in(row)}
+            for row in rows
+        ]
         return {"total": total, "samples": shown, "is_all": is_all}
 
 

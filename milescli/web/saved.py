@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from html import escape
@@ -17,6 +17,7 @@ from typing import cast
 from milescli import __version__
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.history import History
+from milescli.insight.samples import read_image
 from milescli.insight.timeline import STEP_ACTORS
 from milescli.report.chosen_samples import ShownStep
 from milescli.report.compare import ALIKE, RunsCompared, figure_rows
@@ -37,6 +38,8 @@ MAX_TIMED_STEPS = 200
 MAX_NOTICES = 2000
 MAX_POINTS = 300
 """Of memory over time."""
+MAX_IMAGE_BYTES = 2 * 2**20
+"""Of one picture in the file."""
 _DIGITS = 5
 _OF_PLAN = (
     *("decisions", "slots", "trainer", "engines", "roles", "alternatives", "max_staleness"),
@@ -52,7 +55,8 @@ _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s,;]+")
 
 def run_page(subject: Subject) -> str:
     """Return the page of one run, and of each of its adapters."""
-    return _page(subject.name, _runs({subject.name: subject}), made_s=subject.made_s)
+    content = _runs({subject.name: subject})
+    return _page(subject.name, content, images=_images([subject]), made_s=subject.made_s)
 
 
 def compare_page(compared: RunsCompared) -> str:
@@ -71,7 +75,12 @@ def compare_page(compared: RunsCompared) -> str:
         "verdicts": [one.verdict.headline for one in both.values()],
     }
     title = " and ".join(names)
-    return _page(title, {**_runs(both), "comparison": comparison}, made_s=compared.a.made_s)
+    return _page(
+        title,
+        {**_runs(both), "comparison": comparison},
+        images=_images([compared.a, compared.b]),
+        made_s=compared.a.made_s,
+    )
 
 
 # --- what the page asks for
@@ -184,8 +193,25 @@ def _samples(one: ShownStep) -> Json:
         {"response": sample.text, "reward": sample.reward, "stop_reason": sample.stop_reason}
         for sample in one.samples
     ]
-    group = {"prompt_index": one.prompt_index, "prompt": one.prompt, "label": one.label}
+    group = {
+        "prompt_index": one.prompt_index,
+        "prompt": one.prompt,
+        "images": one.images,
+        "label": one.label,
+    }
     return {"step": one.step, "groups": [{**group, "rewards": one.rewards, "samples": samples}]}
+
+
+def _images(subjects: Iterable[Subject]) -> dict[str, str]:
+    """Return the pictures of the samples that are shown, as data URLs by hash. One that is too
+    large for a page is left out."""
+    found = dict[str, str]()
+    for subject in (part for one in subjects for part in (one, *one.adapters)):
+        for sha256 in (sha256 for step in subject.samples for sha256 in step.images):
+            png = read_image(subject.run, sha256)
+            if png is not None and len(png) <= MAX_IMAGE_BYTES:
+                found[sha256] = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return found
 
 
 def _evaluations(asked: Asked, subject: Subject) -> Json:
@@ -203,11 +229,12 @@ def _evaluations(asked: Asked, subject: Subject) -> Json:
 # --- the file
 
 
-def _page(title: str, content: Json, *, made_s: float) -> str:
+def _page(title: str, content: Json, *, images: Mapping[str, str], made_s: float) -> str:
     """Return the whole file. Its content policy allows its own script and style, by their hashes,
     and nothing else; no text in it can end the element that it stands in."""
     note = f"{made_by(made_s)} One file: it loads nothing from anywhere. Paths, logins and secrets "
-    data = to_json(without_places({**content, "note": f"{note}are left out."})).decode()
+    content = without_places({**content, "note": f"{note}are left out."})
+    data = to_json({**content, "images": images}).decode()
     for letter in "<>&":
         data = data.replace(letter, f"\\u{ord(letter):04x}")
     style = "\n".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 
@@ -136,3 +137,45 @@ def test_a_search_ends_at_its_limit_and_for_time(
     monkeypatch.setattr(samples, "SEARCH_S", -1.0)
     told = client.get("/api/runs/tiny-1/find-samples?q=5").json()
     assert told == {"found": [], "searched_steps": 0, "is_all": False}
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(40))
+NAME = hashlib.sha256(PNG).hexdigest()
+
+
+def test_a_picture_is_served_by_its_hash(run: WrittenRun, client: TestClient) -> None:
+    run.keep(1, {"images": [NAME, "../recipe.yaml", 7, EVIL_NAME]})
+    [group] = client.get("/api/runs/tiny-1/samples?step=1").json()["groups"]
+    assert group["images"] == [NAME]
+    assert client.get(f"/api/runs/tiny-1/images/{NAME}").status_code == 404
+    run.run.images_dir.mkdir()
+    run.run.image_file(NAME).write_bytes(PNG)
+    response = client.get(f"/api/runs/tiny-1/images/{NAME}")
+    assert (response.status_code, response.content) == (200, PNG)
+    assert response.headers["content-type"] == "image/png"
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+EVIL_NAME = "'><img src=x onerror=alert(1)>"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..%2Frecipe.yaml",
+        "%2e%2e/recipe.yaml",
+        NAME.upper(),
+        NAME + ".png",
+        NAME + "%0A",
+        "0" * 64,
+        EVIL_NAME,
+    ],
+)
+def test_nothing_else_is_served_as_a_picture(
+    run: WrittenRun, client: TestClient, name: str
+) -> None:
+    """Nor a file whose content is not what its name says, as of a link to somewhere else."""
+    run.run.images_dir.mkdir()
+    run.run.image_file(NAME).write_bytes(PNG)
+    run.run.image_file("0" * 64).symlink_to(run.run.recipe_file)
+    assert client.get(f"/api/runs/tiny-1/images/{name}").status_code == 404

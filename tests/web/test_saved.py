@@ -21,7 +21,7 @@ from milescli.report.compare import compare
 from milescli.report.make import run_figures
 from milescli.report.subject import read_subject
 from milescli.web import columns
-from milescli.web.saved import compare_page, run_page
+from milescli.web.saved import MAX_IMAGE_BYTES, compare_page, run_page
 from tests.insight.planted import Planted, line
 from tests.report.run_folders import (
     make_planted,
@@ -235,3 +235,24 @@ def test_two_runs_are_one_page_with_their_comparison(tmp_path: Path) -> None:
     (differing,) = comparison["differing"]
     assert (differing["name"], differing["b"]) == ("train.optimizer.lr", "5e-06")
     assert ["step", "80 of 80", "80 of 80"] in comparison["figures"]
+
+
+def test_pictures_of_samples_stand_in_the_file(tmp_path: Path) -> None:
+    """By their hashes; a file whose content is another is none, and one too large is left out."""
+    folder = make_planted(tmp_path / "seeing")
+    pngs = [b"\x89PNG\r\n\x1a\n" + bytes(size) for size in (40, MAX_IMAGE_BYTES)]
+    names = [hashlib.sha256(png).hexdigest() for png in pngs]
+    write_samples(folder, 5, [0.0, 1.0], "3")
+    file = folder / "rollouts" / "step_5.jsonl"
+    rows = [json.loads(row) | {"images": [*names, "f" * 64, EVIL]} for row in file.open()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "images").mkdir()
+    for name, png in zip((*names, "f" * 64), (*pngs, pngs[0]), strict=True):
+        (folder / "images" / f"{name}.png").write_bytes(png)
+    page = page_of(folder)
+    held = saved_in(page)
+    [group] = held["answers"]["seeing"]["samples"]["5"]["groups"]
+    assert group["images"] == [*names, "f" * 64]
+    url = f"data:image/png;base64,{base64.b64encode(pngs[0]).decode()}"
+    assert held["images"] == {names[0]: url}
+    assert "img-src data:;" in page

@@ -73,6 +73,7 @@ def rows_of(
     """Return one row for each sample. `answer` adds what it states, `domains` where its prompt
     belongs."""
     rows = []
+    shows_images = any(group.prompt.images for group in groups)
     for group in groups:
         prompt = group.prompt
         for sample in group.samples:
@@ -89,7 +90,7 @@ def rows_of(
                 "prompt_ids": prompt.token_ids,
                 "response_ids": sample.response_ids,
             }
-            if prompt.images:
+            if shows_images:
                 row["images"] = [image.sha256 for image in prompt.images]
             if sample.reward_parts:
                 row["reward_parts"] = dict(sample.reward_parts)

@@ -5,21 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from array import array
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.core.concurrency import in_thread
 from milescli.core.types import Group, Sample, Trajectory
 from milescli.data.tokenizer import ChatTokenizer, TokenTexts
 from milescli.runtime.recording.side_files import SideFiles
 from milescli.train.base import TrainSequence
-from milescli.train.packing import images_of
 
-IMAGES = "images"
-"""Folder below `rollouts/` of the images that the samples' prompts show."""
 DETAILED_TOKENS = 32_768
 """Of one step, that are told of one by one; what follows is text alone."""
 Place = tuple[int, int, int]
@@ -34,11 +32,11 @@ class SampleFiles:
     event loop."""
 
     def __init__(
-        self, folder: Path, tokenizer: ChatTokenizer, *, side: SideFiles, num_groups: int
+        self, run: RunDir, tokenizer: ChatTokenizer, *, side: SideFiles, num_groups: int
     ) -> None:
         self.num_groups = num_groups
         """That are kept of each step."""
-        self._folder, self._side = folder, side
+        self._run, self._side = run, side
         self._texts = TokenTexts(tokenizer)
         self._writing: asyncio.Task[None] | None = None
 
@@ -63,17 +61,21 @@ class SampleFiles:
         except Exception as error:  # a fault of ours: what is kept to be read ends no run
             self._side.warn_once(f"samples are not kept: {type(error).__name__}: {error}")
             return
-        self._side.write(self._folder / f"step_{step}.jsonl", text)
-        await in_thread(lambda: self._keep_images(groups))
+        with self._side.writing(self._run.images_dir / "a picture"):
+            keep_images(self._run, groups)
+        self._side.write(self._run.rollouts_dir / f"step_{step}.jsonl", text)
 
-    def _keep_images(self, groups: list[Group]) -> None:
-        """Write the images of prompts, each once in a run, by their hashes."""
-        for sha256, png in images_of(groups).items():
-            path = self._folder / IMAGES / f"{sha256}.png"
-            if not path.exists():
-                with self._side.writing(path):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(png)
+
+def keep_images(run: RunDir, groups: Sequence[Group]) -> None:
+    """Write the pictures that the prompts of groups show and that are not there yet. Raises
+    OSError if the disk does not take them."""
+    for image in {image.sha256: image for g in groups for image in g.prompt.images}.values():
+        file = run.image_file(image.sha256)
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            partial = file.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(image.png)
+            partial.replace(file)
 
 
 def detailed(groups: Sequence[Group]) -> dict[Place, Trajectory]:
@@ -135,6 +137,7 @@ def _record(group: Group, sample: Sample, shown: list[dict[str, object]]) -> dic
     episode = {**sample.figures, "trajectories": [line["text"] for line in shown]}
     return {
         "prompt": group.prompt.text,
+        **({"images": [one.sha256 for one in group.prompt.images]} if group.prompt.images else {}),
         "response": sample.text,
         "reward": sample.reward,
         **({"reward_parts": dict(sample.reward_parts)} if sample.reward_parts else {}),
@@ -145,7 +148,6 @@ def _record(group: Group, sample: Sample, shown: list[dict[str, object]]) -> dic
         "prompt_index": group.prompt.index,
         "sample_index": sample.sample_index,
         "label": group.prompt.label,
-        **({"images": shas} if (shas := [i.sha256 for i in group.prompt.images]) else {}),
         "response_ids": sample.response_ids,
         "lines": shown,
     }

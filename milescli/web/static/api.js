@@ -18,6 +18,11 @@ export function ofRun(id, path) {
   return `api/runs/${encodeURIComponent(id)}/${path}`;
 }
 
+/** Where a picture of a run is, by its SHA-256; "" where a saved page left it out. */
+export function imageOf(id, sha256) {
+  return saved ? saved.images[sha256] ?? "" : ofRun(id, `images/${encodeURIComponent(sha256)}`);
+}
+
 /** `path` with a query: lists are given as several values, null is left out. */
 export function withQuery(path, query) {
   const search = new URLSearchParams();

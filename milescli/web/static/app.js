@@ -1,6 +1,6 @@
 // The frame around the pages: which run, which page, what is live. Calls pages, knows no figure.
 
-import { get, ofRun } from "./api.js";
+import { get, imageOf, ofRun } from "./api.js";
 import { h, keepingFocus, show, throttled } from "./dom.js";
 import { drawHead, liveText } from "./head.js";
 import * as keys from "./keys.js";
@@ -194,6 +194,7 @@ function context() {
       return app.isConnected;
     },
     ask: (path, query, options) => get(ofRun(run, path), query, options),
+    imageOf: (sha256) => imageOf(run, sha256),
     askOf: (id, path, query, options) => get(ofRun(id, path), query, options),
     nameOf: (id) => app.runs.find((one) => one.id === id)?.name ?? id,
   };

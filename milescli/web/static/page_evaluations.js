@@ -3,6 +3,7 @@
 import { Chart } from "./chart.js";
 import { h, show } from "./dom.js";
 import { counted, number, percent, seconds, words } from "./format.js";
+import { pictures } from "./pictures.js";
 import { rewardPill } from "./sample_card.js";
 import { samplingWords } from "./sampling.js";
 import { empty, Loaded } from "./states.js";
@@ -156,7 +157,7 @@ class Evaluations {
             h("button", { class: "plain", on: { click: () =>
               view.set({ path: null, only: null, offset: null }) } },
               "Close"))),
-        h("ul", { class: "evaluated" }, samples.map(sampleRow)),
+        h("ul", { class: "evaluated" }, samples.map((one) => sampleRow(one, this.context.imageOf))),
       ),
     );
   }
@@ -168,7 +169,7 @@ class Evaluations {
   }
 }
 
-function sampleRow(sample) {
+function sampleRow(sample, imageOf) {
   const isRight = sample.is_right ?? sample.reward > 0.5;
   const label = sample.label;
   return h(
@@ -179,6 +180,7 @@ function sampleRow(sample) {
       sample.stop_reason === "length" && h("span", { class: "pill warning" }, "cut off: length"),
       label !== null && label !== undefined && h("span", { class: "muted" }, "label ",
         visible(String(label)))),
+    pictures(sample.images, imageOf),
     h("p", { class: "text muted" }, visible(String(sample.prompt ?? ""))),
     h("p", { class: "text mono" }, visible(String(sample.response ?? ""))),
   );

@@ -3,6 +3,7 @@
 import { h, settled, show } from "./dom.js";
 import { counted, number } from "./format.js";
 import { groupList, isRight, midpoint, mixed } from "./groups.js";
+import { pictures } from "./pictures.js";
 import { Readout } from "./readout.js";
 import { sampleCard } from "./sample_card.js";
 import { SampleTools } from "./sample_tools.js";
@@ -181,10 +182,9 @@ class Samples {
       { class: "card prompt", "aria-label": "Prompt" },
       h("div", { class: "row" }, h("h2", {}, `Prompt ${group.prompt_index}`),
         h("span", { class: "muted small" }, countWords(group))),
+      pictures(group.images, this.context.imageOf),
       h("div", { class: "text", tabindex: 0, role: "region", "aria-label": "Text of the prompt" },
         marked(String(group.prompt), view.get("q").toLowerCase())),
-      (group.images ?? []).map((src, at) =>
-        h("img", { class: "shown", src, alt: `image ${at + 1} of the prompt` })),
       label !== null && label !== undefined && label !== "" &&
         h("p", { class: "small" }, h("span", { class: "muted" }, "label "), visible(String(label))),
     );

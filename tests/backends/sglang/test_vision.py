@@ -1,176 +1,274 @@
-"""Vision-language models on real engines: log-probs are those of transformers, for images of three
-sizes and two in one prompt, before and after new weights were sent."""
+"""Vision-language models on real engines: log-probs are those of transformers for prompts without
+an image, with images of three sizes and with two, also after new weights of tower and decoder."""
 
 from __future__ import annotations
 
 import asyncio
-import io
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image as Pillow
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from milescli.backends.sglang.client.fleet import SglangFleet
-from milescli.backends.sglang.launch.servable import fault_of_sglang
-from milescli.backends.sglang.launch.server import EngineServer
-from milescli.backends.sglang.launch.spec import EngineSpec
+from milescli.backends.sglang.client.teacher import ServedTeachers
+from milescli.backends.sglang.launch.spec import EngineSpec, check_servable
 from milescli.backends.sglang.weights.channels import TensorChannel
-from milescli.core.types import EngineAddress, Prompt, WeightVersion
-from milescli.data.image_processor import ImageProcessor
-from milescli.data.images import PromptImages
-from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.models import parse_facts
-from milescli.models.scratch import make_model
-from milescli.platform.ports import free_ports
-from milescli.recipe.model import ScratchModel
+from milescli.core.errors import AgentError, ContextFull, RecipeError
+from milescli.core.types import Prompt, StopReason, Trajectory
+from milescli.models import load_facts
+from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.episode.session import RecordingSession
+from milescli.train.objectives.supervised import streams_of
+from milescli.train.streams import Stream
+from tests.backends.megatron import plain_vision
+from tests.backends.megatron.vision_cases import IMAGE, ROWS
+from tests.backends.sglang.conftest import KEY, Service, start_service
+from tests.backends.sglang.seeing import make_seeing, other_weights, prompt_of
 from tests.buckets import into_buckets
-from tests.families.cases import ALL
+from tests.families.vision_cases import config
+from tests.samples import make_trajectory
 
-SHAPE = ScratchModel(family="qwen2_5_vl", num_layers=2, vocab_size=300)
-IMAGE_ID, VIDEO_ID, START, END = 5, 6, 3, 4
-STOPS = (IMAGE_ID, VIDEO_ID)
-SIZES = ((56, 56), (84, 28), (112, 140))
-"""Of pixels; the last is more than a window of the tower."""
-LARGEST = 1e-4
+pytestmark = pytest.mark.engine
+LARGEST = 1e-5
 """Difference of log-probs."""
+WANTED = GenerateRequest(prompt_ids=(), max_new_tokens=12, seed=7)
 
 
-def picture(width: int, height: int, seed: int = 0) -> bytes:
-    """Noise."""
-    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-    buffer = io.BytesIO()
-    Pillow.fromarray(noise).save(buffer, format="PNG")
-    return buffer.getvalue()
+class Seeing:
+    """A tiny model, the engine that serves it, and what transformers says."""
 
+    def __init__(self, folder: Path, family: str, **options: object) -> None:
+        self.folder = folder / "model"
+        make_seeing(self.folder, family)
+        self.model = plain_vision.loaded(self.folder).eval()
+        self.prompts = [prompt_of(row, self.folder) for row in ROWS]
+        started = start_service(self.folder, self.model, log_dir=folder, name=family, **options)
+        self.service: Service = replace(started, direct=True)
 
-def prompt_of(sees: PromptImages, sizes: list[tuple[int, int]], seed: int = 0) -> Prompt:
-    """Text around images."""
-    images = [sees.processor.read(picture(*size, seed + n)) for n, size in enumerate(sizes)]
-    bare = [40, 41, *(token for _ in images for token in (START, IMAGE_ID, END, 50)), 60, 61]
-    ids, spans, _ = sees.expanded(bare, images)
-    return Prompt(index=0, token_ids=ids, text="", images=images, image_spans=spans)
+    def sampled(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        routing_shape: tuple[int, int] | None = None,
+        **options: object,
+    ) -> list[Trajectory]:
+        """One trajectory for each, all asked for at once."""
+        settings = replace(WANTED, **options)
 
+        async def sample(fleet: SglangFleet) -> list[Trajectory]:
+            sessions = [self.session(fleet, p, settings, seed=n) for n, p in enumerate(prompts)]
+            await asyncio.gather(
+                *(s.generate(p.token_ids) for s, p in zip(sessions, prompts, strict=True))
+            )
+            return [session.trajectories()[0] for session in sessions]
 
-def reference(folder: Path, prompt: Prompt, response: list[int]) -> list[float]:
-    """Log-probs of the response by transformers."""
-    from transformers import Qwen2_5_VLForConditionalGeneration
+        return self.service.run(sample, stop_ids=[IMAGE], routing_shape=routing_shape)
 
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-    processor, ids = ImageProcessor(folder), torch.tensor([[*prompt.token_ids, *response]])
-    shown = torch.zeros_like(ids, dtype=torch.int32)
-    for span in prompt.image_spans:
-        shown[0, span.start : span.start + span.num_tokens] = 1
-    pixels = [torch.from_numpy(processor.patches(image.png)) for image in prompt.images]
-    with torch.no_grad():
-        logits = model(
-            input_ids=ids,
-            pixel_values=torch.cat(pixels),
-            image_grid_thw=torch.tensor([image.grid for image in prompt.images]),
-            mm_token_type_ids=shown,
-            use_cache=False,
-        ).logits[0]
-    logprobs, first = logits.double().log_softmax(-1), len(prompt.token_ids)
-    return [logprobs[first - 1 + n, token].item() for n, token in enumerate(response)]
-
-
-def sessions(fleet: SglangFleet, prompts: list[Prompt]) -> list[RecordingSession]:
-    settings = GenerateRequest(prompt_ids=(), max_new_tokens=6)
-    return [
-        RecordingSession(
-            fleet, prompt=prompt, seed=3, settings=settings, max_tokens=200, decode=lambda ids: ""
+    def session(
+        self, fleet: SglangFleet, prompt: Prompt, settings: GenerateRequest, *, seed: int = 0
+    ) -> RecordingSession:
+        return RecordingSession(
+            fleet,
+            prompt=prompt,
+            seed=seed,
+            settings=settings,
+            max_tokens=512,
+            decode=lambda ids: " ".join(map(str, ids)),
         )
-        for prompt in prompts
-    ]
+
+    def differ(self, lines: Sequence[Trajectory]) -> float:
+        """The largest difference between the engine's log-probs and those of transformers."""
+        return max(self._difference(line) for line in lines)
+
+    def experts(self, line: Trajectory) -> np.ndarray:
+        """[tokens, layers, topk] that transformers chooses."""
+        chosen: list[torch.Tensor] = []
+        hooks = [
+            module.register_forward_pre_hook(lambda _, given: chosen.append(given[1]))
+            for module in self.model.modules()
+            if type(module).__name__.endswith("Experts")
+        ]
+        self._logits(line)
+        for hook in hooks:
+            hook.remove()
+        return torch.stack(chosen, 1).numpy()
+
+    def _difference(self, line: Trajectory) -> float:
+        ids = torch.tensor(line.token_ids.tolist())
+        said = self._logits(line)[:-1].double().log_softmax(-1)
+        own = said.gather(-1, ids[1:, None])[:, 0]
+        learned = torch.tensor(list(line.loss_mask[1:]), dtype=torch.bool)
+        return float((own - torch.tensor(line.logprobs)[1:])[learned].abs().max())
+
+    @torch.no_grad()
+    def _logits(self, line: Trajectory) -> torch.Tensor:
+        seeds = {
+            image.sha256: shown["seed"]
+            for prompt, row in zip(self.prompts, ROWS, strict=True)
+            for image, shown in zip(prompt.images, row["images"], strict=True)
+        }
+        images = [
+            {"start": span.start, "grid": list(span.grid), "seed": seeds[span.sha256]}
+            for span in line.image_spans
+        ]
+        row = {"ids": line.token_ids.tolist(), "images": images}
+        return plain_vision.logits(self.model, row)
+
+    def publish(self, folder: Path, changed: dict[str, torch.Tensor]) -> None:
+        """As a run does, with its check of the whole model."""
+        channel = TensorChannel(timeout_s=60)
+        channel.open([self.service.address])
+        self.service.publish(channel, into_buckets(iter(changed.items()), 9000), version=1)
+        whole = load_file(folder / "model.safetensors")
+        channel.verify(into_buckets(iter(whole.items()), 9000))
+        channel.close()
+        self.model = plain_vision.loaded(folder).eval()
+
+    def stop(self) -> None:
+        self.service.router.stop()
+        self.service.engine.stop()
 
 
-def send(address: EngineAddress, weights: dict[str, torch.Tensor]) -> None:
-    """Send all weights as a trainer does."""
-    channel = TensorChannel(timeout_s=300)
-    channel.open([address])
-    channel.send(into_buckets(iter(weights.items()), 2**20))
-    channel.verify(into_buckets(iter(weights.items()), 2**20))
-    channel.close()
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def seeing(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Seeing]:
+    has_experts = request.param == "qwen3_vl_moe"
+    folder = tmp_path_factory.mktemp(request.param)
+    made = Seeing(folder, request.param, return_routed_experts=has_experts)
+    yield made
+    made.stop()
 
 
-async def differences(fleet: SglangFleet, folder: Path, prompts: list[Prompt]) -> list[float]:
-    """Largest difference of each prompt's response, asked for at once, and again with a second
-    turn behind the first."""
-    found = []
-    talks = sessions(fleet, prompts)
-    await asyncio.gather(
-        *(talk.generate(prompt.token_ids) for talk, prompt in zip(talks, prompts, strict=True))
-    )
-    for talk, prompt in zip(talks, prompts, strict=True):
-        first = talk.turns[0]
-        if not {IMAGE_ID, VIDEO_ID} & set(first.response_ids):
-            await talk.generate([*first.prompt_ids, *first.response_ids, 70, 71])
-        for turn in talk.turns:
-            start = len(prompt.token_ids)
-            said = [*turn.prompt_ids[start:], *turn.response_ids]
-            known = reference(folder, prompt, said)[-len(turn.response_ids) :]
-            found.append(max(abs(a - b) for a, b in zip(turn.logprobs, known, strict=True)))
-        (line,) = talk.trajectories()
-        assert line.image_spans == prompt.image_spans
-    return found
+def test_engines_say_which_experts_saw_an_image(seeing):
+    """Of every token, those of images too; as transformers chooses them."""
+    facts = load_facts(seeing.folder)
+    if not facts.num_experts:
+        pytest.skip("the family has no experts")
+    shape = (facts.num_layers, facts.topk)
+    lines = seeing.sampled(seeing.prompts, want_routed_experts=True, routing_shape=shape)
+    for line in lines:
+        record = line.routed_experts
+        assert record.num_tokens == line.num_tokens - 1
+        chosen = np.frombuffer(record.indices, np.uint8).reshape(-1, *shape)
+        said = seeing.experts(line)[: record.num_tokens]
+        assert np.array_equal(np.sort(chosen, -1), np.sort(said, -1))
 
 
-@pytest.mark.engine
-def test_engines_see_images_as_transformers_does_also_after_new_weights(tmp_path: Path) -> None:
-    folder, other = tmp_path / "a", tmp_path / "b"
-    for where, seed in ((folder, 0), (other, 1)):
-        make_scratch_tokenizer(["a"], SHAPE.vocab_size, where, sees_images=True)
-        make_model(SHAPE, where, seed)
-        weights = load_file(where / "model.safetensors")
-        louder = {name: 4 * x if x.dim() > 1 else x for name, x in weights.items()}
-        save_file(louder, where / "model.safetensors", metadata={"format": "pt"})
+def test_logprobs_are_those_of_transformers_also_after_new_weights_of_the_tower(seeing, tmp_path):
+    """The images that the engine saw before are seen by the new tower, too."""
+    lines = seeing.sampled(seeing.prompts)
+    assert [len(line.image_spans) for line in lines] == [0, 1, 2, 1, 1]
+    before = seeing.differ(lines)
+    changed = other_weights(seeing.folder, tmp_path / "other", tower=True)
+    seeing.publish(tmp_path / "other", changed)
+    stale = seeing.differ(lines)
+    after = seeing.differ(seeing.sampled(seeing.prompts))
+    print(f"{seeing.service.engine.spec.name}: before {before:.1e}, after {after:.1e}")
+    assert max(before, after) <= LARGEST
+    assert stale > 100 * LARGEST, "the new weights say the same, and prove nothing"
+
+
+def test_a_later_turn_shows_the_images_again(seeing):
+    prompt = seeing.prompts[2]
+
+    async def talk(fleet: SglangFleet) -> list[Trajectory]:
+        session = seeing.session(fleet, prompt, replace(WANTED, max_new_tokens=4))
+        turn = await session.generate(prompt.token_ids)
+        await session.generate([*turn.prompt_ids, *turn.response_ids, 55, 56])
+        return session.trajectories()
+
+    (line,) = seeing.service.run(talk, stop_ids=[IMAGE])
+    assert line.image_spans == prompt.image_spans
+    assert sum(line.loss_mask) == 8
+    assert seeing.differ([line]) <= LARGEST
+
+
+def test_a_served_teacher_sees_the_images(seeing, monkeypatch):
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+    distill = {
+        "teachers": [{"url": seeing.service.engine.url}],
+        "kl": "sampled",
+        "server": {"api_key_env": "TEACHER_KEY"},
+    }
+    prompt, row = seeing.prompts[2], ROWS[2]
+    line = make_trajectory(row["ids"][: row["prompt"]], row["ids"][row["prompt"] :])
+    line = replace(line, image_spans=prompt.image_spans)
+
+    async def ask() -> Trajectory:
+        teachers = ServedTeachers(Recipe.model_validate({"train": {"distill": distill}}))
+        return (await teachers.taught(prompt, [line]))[0]
+
+    said = streams_of(asyncio.run(ask()).teacher)[Stream.TEACHER]
+    assert seeing.differ([replace(line, logprobs=array("f", said))]) <= LARGEST
+
+
+def test_a_sampled_image_token_ends_its_response_and_its_conversation(seeing):
+    prompt = seeing.prompts[1]
+    lines = seeing.sampled([prompt] * 32, max_new_tokens=64)
+    ended = [line for line in lines if line.token_ids[-1] == IMAGE]
+    assert ended, "no response has an image token, and nothing is proved"
+    assert all(line.token_ids[len(prompt.token_ids) : -1].count(IMAGE) == 0 for line in lines)
+    assert seeing.differ(ended) <= LARGEST
+
+    async def go_on(fleet: SglangFleet) -> None:
+        session = seeing.session(fleet, prompt, replace(WANTED, max_new_tokens=64))
+        session._seed = lines.index(ended[0])
+        turn = await session.generate(prompt.token_ids)
+        assert turn.response_ids[-1] == IMAGE
+        assert turn.stop_reason is StopReason.STOP
+        with pytest.raises(ContextFull):
+            await session.generate([*turn.prompt_ids, *turn.response_ids, 55])
+
+    seeing.service.run(go_on, stop_ids=[IMAGE])
+
+
+def test_tokens_of_an_image_without_one_are_not_sent(seeing):
+    """An engine would never answer."""
+    prompt = seeing.prompts[1]
+
+    async def ask(fleet: SglangFleet) -> None:
+        session = seeing.session(fleet, prompt, WANTED)
+        with pytest.raises(AgentError, match="image tokens"):
+            await session.generate([*prompt.token_ids, IMAGE])
+
+    seeing.service.run(ask)
+
+
+def test_an_engine_keeps_what_a_frozen_tower_says(tmp_path):
+    """Right while the tower stays; the cache outlives a publication of another tower, which is why
+    engines of a trained tower have none."""
+    made = Seeing(tmp_path, "qwen2_5_vl", keeps_features=True)
+    try:
+        assert made.differ(made.sampled(made.prompts)) <= LARGEST
+        changed = other_weights(made.folder, tmp_path / "decoder", tower=False)
+        made.publish(tmp_path / "decoder", changed)
+        assert made.differ(made.sampled(made.prompts)) <= LARGEST
+        changed = other_weights(made.folder, tmp_path / "all", tower=True)
+        made.publish(tmp_path / "all", changed)
+        assert made.differ(made.sampled(made.prompts)) > 100 * LARGEST
+    finally:
+        made.stop()
+
+
+def test_a_depth_that_would_end_the_engine_is_refused(tmp_path):
+    shallow = config("qwen3_vl_moe", text={"mlp_only_layers": []})
+    (tmp_path / "config.json").write_text(json.dumps(shallow))
     spec = EngineSpec(
-        model_dir=folder,
+        model_dir=tmp_path,
         tokenizer_dir=None,
         device_kind="cpu",
         precision="fp32",
-        port=free_ports(1)[0],
-        log_path=tmp_path / "engine.log",
-        max_total_tokens=4096,
-        context_length=256,
-        prefix_cache=True,
+        port=1,
+        log_path=tmp_path / "log",
     )
-    address = EngineAddress(url=spec.url, tp=1, sharing_ranks=[0])
-    sees = PromptImages(folder, IMAGE_ID)
-    prompts = [prompt_of(sees, [size]) for size in SIZES]
-    prompts.append(prompt_of(sees, list(SIZES[:2]), seed=7))
-
-    async def compare() -> None:
-        fleet = SglangFleet(
-            router_url=None, engines=[address], response_timeout_s=300, stop_ids=STOPS
-        )
-        try:
-            before = await differences(fleet, folder, prompts)
-            await fleet.pause()
-            await asyncio.to_thread(send, address, load_file(other / "model.safetensors"))
-            await fleet.resume(WeightVersion(1))
-            # the same images: what the old tower said of them is forgotten
-            after = await differences(fleet, other, prompts)
-        finally:
-            await fleet.close()
-        print(f"before {max(before):.1e}, after {max(after):.1e}")
-        assert max(*before, *after) < LARGEST
-
-    server = EngineServer(spec)
-    server.start()
-    try:
-        server.wait_ready(600)
-        asyncio.run(compare())
-    finally:
-        server.stop()
-
-
-def test_a_tower_with_other_levels_than_sglang_knows_is_refused() -> None:
-    config = ALL["qwen3-vl-moe"].config
-    text = {**config["text_config"], "mlp_only_layers": []}
-    facts = parse_facts({**config, "text_config": text})
-    assert facts.vision is not None and "deepstack" in str(fault_of_sglang(facts))
+    with pytest.raises(RecipeError, match="SGLang cannot serve") as raised:
+        check_servable(spec)
+    assert "2 deepstack layers" in raised.value.why

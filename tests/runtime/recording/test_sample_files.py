@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import EventBus
-from milescli.core.types import Group, Prompt
+from milescli.core.types import Group, Image, Prompt
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tokenizer import ChatTokenizer, TokenTexts, load_tokenizer
 from milescli.runtime.recording.sample_files import (
@@ -84,15 +85,39 @@ def test_files_are_written_beside_the_loop_and_in_order(
     tokenizer: ChatTokenizer, tmp_path: Path
 ) -> None:
     async def steps() -> None:
-        kept = SampleFiles(tmp_path, tokenizer, side=SideFiles(EventBus()), num_groups=1)
+        kept = SampleFiles(RunDir(tmp_path), tokenizer, side=SideFiles(EventBus()), num_groups=1)
         for step in (1, 2, 3):
             await kept.keep(step, [_group(tokenizer), _group(tokenizer)])
         await kept.finish()
 
     asyncio.run(asyncio.wait_for(steps(), timeout=120))
-    files = [tmp_path / f"step_{step}.jsonl" for step in (1, 2, 3)]
+    files = [tmp_path / "rollouts" / f"step_{step}.jsonl" for step in (1, 2, 3)]
     assert [len(file.read_text().splitlines()) for file in files] == [1, 1, 1]
     assert all(a.stat().st_mtime_ns <= b.stat().st_mtime_ns for a, b in pairwise(files))
+
+
+def test_a_picture_is_kept_once_however_many_samples_show_it(
+    tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    shown = [
+        Image(sha256=str(n) * 64, png=bytes([n]), width=1, height=1, grid=(1, 2, 2), num_tokens=1)
+        for n in (1, 2)
+    ]
+    group = replace(_group(tokenizer), prompt=replace(PROMPT, images=shown))
+
+    async def steps() -> None:
+        kept = SampleFiles(RunDir(tmp_path), tokenizer, side=SideFiles(EventBus()), num_groups=2)
+        for step in (1, 2):
+            await kept.keep(step, [group, group])
+        await kept.finish()
+
+    asyncio.run(asyncio.wait_for(steps(), timeout=120))
+    files = sorted((tmp_path / "images").iterdir())
+    assert [(file.stem, file.read_bytes()) for file in files] == [
+        (one.sha256, one.png) for one in shown
+    ]
+    lines = (tmp_path / "rollouts" / "step_2.jsonl").read_text().splitlines()
+    assert [json.loads(line)["images"] for line in lines] == 2 * [[one.sha256 for one in shown]]
 
 
 def test_a_fault_of_what_is_kept_ends_no_run(
@@ -104,7 +129,7 @@ def test_a_fault_of_what_is_kept_ends_no_run(
     monkeypatch.setattr("milescli.runtime.recording.sample_files.lines_of", broken)
     told = list[str]()
     bus = EventBus(listeners=[lambda event: told.append(event.text)])
-    kept = SampleFiles(tmp_path, tokenizer, side=SideFiles(bus), num_groups=1)
+    kept = SampleFiles(RunDir(tmp_path), tokenizer, side=SideFiles(bus), num_groups=1)
 
     async def keep() -> None:
         for step in (1, 2):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milescli.backends.sglang.inside.routing import request_id, unpacked
-from milescli.core.errors import MachineError
+from milescli.core.errors import MachineError, MismatchError
 from milescli.core.types import (
     NO_GUESSES,
     Guesses,
@@ -38,6 +38,8 @@ class Reply:
     routed_experts: bytes | None
     """`routing.packed` rows of the tokens before the last, from the first that was asked for on."""
     guesses: Guesses = NO_GUESSES
+    num_prompt_tokens: int | None = None
+    """As the engine counts them, with all tokens of images; None: it did not say."""
 
     def all_of(self, version: WeightVersion) -> Reply:
         """Return the same reply with every token attributed to this version."""
@@ -60,6 +62,7 @@ def read_reply(raw: dict[str, Any]) -> Reply:
         stop_reason=StopReason(meta["finish_reason"]["type"]),
         spans=_spans(meta, len(token_ids)),
         routed_experts=base64.b64decode(routed) if routed else None,
+        num_prompt_tokens=meta.get("prompt_tokens"),
         guesses=Guesses(
             num_passes=meta.get("spec_verify_ct") or 0,
             num_guessed=meta.get("spec_num_proposed_drafts") or 0,
@@ -151,8 +154,11 @@ class PartialResponse:
 
     def extend(self, reply: Reply) -> None:
         """Append a reply. Routing rows that exist are not requested again: they belong to the
-        weights that sampled."""
+        weights that sampled. Raises MismatchError if the engine saw images as other numbers of
+        tokens than the trainer will."""
         offset = len(self.token_ids)
+        if self.request.images and reply.token_ids:
+            self._require_same_prompt(reply.num_prompt_tokens)
         self.token_ids += reply.token_ids
         self.logprobs.extend(reply.logprobs)
         self.guesses += reply.guesses
@@ -163,6 +169,18 @@ class PartialResponse:
         if reply.routed_experts is not None and reply.token_ids:
             self.routed_experts += reply.routed_experts
             self.routed_rows = len(self.request.prompt_ids) + len(self.token_ids) - 1
+
+    def _require_same_prompt(self, count: int | None) -> None:
+        """SGLang takes the tokens of the text anew, and warns in its log alone, where its processor
+        counts the tokens of images otherwise than it does itself."""
+        own = len(self.request.prompt_ids) + len(self.token_ids)
+        if count not in (None, own):
+            raise MismatchError(
+                f"an engine made {count} tokens of a prompt with images that has {own}",
+                why="its image processor or tokenizer is not that of the run",
+                fix="compare tokenizer.json and preprocessor_config.json of the model with those of "
+                "its release, and read the engine's log",
+            )
 
     def _append_span(self, span: VersionSpan) -> None:
         last = self.spans[-1] if self.spans else None

@@ -1,0 +1,104 @@
+"""Tiny vision-language models that engines serve, and prompts that show images; shared by the tests
+of engines and of whole runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from milescli.core.types import Image, ImageSpan, Prompt
+from milescli.data.image_processor import ImageProcessor
+from tests.backends.megatron.vision_cases import IMAGE, PROCESSOR, file_of
+from tests.families.cases import Case
+from tests.families.making import make
+from tests.families.vision_cases import config
+
+END_OF_TURN = 1
+_LONG = {"max_position_embeddings": 2048}
+MODELS = {
+    "qwen2_5_vl": config("qwen2_5_vl", text=_LONG),
+    "qwen3_vl": config("qwen3_vl", text=_LONG),
+    # experts in every layer and three levels of features, which is all that SGLang knows
+    "qwen3_vl_moe": config(
+        "qwen3_vl_moe",
+        text={**_LONG, "mlp_only_layers": []},
+        tower={"deepstack_visual_indexes": [0, 1, 2]},
+    ),
+}
+_CHAT = (
+    "{% for m in messages %}{{ m.role }} {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|> "
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %} <eos> {% endfor %}assistant"
+)
+
+
+def make_seeing(folder: Path, family: str) -> None:
+    """A model with a tokenizer and an image processor. SGLang looks for images in the decoded text,
+    by the marks of this family, one behind the other."""
+    settings = MODELS[family] | {"eos_token_id": END_OF_TURN}
+    # experts as releases hold them, which transformers does not write
+    make(folder, Case(settings, made_by_transformers=family != "qwen3_vl_moe"))
+    write_tokenizer(folder)
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (folder / name).write_text(json.dumps(PROCESSOR))
+
+
+def write_tokenizer(folder: Path) -> None:
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    named = {0: "<pad>", END_OF_TURN: "<eos>", 2: "<unk>", 3: "user", 4: "assistant"}
+    named |= {
+        120: "<|image_pad|>",
+        121: "<|video_pad|>",
+        122: "<|vision_start|>",
+        123: "<|vision_end|>",
+    }
+    words = {named.get(index, f"t{index}"): index for index in range(131)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.Fuse()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        additional_special_tokens=[named[token] for token in (120, 121, 122, 123)],
+    )
+    fast.chat_template = _CHAT
+    fast.save_pretrained(folder)
+
+
+def prompt_of(row: dict, folder: Path, *, index: int = 0) -> Prompt:
+    """A row of `vision_cases`, without its response, as data has it."""
+    processor = ImageProcessor(folder)
+    images: list[Image] = [processor.read(file_of(image)) for image in row["images"]]
+    spans = [
+        ImageSpan(
+            start=image["start"], num_tokens=read.num_tokens, grid=read.grid, sha256=read.sha256
+        )
+        for image, read in zip(row["images"], images, strict=True)
+    ]
+    ids = row["ids"][: row["prompt"]]
+    assert ids.count(IMAGE) == sum(span.num_tokens for span in spans), row
+    return Prompt(index=index, token_ids=ids, text="what is it?", images=images, image_spans=spans)
+
+
+def other_weights(folder: Path, target: Path, *, tower: bool) -> dict[str, torch.Tensor]:
+    """Write the same model with other numbers, those of its tower only if asked, and return what
+    changed."""
+    shutil.copytree(folder, target)
+    generator = torch.Generator().manual_seed(9)
+    own = load_file(folder / "model.safetensors")
+    changed = {
+        name: tensor + 0.2 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in own.items()
+        if tensor.dim() > 1 and (tower or "visual" not in name)
+    }
+    save_file(own | changed, target / "model.safetensors", metadata={"format": "pt"})
+    return changed
