@@ -88,6 +88,11 @@ class Prompt:
         """The whole prompt in OpenAI's form, before the template."""
         return self.turns or [{"role": "user", "content": self.text}]
 
+    @property
+    def identity(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return its tokens and the hashes of its images: prompts that agree in both are equal."""
+        return tuple(self.token_ids), tuple(span.sha256 for span in self.image_spans)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
@@ -175,6 +180,8 @@ class Trajectory:
     image_spans: Sequence[ImageSpan] = ()
     """Where images stand in `token_ids`. Their positions are known from here alone: a model may
     sample the id of the image token, which is no image."""
+    images: Sequence[Image] = ()
+    """What the spans show, where no prompt is beside that has them: of rows to imitate."""
 
     @property
     def num_tokens(self) -> int:

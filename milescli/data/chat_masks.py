@@ -9,11 +9,12 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from milescli.core.types import Prompt, Trajectory
+from milescli.core.types import Image, Prompt, Trajectory
+from milescli.data.images import PromptImages, as_parts
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.data.turn_places import (
     CALLS,
@@ -434,9 +435,24 @@ def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Trajectory]:
     worked = prompt.demonstration
     assert worked is not None, f"prompt {prompt.index} has no demonstration"
     if isinstance(worked, str):
-        return [demonstration(prompt.token_ids, tokenizer.encode_response(worked))]
-    turns, first = [*prompt.messages, *worked], len(prompt.messages)
-    return tokenized(tokenizer, marked_chat(tokenizer, turns, first=first, tools=prompt.tools))
+        made = demonstration(prompt.token_ids, tokenizer.encode_response(worked))
+        return [replace(made, image_spans=prompt.image_spans, images=prompt.images)]
+    asked = as_parts(prompt.messages) if prompt.images else prompt.messages
+    texts = marked_chat(tokenizer, [*asked, *worked], first=len(asked), tools=prompt.tools)
+    lines = tokenized(tokenizer, texts)
+    if not prompt.images or tokenizer.images is None:
+        return lines
+    return [with_images(line, prompt.images, tokenizer.images) for line in lines]
+
+
+def with_images(line: Trajectory, images: Sequence[Image], sees: PromptImages) -> Trajectory:
+    """Return a sequence that no engine sampled, with all tokens of its images in the place of one
+    each. A beginning of a chat has the first of its `images`. Raises ValueError if there are more
+    image tokens than images."""
+    num_shown = sum(token == sees.token_id for token in line.token_ids)
+    ids, spans, places = sees.expanded(line.token_ids, images[:num_shown])
+    made = unsampled(ids, bytes(line.loss_mask[place] for place in places))
+    return replace(made, image_spans=spans, images=images[:num_shown])
 
 
 def _trajectory(
@@ -478,4 +494,8 @@ def cut(trajectory: Trajectory, num_tokens: int) -> Trajectory:
     """Return the first `num_tokens` tokens."""
     if trajectory.num_tokens <= num_tokens:
         return trajectory
-    return unsampled(trajectory.token_ids[:num_tokens], trajectory.loss_mask[:num_tokens])
+    whole = [span for span in trajectory.image_spans if span.start + span.num_tokens <= num_tokens]
+    if len(whole) < len(trajectory.image_spans):  # nothing is seen of a part of an image
+        num_tokens = min(num_tokens, trajectory.image_spans[len(whole)].start)
+    made = unsampled(trajectory.token_ids[:num_tokens], trajectory.loss_mask[:num_tokens])
+    return replace(made, image_spans=whole, images=trajectory.images)

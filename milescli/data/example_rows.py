@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from milescli.core.errors import DataError
+from milescli.data.images import PromptImages, Source
 from milescli.data.layouts import (
     NOTHING,
     Columns,
@@ -18,6 +19,7 @@ from milescli.data.layouts import (
     recognise,
 )
 from milescli.data.messages import (
+    Images,
     Tools,
     Turns,
     as_chat,
@@ -28,7 +30,7 @@ from milescli.data.messages import (
     value_at,
     with_system,
 )
-from milescli.data.rows import Parsed, prompt_beside
+from milescli.data.rows import Parsed, prompt_beside, seen
 from milescli.data.tables import kind_of
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import names_in
@@ -59,6 +61,8 @@ class Chat(NamedTuple):
     """Number of the turn from which on turns of the assistant are learned."""
     tools: Sequence[Mapping[str, Any]] = ()
     text: str = ""
+    images: tuple[Source, ...] = ()
+    """In the order of their marks."""
 
 
 class ExampleRow(NamedTuple):
@@ -80,6 +84,8 @@ class ExampleForm:
     field: RowField
     kind: Kind
     data: Data
+    images: PromptImages | None = None
+    """How the model sees images; None: it sees none."""
 
     def find(self, record: Mapping[str, Any], path: Path) -> Columns:
         """Find the columns by the first row, whose layout may be a known one. Raises DataError if
@@ -102,7 +108,12 @@ class ExampleForm:
         def found(**columns: str | None) -> Columns:
             is_given = data.prompt_key is not None
             return Columns(
-                path=path, layout=layout, ignored=ignored, is_prompt_given=is_given, **columns
+                path=path,
+                layout=layout,
+                ignored=ignored,
+                is_prompt_given=is_given,
+                sees_images=self.images is not None,
+                **columns,
             )
 
         chat = layout.reads.get("chat") or next((n for n in CHAT_COLUMNS if n in record), None)
@@ -166,24 +177,35 @@ class ExampleForm:
     def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:
         """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
         DataError if a column would be left out that looks like part of the prompt."""
-        row = _row_of(record, line - 1, columns, data=self.data)
+        given: Images = [] if self.images is not None else None
+        row = _row_of(record, line - 1, columns, data=self.data, images=given)
+        if self.images is not None:
+            sides = {}
+            for name in ("chosen", "rejected"):
+                if (side := getattr(row, name)) is not None and side.turns:
+                    turns, images = seen(side.turns, given or [], record, columns, self.images)
+                    sides[name] = side._replace(turns=turns, images=images)
+            row = row._replace(**sides)
         return Parsed(row, hash(repr(row[1:3])), 0, False)
 
 
-def _row_of(record: Mapping[str, Any], index: int, columns: Columns, *, data: Data) -> ExampleRow:
+def _row_of(
+    record: Mapping[str, Any], index: int, columns: Columns, *, data: Data, images: Images
+) -> ExampleRow:
+    """Parse a row. `images`: where those of its messages are put."""
     if columns.text is not None:
         text = _text(record, columns.text)
         columns.require_read(record, columns.beside(record).unread, [{"content": text}])
         return ExampleRow(index=index, chosen=Chat(turns=[], text=text))
     if columns.chosen is not None or (columns.chat is not None and columns.rejected is not None):
-        return _pair(record, index, columns, data=data)
+        return _pair(record, index, columns, data=data, images=images)
     if columns.chat is not None:
-        turns, tools = _beside(_turns(record, columns.chat), record, columns)
+        turns, tools = _beside(_turns(record, columns.chat, images), record, columns)
         chat = _whole(with_system(turns, data.system_prompt), columns.chat, tools)
         if columns.judged is not None:
             chat = chat._replace(first=len(chat.turns) - 1)
     else:
-        prompt, tools = _beside(_prompt(record, columns, data), record, columns)
+        prompt, tools = _beside(_prompt(record, columns, data, images), record, columns)
         response = columns.calls or columns.response
         assert response is not None, columns
         prompt = with_system(prompt, data.system_prompt)
@@ -207,16 +229,18 @@ def _beside(turns: Turns, record: Mapping[str, Any], columns: Columns) -> tuple[
     return turns, tools
 
 
-def _pair(record: Mapping[str, Any], index: int, columns: Columns, *, data: Data) -> ExampleRow:
+def _pair(
+    record: Mapping[str, Any], index: int, columns: Columns, *, data: Data, images: Images
+) -> ExampleRow:
     assert columns.rejected is not None, columns
     if columns.prompt is not None:
-        turns, tools = _beside(_prompt(record, columns, data), record, columns)
+        turns, tools = _beside(_prompt(record, columns, data, images), record, columns)
         turns = with_system(turns, data.system_prompt)
         assert columns.chosen is not None, columns
         chosen = _answered(turns, record, columns.chosen, columns, tools)
         rejected = _answered(turns, record, columns.rejected, columns, tools)
     elif columns.chat is not None:
-        turns, tools = _beside(_turns(record, columns.chat), record, columns)
+        turns, tools = _beside(_turns(record, columns.chat, images), record, columns)
         turns = with_system(turns, data.system_prompt)
         last = len(turns) - 1
         chosen = _whole(turns, columns.chat, tools, first=last)
@@ -225,7 +249,9 @@ def _pair(record: Mapping[str, Any], index: int, columns: Columns, *, data: Data
         sides = []
         for side in (columns.chosen, columns.rejected):
             assert side is not None, columns
-            turns, tools = _beside(_turns(record, side), record, columns)
+            # both sides have the images of their prompt
+            own = images if not sides or images is None else []
+            turns, tools = _beside(_turns(record, side, own), record, columns)
             sides.append(_whole(with_system(turns, data.system_prompt), side, tools))
         first = _end_of_prompt(sides[0].turns, sides[1].turns)
         chosen, rejected = (side._replace(first=first) for side in sides)
@@ -296,13 +322,13 @@ def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
     return Chat(turns=turns, first=first, tools=tools)
 
 
-def _prompt(record: Mapping[str, Any], columns: Columns, data: Data) -> Turns:
+def _prompt(record: Mapping[str, Any], columns: Columns, data: Data, images: Images) -> Turns:
     key = columns.prompt
     assert key is not None, columns
     value = present(record, key)
     # without a template a dialogue is read as the text that it is
     is_raw = data.chat_template == "none" and isinstance(value, str) and is_dialogue(value)
-    turns = None if is_raw else as_chat(value, key)
+    turns = None if is_raw else as_chat(value, key, images)
     if turns is None:
         return [{"role": "user", "content": _text(record, key)}]
     if turns[-1]["role"] == "assistant":
@@ -310,9 +336,9 @@ def _prompt(record: Mapping[str, Any], columns: Columns, data: Data) -> Turns:
     return turns
 
 
-def _turns(record: Mapping[str, Any], key: str) -> Turns:
+def _turns(record: Mapping[str, Any], key: str, images: Images) -> Turns:
     value = present(record, key)
-    turns = as_chat(value, key)
+    turns = as_chat(value, key, images)
     if turns is None:
         raise ValueError(f"`{key}` must be a list of messages, not {kind_of(value)}")
     return turns

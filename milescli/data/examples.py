@@ -20,10 +20,12 @@ from milescli.data.chat_masks import (
     marked_response,
     marked_text,
     tokenized,
+    with_images,
 )
 from milescli.data.example_rows import Chat, ExampleForm, ExampleRow, Kind, RowField
 from milescli.data.file_prompts import EpochOrder
 from milescli.data.file_rows import FileRows, read_file
+from milescli.data.images import PromptImages, as_parts
 from milescli.data.prompt_source import file_named, percentiles
 from milescli.data.rows import NUM_BAD_ROWS_SHOWN, BadRow, bad_rows_error
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
@@ -90,7 +92,9 @@ def load_examples(
     spelled = ""
     for file in named:
         path = Path(file.name)
-        read = read_examples(file, data=data, key=key, kind=kind, folder=folder)
+        read = read_examples(
+            file, data=data, key=key, kind=kind, folder=folder, images=tokenizer.images
+        )
         read.require_good()
         rows = read.read(range(len(read)))
         made = _tokenised(rows, tokenizer, path=path, kind=kind)
@@ -122,7 +126,14 @@ def _tokenised(
     """Return the pairs of `rows`; of a chat one for each of its sequences, by the same index."""
     sides = _sides(rows)
     marked = _marked(rows, sides, tokenizer, path=path, kind=kind)
-    lines = iter(tokenized(tokenizer, [text for texts in marked for text in texts]))
+    made = tokenized(tokenizer, [text for texts in marked for text in texts])
+    whose = [side for side, texts in zip(sides, marked, strict=True) for _ in texts]
+    lines = iter(
+        [
+            _with_images(line, side, tokenizer, path=path) if side.images else line
+            for line, side in zip(made, whose, strict=True)
+        ]
+    )
     if kind == "chats":
         return [
             Pair(index=row.index, chosen=next(lines), rejected=None, margin=row.margin)
@@ -140,14 +151,37 @@ def _tokenised(
     ]
 
 
+def _with_images(
+    line: Trajectory, side: Chat, tokenizer: ChatTokenizer, *, path: Path
+) -> Trajectory:
+    """Return a sequence with its images. Raises DataError for one that has changed since the row
+    was read, and for a template without marks."""
+    assert tokenizer.images is not None, "a row with images for a model that sees none"
+    try:
+        images = [tokenizer.images.read(source, base=path.parent) for source in side.images]
+        return with_images(line, images, tokenizer.images)
+    except ValueError as error:
+        raise DataError(
+            f"the images of a row of {path} cannot be used",
+            why=str(error),
+            fix="--set data.chat_template=auto   # the model's own writes a mark for each image",
+        ) from error
+
+
 def read_examples(
-    file: DataFile, *, data: Data, key: RowField, kind: Kind, folder: Path | None
+    file: DataFile,
+    *,
+    data: Data,
+    key: RowField,
+    kind: Kind,
+    folder: Path | None,
+    images: PromptImages | None = None,
 ) -> FileRows:
-    """Read one file that `data.<key>` names. Bad rows raise nothing here. Raises DataError if the
-    file is missing, empty, or of another kind."""
+    """Read one file that `data.<key>` names. `images`: how the model sees them. Bad rows raise
+    nothing here. Raises DataError if the file is missing, empty, or of another kind."""
     path = Path(file.name)
     check_file(path, field=key)
-    form = ExampleForm(field=key, kind=kind, data=data)
+    form = ExampleForm(field=key, kind=kind, data=data, images=images)
     rows = read_file(Table(path), file, form, folder=folder)
     if not rows.num_rows:
         raise DataError(
@@ -202,7 +236,7 @@ def _marked(
 
 
 def _texts_of(chat: Chat, tokenizer: ChatTokenizer, *, kind: Kind) -> list[MarkedText]:
-    turns = chat.turns
+    turns = as_parts(chat.turns) if chat.images else chat.turns
     if not turns:
         return [marked_text(chat.text)]
     if tokenizer.template is None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from milescli.core.errors import DataError
-from milescli.core.types import Prompt
+from milescli.core.types import Image, ImageSpan, Prompt
 from milescli.data.file_rows import FileRows, evenly, read_places
+from milescli.data.images import as_parts
 from milescli.data.rows import DataRow
-from milescli.data.tokenizer import PromptEncoder, shown_length
+from milescli.data.tokenizer import Message, PromptEncoder, shown_length
 
 if TYPE_CHECKING:
     import numpy as np
@@ -236,6 +237,9 @@ def make_prompts(
 ) -> list[Prompt]:
     """Tokenise rows of one file."""
     token_ids = encode_rows(rows, tokenizer, path=file.path, most=file.form.max_tokens)
+    shown = [
+        _shown(row, ids, tokenizer, file.path) for row, ids in zip(rows, token_ids, strict=True)
+    ]
     return [
         Prompt(
             index=file.first_index + row.index,
@@ -246,9 +250,30 @@ def make_prompts(
             source=file.source,
             turns=() if _is_text(row) else row.messages,
             tools=row.tools,
+            images=images,
+            image_spans=spans,
         )
-        for row, ids in zip(rows, token_ids, strict=True)
+        for row, (ids, spans, images) in zip(rows, shown, strict=True)
     ]
+
+
+def _shown(
+    row: DataRow, ids: list[int], tokenizer: PromptEncoder, path: Path
+) -> tuple[list[int], Sequence[ImageSpan], Sequence[Image]]:
+    """Return the tokens of a row with all those of its images, where these stand, and they
+    themselves. Raises DataError for an image that has changed, and for a template without marks."""
+    if not row.images or tokenizer.images is None:
+        return ids, (), ()
+    try:
+        images = [tokenizer.images.read(source, base=path.parent) for source in row.images]
+        expanded, spans, _ = tokenizer.images.expanded(ids, images)
+    except ValueError as error:
+        raise DataError(
+            f"the images of row {row.index + 1} of {path} cannot be used",
+            why=str(error),
+            fix=f"miles data check '{path}[{row.index}:{row.index + 1}]'   # mend or remove it",
+        ) from error
+    return expanded, spans, images
 
 
 def encode_rows(
@@ -270,6 +295,11 @@ def encode_rows(
                 fix=f"make the tokens of {path} anew, with the tokenizer in {tokenizer.folder}",
             )
     return encoded
+
+
+def chat_of(row: DataRow) -> Sequence[Message]:
+    """Return the messages as a chat template takes them: marks of images are parts."""
+    return as_parts(row.messages) if row.images else row.messages
 
 
 def text_of(row: DataRow, tokenizer: PromptEncoder) -> str:
@@ -305,12 +335,15 @@ def _encode_chats(
 ) -> list[list[int]]:
     try:
         return tokenizer.encode_chats(
-            [row.messages for row in rows], tools=[row.tools for row in rows], most=most
+            [chat_of(row) for row in rows],
+            tools=[row.tools for row in rows],
+            # a text that was cut may lack marks of its images
+            most=None if any(row.images for row in rows) else most,
         )
     except Exception as error:  # a chat template may raise anything, e.g. about the order of roles
         for row in rows:
             try:
-                tokenizer.encode_chats([row.messages], tools=[row.tools], most=most)
+                tokenizer.encode_chats([chat_of(row)], tools=[row.tools], most=most)
             except DataError as cause:
                 place = f"row {row.index + 1} of {path}"
                 raise DataError(cause.what, why=f"{place}: {cause.why}", fix=cause.fixes) from None

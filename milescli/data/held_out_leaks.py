@@ -42,16 +42,16 @@ def exact_leaks(
     heldout: FilePrompts, prompts: FilePrompts, *, num_heldout: int | None
 ) -> list[Leak]:
     """Return those of the first `num_heldout` held-out prompts that are training prompts, each with
-    the first equal one. Prompts of small files are equal if their tokens are; those of large files,
-    if their messages are."""
+    the first equal one. Prompts of small files are equal if their tokens and images are; those of
+    large files, if their messages and images are."""
     if not prompts.is_large:
-        seen: dict[tuple[int, ...], int] = {}
+        seen: dict[object, int] = {}
         for prompt in prompts.prompts:
-            seen.setdefault(tuple(prompt.token_ids), prompt.index)
+            seen.setdefault(prompt.identity, prompt.index)
         return [
             Leak(heldout=prompt.index, prompts=seen[key])
             for prompt in heldout.first(num_heldout)
-            if (key := tuple(prompt.token_ids)) in seen
+            if (key := prompt.identity) in seen
         ]
     import numpy as np
 
@@ -83,8 +83,8 @@ def near_leaks(
     the first such one. Case and punctuation are ignored; the numbers must be equal and in the same
     order, and SIMILARITY of the word trigrams must be shared. Candidates are found by MinHash and
     banding (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3), which now and then
-    misses one."""
-    index = _Index((prompt.index, prompt.text) for prompt in heldout)
+    misses one. Prompts with images are left out: their texts may be equal."""
+    index = _Index((prompt.index, prompt.text) for prompt in heldout if not prompt.images)
     found: dict[int, int] = {}
     if not index.is_empty:
         for number, (place, text) in enumerate(prompts.texts(most)):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milescli.core.errors import DataError, nearest
+from milescli.data.images import COLUMNS as IMAGE_COLUMNS
 from milescli.data.messages import (
     MEDIA,
     Turns,
@@ -293,7 +294,7 @@ def use_of(record: Mapping[str, Any]) -> Use:
     if layout.use == "pairs" or chat is None:
         return layout.use
     try:
-        turns = as_chat(value_at(record, chat), chat)
+        turns = as_chat(value_at(record, chat), chat, [])
     except ValueError:  # a run says by line what is wrong
         return "chats"
     return "chats" if turns and turns[-1]["role"] == "assistant" else "prompts"
@@ -307,6 +308,7 @@ class Beside:
     context: str | None = None
     history: str | None = None
     tools: str | None = None
+    images: str | None = None
     unread: tuple[str, ...] = ()
     """Columns that look like part of the prompt and are not read."""
 
@@ -337,6 +339,8 @@ class Columns:
     """`data.ignore_columns`."""
     is_prompt_given: bool = False
     """Whether a key names the prompt, and so sets other columns aside that could be it."""
+    sees_images: bool = False
+    """Whether the model does; else a column of images is one that would be left out."""
     known: dict[tuple[str, ...], Beside] = field(default_factory=dict)
     """Columns of a row -> what stands beside the prompt."""
 
@@ -368,7 +372,8 @@ class Columns:
         if self.prompt == INSTRUCTION_COLUMN and context is None:
             context = _first((CONTEXT_COLUMN,), free)
         history = _first((HISTORY_COLUMN,), free) if self.prompt is not None else None
-        read = {system, tools, context, history}
+        images = _first(IMAGE_COLUMNS if self.sees_images else (), free)
+        read = {system, tools, context, history, images}
         read |= {each.partition(".")[0] for each in own} - {self._around}
         if self.is_prompt_given:
             read |= _RIVALS
@@ -380,7 +385,14 @@ class Columns:
             if name in left
             and (name == self._around or _is_like_prompt(name, value := record[name]) or not value)
         )
-        found = Beside(system=system, context=context, history=history, tools=tools, unread=unread)
+        found = Beside(
+            system=system,
+            context=context,
+            history=history,
+            tools=tools,
+            images=images,
+            unread=unread,
+        )
         return NOTHING if found == NOTHING else found
 
     @property
@@ -434,6 +446,7 @@ class Columns:
             "text": self.text, "response": self.response, "calls of tools": self.calls,
             "worked response": self.demonstration, "chosen": self.chosen,
             "rejected": self.rejected, "label": self.label, "good or bad": self.judged,
+            "images": beside.images,
         }  # fmt: skip
         return {column: role for role, column in roles.items() if column is not None}
 
@@ -455,7 +468,7 @@ def _stands_in(value: Any, turns: Turns) -> bool:
     """Return whether what a column holds is read elsewhere: a text within a turn, or a chat whose
     turns, but for the assistant's, are."""
     try:
-        chat = as_chat(value, "")
+        chat = as_chat(value, "", [])
     except ValueError:
         return False
     if chat is None:

@@ -9,12 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from milescli.data.columnar import OPEN_OBJECT, without_nulls
+from milescli.data.images import COLUMNS, MARK, PARTS, Source, source_in, sources_in
 from milescli.data.tables import kind_of
 
 Turns = list[dict[str, Any]]
 """`role` and `content`, both text, and what else a template takes: `tool_calls`, `name`, ..."""
 Tools = list[dict[str, Any]]
 """JSON schemas of the tools that the model may call."""
+Images = list[Source | None] | None
+"""Where images of messages are put, of which marks stay in the text; see `images.with_marks`. None:
+only text is read, and an image is refused."""
 
 ROLES = {
     **dict.fromkeys(("user", "human"), "user"),
@@ -63,17 +67,17 @@ def present(record: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def as_chat(value: Any, key: str) -> Turns | None:
+def as_chat(value: Any, key: str, images: Images = None) -> Turns | None:
     """Return the turns of a list of messages, one message, JSON of these, or a dialogue in one
     text; None if `value` is something else. Raises ValueError with the reason."""
     if isinstance(value, str):
         if is_dialogue(value):
             return _dialogue(value)
         found = parsed(value) if value.lstrip()[:1] == "[" else None
-        return turns_in(found, key) if is_chat(found) else None
+        return turns_in(found, key, images) if is_chat(found) else None
     if isinstance(value, dict) and is_chat([value]):
-        return turns_in([value], key)
-    return turns_in(value, key) if isinstance(value, list) else None
+        return turns_in([value], key, images)
+    return turns_in(value, key, images) if isinstance(value, list) else None
 
 
 def is_dialogue(text: str) -> bool:
@@ -91,7 +95,7 @@ def is_chat(value: object) -> bool:
     )
 
 
-def turns_in(value: list[Any], key: str) -> Turns:
+def turns_in(value: list[Any], key: str, images: Images = None) -> Turns:
     """Parse the list of messages in column `key`. Raises ValueError with the reason."""
     if not value:
         raise ValueError(f"`{key}` is an empty list")
@@ -100,7 +104,7 @@ def turns_in(value: list[Any], key: str) -> Turns:
         if _is_simple(item):
             turns.append(item)
             continue
-        for turn in _turns_of(item, f"`{key}[{place}]`"):
+        for turn in _turns_of(item, f"`{key}[{place}]`", images):
             last = turns[-1] if turns else None
             if turn.pop("joins", False) and last and last.get("tool_calls"):
                 last["tool_calls"] = [*last["tool_calls"], *turn["tool_calls"]]
@@ -124,7 +128,7 @@ def _is_simple(item: Any) -> bool:
     )
 
 
-def _turns_of(value: Any, where: str) -> Turns:
+def _turns_of(value: Any, where: str, images: Images) -> Turns:
     """Return the turns of one message: usually one; several if results of tools are parts of it, or
     it is a question with its answer."""
     if isinstance(value, str) and value.lstrip()[:1] == "{":
@@ -134,7 +138,7 @@ def _turns_of(value: Any, where: str) -> Turns:
     if _is_exchange(value):
         asked, answered = value.get("human", value.get("user")), value["assistant"]
         pair = (("user", asked), ("assistant", answered))
-        return [_turn({"role": role, "content": text}, where) for role, text in pair]
+        return [_turn({"role": role, "content": text}, where, images) for role, text in pair]
     value = {key: item for key, item in value.items() if item is not None}
     if "from" in value and "value" in value:
         role = str(value.pop("from"))
@@ -155,33 +159,42 @@ def _turns_of(value: Any, where: str) -> Turns:
         value["tool_calls"] = _calls(value.pop("function_call"), f"{where}.function_call")
     blocks = value.get("content")
     if isinstance(blocks, list) and any(_is_block(block) for block in blocks):
-        return _turns_of_blocks(value, blocks, where)
-    return [_turn(value, where)]
+        return _turns_of_blocks(value, blocks, where, images)
+    return [_turn(value, where, images)]
 
 
-def _turn(turn: dict[str, Any], where: str) -> dict[str, Any]:
+def _turn(turn: dict[str, Any], where: str, images: Images = None) -> dict[str, Any]:
     """Return a message with text as its content."""
+    beside = [turn.pop(key) for key in COLUMNS if key in turn] if images is not None else []
     if seen := next((key for key in turn if key in MEDIA and turn[key] not in ([], "")), None):
         raise ValueError(f"{where} has `{seen}`, and only text is read")
-    content = turn["content"] = _content(turn.get("content", ""), where)
+    content = turn["content"] = _content(turn.get("content", ""), where, images)
+    if images is not None and (sources := [each for value in beside for each in sources_in(value)]):
+        images += sources
+        if MARK not in content:
+            content = turn["content"] = MARK * len(sources) + content
     if not content.strip() and not turn.get("tool_calls"):
         raise ValueError(f"{where}.content is empty")
     return turn
 
 
-def _content(content: object, where: str) -> str:
-    """Return the text of a message: a text, or a list of parts that are text."""
+def _content(content: object, where: str, images: Images) -> str:
+    """Return the text of a message: a text, or a list of parts that are text or images."""
     if isinstance(content, list):
-        content = "".join(_text_of_part(part, where) for part in content)
+        content = "".join(_text_of_part(part, where, images) for part in content)
     if not isinstance(content, str):
         raise ValueError(f"{where}.content must be text, not {type(content).__name__}")
     require_text(content, f"{where}.content")
     return content
 
 
-def _text_of_part(part: Any, where: str) -> str:
+def _text_of_part(part: Any, where: str, images: Images) -> str:
     part = part if isinstance(part, dict) else {}
     kind, text = part.get("type"), part.get("text")
+    is_image = kind in PARTS or (kind is None and any(part.get(name) for name in PARTS))
+    if images is not None and is_image:
+        images.append(source_in(part))
+        return MARK
     if kind not in _TEXT_PARTS:
         raise ValueError(f"{where}.content holds a part that is no text: its type is `{kind}`")
     if not isinstance(text, str):
@@ -200,7 +213,7 @@ def _is_block(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result", "thinking")
 
 
-def _turns_of_blocks(turn: dict[str, Any], blocks: list[Any], where: str) -> Turns:
+def _turns_of_blocks(turn: dict[str, Any], blocks: list[Any], where: str, images: Images) -> Turns:
     """Return the turns of a message in Anthropic's blocks: calls of the assistant become its
     `tool_calls`, each result a turn of the tool before what the user says."""
     results: Turns = []
@@ -215,13 +228,14 @@ def _turns_of_blocks(turn: dict[str, Any], blocks: list[Any], where: str) -> Tur
         else:
             content = block.get("content", "")
             result = {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")}
-            results.append(_turn({k: v for k, v in result.items() if v is not None}, where))
+            known = {k: v for k, v in result.items() if v is not None}
+            results.append(_turn(known, where, images))
     rest = {**turn, "content": texts}
     if thoughts:
         rest["reasoning_content"] = "\n".join(thoughts)
     if calls:
         rest["tool_calls"] = calls
-    return [*results, _turn(rest, where)] if texts or calls or not results else results
+    return [*results, _turn(rest, where, images)] if texts or calls or not results else results
 
 
 def calls_in(value: Any, key: str) -> Turns:

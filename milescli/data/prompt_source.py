@@ -13,6 +13,7 @@ from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts, StoredPrompts
 from milescli.data.file_rows import FileRows, by_file, evenly, first_places, read_file
+from milescli.data.images import PromptImages
 from milescli.data.rows import NUM_BAD_ROWS_SHOWN, PathField, RowForm
 from milescli.data.tables import Table, check_file
 from milescli.data.tasks import is_task, write_task
@@ -95,7 +96,7 @@ def load_source(
     """
     files = _read(
         _locate(data, path_field, base_dir=Path(base_dir), seed=seed),
-        form_of(data, path_field, needs_label=needs_label),
+        form_of(data, path_field, needs_label=needs_label, images=tokenizer.images),
         folder=Path(base_dir),
         say=say,
         source=name,
@@ -104,8 +105,15 @@ def load_source(
     return load_files(files, data, tokenizer=tokenizer, seed=seed, say=say, large_rows=large_rows)
 
 
-def form_of(data: Data, path_field: PathField, *, needs_label: bool | None) -> RowForm:
-    """Return what prompts of `data.<path_field>` need of each row."""
+def form_of(
+    data: Data,
+    path_field: PathField,
+    *,
+    needs_label: bool | None,
+    images: PromptImages | None = None,
+) -> RowForm:
+    """Return what prompts of `data.<path_field>` need of each row. `images`: how the model sees
+    them."""
     return RowForm(
         field=path_field,
         prompt_key=data.prompt_key,
@@ -115,6 +123,7 @@ def form_of(data: Data, path_field: PathField, *, needs_label: bool | None) -> R
         max_tokens=data.max_prompt_tokens,
         ignored=frozenset(names_in(data.ignore_columns)),
         is_raw=data.chat_template == "none",
+        images=images,
     )
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from milescli.core.errors import DataError
+from milescli.data.images import COLUMNS as IMAGE_COLUMNS
+from milescli.data.images import PromptImages, Source, sources_in, with_marks
 from milescli.data.layouts import (
     LABEL_COLUMNS,
     NOTHING,
@@ -24,6 +26,7 @@ from milescli.data.layouts import (
     require_text_label,
 )
 from milescli.data.messages import (
+    Images,
     Tools,
     Turns,
     as_chat,
@@ -63,6 +66,8 @@ class DataRow(NamedTuple):
     token_ids: Sequence[int]
     """The whole prompt of a row that holds tokens instead of text."""
     tools: Tools
+    images: tuple[Source, ...] = ()
+    """In the order of their marks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,8 @@ class RowForm:
     """Columns that are set aside, though they look like part of the prompt."""
     is_raw: bool = False
     """Whether a prompt is read as the text that it is, a dialogue in one text too."""
+    images: PromptImages | None = None
+    """How the model sees images; None: it sees none."""
 
     def find(self, record: Mapping[str, Any], path: Path) -> Columns:
         """Find the columns by the first row, whose layout may be a known one. Raises DataError if
@@ -156,21 +163,27 @@ class RowForm:
             demonstration=demonstration,
             ignored=self.ignored,
             is_prompt_given=self.prompt_key is not None,
+            sees_images=self.images is not None,
         )
 
     def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:
         """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
         DataError if a column would be left out that looks like part of the prompt."""
         assert columns.prompt is not None, columns
-        prompt = _prompt(record, columns.prompt, is_raw=self.is_raw)
+        given: Images = [] if self.images is not None else None
+        prompt = _prompt(record, columns.prompt, is_raw=self.is_raw, images=given)
         tools: Tools = []
         beside = columns.known.get(tuple(record)) or columns.beside(record)
         if beside is not NOTHING:
             prompt, tools = prompt_beside(prompt, record, columns, beside)
         label = _label_of(record, columns)
         messages: Turns = [] if isinstance(prompt, tuple) else prompt
+        images: tuple[Source, ...] = ()
+        if self.images is not None:
+            messages, images = seen(messages, given or [], record, columns, self.images)
+            prompt = prompt if isinstance(prompt, tuple) else messages
         worked = _demonstration(record, columns, label=label, messages=messages, field=self.field)
-        prompt_hash = _hash_of(prompt, tools)
+        prompt_hash = hash((_hash_of(prompt, tools), images)) if images else _hash_of(prompt, tools)
         text, token_ids = "", prompt if isinstance(prompt, tuple) else ()
         if messages:
             messages = with_system(messages, self.system_prompt)
@@ -178,8 +191,30 @@ class RowForm:
             if messages[-1]["role"] != "user":
                 of_user = (turn["content"] for turn in reversed(messages) if turn["role"] == "user")
                 text = next(of_user, text)
-        row = DataRow(line - 1, messages, text, label, worked, token_ids, tools)
+        row = DataRow(line - 1, messages, text, label, worked, token_ids, tools, images)
         return Parsed(row, prompt_hash, hash(label), worked is not None)
+
+
+def seen(
+    turns: Turns,
+    given: list[Source | None],
+    record: Mapping[str, Any],
+    columns: Columns,
+    reads: PromptImages,
+) -> tuple[Turns, tuple[Source, ...]]:
+    """Return the turns of a row with marks for its images, and the images, which are read once to
+    know that they can be. `given`: those of its messages. Raises ValueError with the reason."""
+    name = columns.beside(record).images
+    listed = sources_in(record[name]) if name is not None else []
+    if not turns:
+        if listed:
+            raise ValueError(f"`{columns.prompt}` is tokens, and `{name}` has images")
+        return turns, ()
+    is_left_out = not columns.ignored.isdisjoint(IMAGE_COLUMNS)
+    turns, images = with_marks(turns, given, listed, may_lack=is_left_out)
+    for image in images:
+        reads.read(image, base=columns.path.parent)
+    return turns, images
 
 
 def prompt_beside(
@@ -273,13 +308,15 @@ _OPENERS = frozenset("[\nH")
 """First characters of the texts that may hold a chat: as JSON, or with the markers of HH."""
 
 
-def _prompt(record: Mapping[str, object], key: str, *, is_raw: bool) -> _Prompt:
+def _prompt(
+    record: Mapping[str, object], key: str, *, is_raw: bool, images: Images = None
+) -> _Prompt:
     value = record.get(key)
     if value is None:
         value = present(record, key)
     if type(value) is str:
         may_be_chat = value[:1] in _OPENERS and not (is_raw and is_dialogue(value))
-        if may_be_chat and (chat := as_chat(value, key)) is not None:
+        if may_be_chat and (chat := as_chat(value, key, images)) is not None:
             return chat
         return [{"role": "user", "content": value if _is_plain(value) else _nonempty(value, key)}]
     if not isinstance(value, list):
@@ -288,7 +325,7 @@ def _prompt(record: Mapping[str, object], key: str, *, is_raw: bool) -> _Prompt:
         if not all(type(token) is int and token >= 0 for token in value):
             raise ValueError(f"`{key}` must be token ids, whole numbers from 0, and nothing else")
         return tuple(value)
-    return turns_in(value, key)
+    return turns_in(value, key, images)
 
 
 def _worked(record: Mapping[str, object], key: str) -> Demonstration:

@@ -4,7 +4,7 @@ scratch."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from milescli.core.errors import RecipeError
@@ -12,6 +12,9 @@ from milescli.core.errors import RecipeError
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Padding, and the two ends of a turn, with the ids 0, 1 and 2. TURN_END is the end-of-sequence
 token."""
+
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+"""Of a model that sees images, with the ids 3 to 6."""
 
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 """The vocabulary has all bytes, so that any text can be encoded, and the special tokens."""
@@ -26,7 +29,11 @@ CHAT_TEMPLATE = (
     " function.parameters.properties.keys() | join(', ') + '): ' + function.description }}"
     "{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{% if part.type == 'image' %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}"
     "{% for call in message['tool_calls'] or [] %}"
     '{{ \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' +'
     " call.function.arguments | tojson + '}\\n</tool_call>' }}"
@@ -38,13 +45,19 @@ CHAT_TEMPLATE = (
 
 
 def make_scratch_tokenizer(
-    texts: Iterable[str], vocab_size: int, folder: str | Path, *, max_length: int = 4096
+    texts: Iterable[str],
+    vocab_size: int,
+    folder: str | Path,
+    *,
+    max_length: int = 4096,
+    sees_images: bool = False,
 ) -> Path:
     """Train on `texts` and write tokenizer.json and tokenizer_config.json; equal input gives equal
     bytes.
 
     Digits are always tokens of their own. `vocab_size` is the most that the vocabulary may hold;
-    short texts give fewer. Raises RecipeError where it is too small for all bytes.
+    short texts give fewer. `sees_images` adds the tokens that mark images. Raises RecipeError where
+    it is too small for all bytes.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise RecipeError(
@@ -55,12 +68,13 @@ def make_scratch_tokenizer(
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     corpus = [ROLE_HEADERS + text for text in texts]
-    (path / "tokenizer.json").write_text(_train(corpus, vocab_size), encoding="utf-8")
+    special = (*SPECIAL_TOKENS, *VISION_TOKENS) if sees_images else SPECIAL_TOKENS
+    (path / "tokenizer.json").write_text(_train(corpus, vocab_size, special), encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": TURN_END,
         "pad_token": END_OF_TEXT,
-        "additional_special_tokens": [TURN_START],
+        "additional_special_tokens": [TURN_START, *special[len(SPECIAL_TOKENS) :]],
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
@@ -70,7 +84,7 @@ def make_scratch_tokenizer(
     return path
 
 
-def _train(texts: Iterable[str], vocab_size: int) -> str:
+def _train(texts: Iterable[str], vocab_size: int, special: Sequence[str]) -> str:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -83,7 +97,7 @@ def _train(texts: Iterable[str], vocab_size: int) -> str:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -8,12 +8,14 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from milescli.core.errors import RecipeError, nearest
 from milescli.core.plug_points import ROWS
 from milescli.core.user_code import mend
+from milescli.data.shape_images import ShapesRow, shape_rows
 from milescli.recipe.data_files import TASK_PREFIX
 from milescli.workers.isolated import MAX_YIELDED, resolve_isolated
 
@@ -47,14 +49,17 @@ class PairRow:
     rejected: str
 
 
+AnyRow = TaskRow | PairRow | ShapesRow
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One kind of rows."""
 
-    rows: Callable[[random.Random], Iterator[TaskRow | PairRow]]
+    rows: Callable[[random.Random], Iterator[AnyRow]]
     """Endless rows from a source of random numbers."""
     num_rows: int
-    """Rows of its file; no prompt occurs twice."""
+    """Rows of its file; no prompt occurs twice with the same image."""
 
 
 _SENTENCES = (
@@ -148,11 +153,11 @@ def _bad_rows(path: str, why: str) -> RecipeError:
     )
 
 
-def make_rows(task: Task, seed: int) -> list[TaskRow | PairRow]:
-    """Return `task.num_rows` rows without a repeated prompt."""
-    rows: dict[str, TaskRow | PairRow] = {}
+def make_rows(task: Task, seed: int) -> list[AnyRow]:
+    """Return `task.num_rows` rows without a repeated prompt, or image."""
+    rows: dict[object, AnyRow] = {}
     for row in task.rows(random.Random(seed)):
-        rows.setdefault(row.prompt, row)
+        rows.setdefault(row.images if isinstance(row, ShapesRow) else row.prompt, row)
         if len(rows) == task.num_rows:
             break
     return list(rows.values())
@@ -262,7 +267,7 @@ def _both_parts(
     """Return a task with numbers of two digits from `low` on to train on, and one with held-out
     numbers."""
 
-    def rows(heldout: bool) -> Callable[[random.Random], Iterator[TaskRow | PairRow]]:
+    def rows(heldout: bool) -> Callable[[random.Random], Iterator[AnyRow]]:
         return lambda rng: _pairs(rng, low=low, heldout=heldout, row_of=row_of, sentences=sentences)
 
     return {
@@ -278,6 +283,8 @@ TASKS: dict[str, Task] = {
     **_both_parts("sums-mistakes", _without_mistake),
     **_both_parts("relay", _passed_on, _OF_CODES),
     **_both_parts("products", _now_and_then_with_a_tool, _OF_PRODUCTS, low=OF_FOUR_DIGITS),
+    "shapes": Task(rows=partial(shape_rows, heldout=False), num_rows=1024),
+    "shapes-heldout": Task(rows=partial(shape_rows, heldout=True), num_rows=256),
 }
 """The tasks that `task:NAME` may name."""
 

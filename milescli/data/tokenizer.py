@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
+from milescli.data.images import PromptImages, prompt_images
 from milescli.data.scratch_tokenizer import CHAT_TEMPLATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
+PLAIN_FAMILIES = ("qwen2_5_vl", "qwen3", "qwen3_moe")
 """Families of models made from scratch, for which transformers uses `tokenizer_class`. For some
 other families it uses a class of its own choice."""
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -51,6 +52,8 @@ class PromptEncoder(Protocol):
 
     folder: Path
     vocab_size: int
+    images: PromptImages | None
+    """How the model sees images; None: it sees none."""
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
         """Return the text that the model reads: the chat template applied."""
@@ -76,6 +79,7 @@ class NoTokens:
     folder = Path()
     vocab_size = sys.maxsize
     """The model may know any token."""
+    images = None
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
         """Return a text that differs wherever messages or tools differ."""
@@ -136,6 +140,7 @@ class ChatTokenizer:
         """The token that ends a response."""
         self.num_embeddings: int | None = None
         """Rows of the model's embedding; None: not known."""
+        self.images: PromptImages | None = prompt_images(folder)
         self.vocab_size: int = len(inner)
         """Number of tokens, added ones included; a model's embedding may have more rows."""
 

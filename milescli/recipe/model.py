@@ -27,7 +27,8 @@ MIN_VOCAB_SIZE = 272
 class ScratchModel(Section):
     """A small model made here from a seed, instead of one that is downloaded."""
 
-    family: Literal["qwen3", "qwen3_moe"] = "qwen3"
+    family: Literal["qwen3", "qwen3_moe", "qwen2_5_vl"] = "qwen3"
+    """qwen2_5_vl sees images."""
     hidden_size: Positive = 128
     num_layers: Annotated[int, Field(ge=1, le=1000)] = 4
     num_heads: Positive = 4
@@ -47,6 +48,9 @@ class ScratchModel(Section):
     tie_embeddings: bool = True
     rope_theta: PositiveFloat = 10_000.0
     max_position_embeddings: Positive = 4096
+    vision_layers: Positive = 2
+    """Of the tower of a model that sees images."""
+    vision_hidden_size: Annotated[int, Field(ge=4, multiple_of=8)] = 64
 
 
 class Model(Section):
@@ -135,6 +139,12 @@ def _shape_rules(recipe: Recipe, scratch: ScratchModel) -> Iterator[Rule]:
         f"`model.scratch.head_dim` cannot be {scratch.head_dim}",
         why="rotary embedding turns pairs of channels: it must be even",
         fix=f"--set model.scratch.head_dim={scratch.head_dim + 1}",
+    )
+    yield Rule(
+        scratch.family == "qwen2_5_vl" and heads * scratch.head_dim != scratch.hidden_size,
+        f"{heads} heads of {scratch.head_dim} are not `model.scratch.hidden_size`",
+        why=f"qwen2_5_vl has no size of heads of its own: they share {scratch.hidden_size}",
+        fix=f"--set model.scratch.hidden_size={heads * scratch.head_dim}",
     )
     yield Rule(
         size < MIN_VOCAB_SIZE,

@@ -13,6 +13,7 @@ from milescli.core.types import (
     NO_GUESSES,
     EngineAddress,
     Guesses,
+    ImageSpan,
     Prompt,
     RoutedExperts,
     StopReason,
@@ -37,6 +38,8 @@ class GenerateRequest:
     conversation: int | None = None
     """Above 0; of requests that go on from one another: they are made to one engine, which has kept
     their beginning, where it is not busier than the others."""
+    images: Sequence[tuple[ImageSpan, bytes]] = ()
+    """Where images stand in `prompt_ids`, in order, and the PNG of each."""
     want_routed_experts: bool = False
     num_known_routes: int = 0
     """Tokens of the prompt's beginning whose routed experts the caller has; the record that comes

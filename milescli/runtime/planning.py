@@ -207,6 +207,7 @@ def engine_spec(
         seed=recipe.run.seed,
         exact=plan.on_policy == "exact",
         prefix_cache=kept,
+        keeps_features=recipe.model.vision == "frozen",
         return_routed_experts=recipe.train.routing_replay,
         speculation=speculation_of(recipe, plan, draft_dir),
         adapter_dir=adapter_dir,

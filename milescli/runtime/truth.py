@@ -94,7 +94,7 @@ class TruthCheck:
         sessions = [
             RecordingSession(
                 self.devices.engines,
-                prompt_index=prompt.index,
+                prompt=prompt,
                 seed=recipe.run.seed + index,
                 settings=GenerateRequest(
                     prompt_ids=(),

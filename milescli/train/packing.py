@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from milescli.core.types import Group
+from milescli.core.types import Group, Pair, Prompt, Trajectory
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
 from milescli.train.streams import Stream
 
@@ -206,9 +206,16 @@ def pack(
 
 
 def images_of(items: Iterable[object]) -> dict[str, bytes]:
-    """Return the PNG files that prompts of groups show, by hash; of other items none."""
-    prompts = (item.prompt for item in items if isinstance(item, Group))
-    return {image.sha256: image.png for prompt in prompts for image in prompt.images}
+    """Return the PNG files that groups, rows and pairs of rows show, by hash."""
+    holders: list[Prompt | Trajectory] = []
+    for item in items:
+        if isinstance(item, Group):
+            holders.append(item.prompt)
+        elif isinstance(item, Pair):
+            holders += item.sides
+        elif isinstance(item, Trajectory):
+            holders.append(item)
+    return {image.sha256: image.png for holder in holders for image in holder.images}
 
 
 def _split_by_group(sequences: Sequence[TrainSequence], updates: int) -> list[list[int]]:

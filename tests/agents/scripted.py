@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 
-from milescli.core.types import StopReason, VersionSpan, WeightVersion
+from milescli.core.types import Prompt, StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.rollout.episode.session import ChatForm, RecordingSession
 from tests.data.chat_templates import FAMILIES, tokenizer_of
@@ -48,7 +48,7 @@ def session_of(
     """One sample's. `others`: who plays roles beside the policy."""
     return RecordingSession(
         engine,  # type: ignore[arg-type]
-        prompt_index=0,
+        prompt=Prompt(index=0, token_ids=[], text=""),
         seed=1,
         settings=GenerateRequest(prompt_ids=(), max_new_tokens=1000),
         max_tokens=max_tokens,

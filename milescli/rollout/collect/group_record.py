@@ -1,6 +1,6 @@
 """Serialises a group: a small JSON header and the bytes of its arrays, bit for bit. Reading a
-record never executes code. The prompt is not part of it (the prompt source has it). `journal` calls
-it."""
+record never executes code. The prompt is not part of it (the prompt source has it), and of its
+images the hashes alone are. `journal` calls it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from milescli.core.types import (
     Group,
     Guesses,
+    ImageSpan,
     Prompt,
     RoutedExperts,
     Sample,
@@ -23,7 +24,15 @@ from milescli.core.types import (
 
 _TYPES = {
     kind.__name__: kind
-    for kind in (Sample, Guesses, Trajectory, VersionSpan, RoutedExperts, TeacherTokens)
+    for kind in (
+        Sample,
+        Guesses,
+        Trajectory,
+        VersionSpan,
+        RoutedExperts,
+        TeacherTokens,
+        ImageSpan,
+    )
 }
 FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _TYPES.items()}
 """What records hold: those of a version of miles that knows others cannot be read by this one."""
@@ -72,6 +81,10 @@ def decoded(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
     samples = rest.value(head["samples"])
     if rest.at != len(body):
         raise ValueError(f"{len(body) - rest.at} bytes are left over")
+    known = {image.sha256 for image in prompt.images}
+    lines = [line for sample in samples for line in sample.trajectories]
+    if other := {span.sha256 for line in lines for span in line.image_spans} - known:
+        raise ValueError(f"{len(other)} of its images are not those of the prompt any more")
     return Group(
         prompt=prompt,
         samples=samples,
@@ -119,6 +132,8 @@ class _Arrays:
         items = {name: self.value(item) for name, item in plain.items() if name != "type"}
         if plain["type"] == Sample.__name__:
             items["stop_reason"] = StopReason(items["stop_reason"])
+        if plain["type"] == ImageSpan.__name__:
+            items["grid"] = tuple(items["grid"])
         return _TYPES[plain["type"]](**items)
 
     def _array(self, typecode: str, size: int) -> array[Any] | bytes:

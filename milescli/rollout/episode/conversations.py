@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.core.types import StopReason
+from milescli.core.types import Image, ImageSpan, StopReason
+from milescli.data.images import MARK, PARTS, as_parts
 from milescli.data.tokenizer import STAND_IN, ChatTokenizer
 from milescli.rollout.base import Parsed, Turn
 
@@ -28,6 +29,8 @@ class Asked:
     messages: list[dict[str, Any]]
     """With the policy's own turns as it said them."""
     tools: Sequence[Message]
+    image_spans: Sequence[ImageSpan] = ()
+    """Where images stand in `token_ids`."""
     is_rewritten: bool = False
     """The template writes earlier turns otherwise than the policy saw and said them."""
 
@@ -46,6 +49,7 @@ class _Said:
     """Text of that one; empty where the turn was cut off."""
     token_ids: list[int]
     """All of them."""
+    image_spans: Sequence[ImageSpan] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +57,8 @@ class Conversations:
     """Those of one sample. They form a tree: any turn can be gone on from."""
 
     tokenizer: ChatTokenizer
+    images: Sequence[Image] = ()
+    """Of the prompt: its messages have a mark for each."""
     _said: list[_Said] = field(default_factory=list)
 
     def asked(self, messages: Sequence[Message], tools: Sequence[Message]) -> Asked:
@@ -60,19 +66,31 @@ class Conversations:
         known = [_normal(message) for message in messages]
         before = self._latest(known, json.dumps(list(tools)))
         whole = [*before.messages, *known[len(before.messages) :]] if before else known
-        text = self.tokenizer.render(_for_template(whole), tools=tools)
+        text = self.tokenizer.render(self._for_template(whole), tools=tools)
         added = self._added(before, whole, tools, text=text) if before else text
         if before is None or added is None:
-            token_ids = self.tokenizer.encode_text(text)
+            token_ids, spans = self._shown(self.tokenizer.encode_text(text))
         else:
             token_ids = [*before.token_ids, *self.tokenizer.encode_more(added)]
+            spans = before.image_spans
         return Asked(
             token_ids=token_ids,
+            image_spans=spans,
             text=text,
             messages=whole,
             tools=tools,
             is_rewritten=added is None,
         )
+
+    def _shown(self, token_ids: list[int]) -> tuple[list[int], Sequence[ImageSpan]]:
+        """Return the tokens with all those of the prompt's images, and where these stand. Raises
+        ValueError if the messages show other images than the prompt."""
+        sees = self.tokenizer.images
+        if not self.images or sees is None:
+            return token_ids, ()
+        num_shown = token_ids.count(sees.token_id)
+        ids, spans, _ = sees.expanded(token_ids, self.images if num_shown else ())
+        return ids, spans
 
     def remember(self, asked: Asked, turn: Turn, message: Message) -> None:
         """The policy's turn, and the message that it was told as."""
@@ -85,6 +103,7 @@ class Conversations:
                 response=response,
                 ending=ending,
                 token_ids=[*turn.prompt_ids, *turn.response_ids],
+                image_spans=asked.image_spans,
             )
         )
 
@@ -123,7 +142,7 @@ class Conversations:
             return None
         place = len(before.messages) - 1
         stand_in = {"role": whole[place]["role"], "content": STAND_IN}
-        probe = _for_template([*whole[:place], stand_in, *whole[place + 1 :]])
+        probe = self._for_template([*whole[:place], stand_in, *whole[place + 1 :]])
         _, found, after = self.tokenizer.render(probe, tools=tools).partition(STAND_IN)
         if not found or not text.endswith(after) or not after.startswith(before.ending):
             return None
@@ -132,6 +151,16 @@ class Conversations:
         if _without_spaces(shown) != _without_spaces(before.response):
             return None
         return after[len(before.ending) :]
+
+    def _for_template(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """As chat templates take them: arguments of calls as mappings, images as parts."""
+        known = [
+            {**message, "tool_calls": [_call_for_template(call) for call in message["tool_calls"]]}
+            if message.get("tool_calls")
+            else dict(message)
+            for message in messages
+        ]
+        return as_parts(known) if self.images else known
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return str(
@@ -166,7 +195,9 @@ def _normal(message: Message) -> dict[str, Any]:
     known = {key: value for key, value in message.items() if value is not None}
     content = known.get("content", "")
     if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = "".join(
+            MARK if part.get("type") in PARTS else str(part.get("text", "")) for part in content
+        )
     return {**known, "content": content}
 
 
@@ -196,16 +227,6 @@ def _arguments(function: Message) -> Any:
         return json.loads(arguments)
     except ValueError:
         return arguments
-
-
-def _for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """As chat templates take them: arguments of calls as mappings."""
-    return [
-        {**message, "tool_calls": [_call_for_template(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else dict(message)
-        for message in messages
-    ]
 
 
 def _call_for_template(call: Message) -> dict[str, Any]:

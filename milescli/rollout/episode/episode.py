@@ -145,7 +145,7 @@ class Episodes:
     ) -> Sample:
         session = RecordingSession(
             self.engine,
-            prompt_index=prompt.index,
+            prompt=prompt,
             seed=seed,
             settings=replace(self.settings, temperature=0.0) if greedy else self.settings,
             max_tokens=self.max_tokens,

@@ -14,6 +14,8 @@ from milescli.core.errors import AgentError, ContextFull, WorkerDied
 from milescli.core.types import (
     NO_GUESSES,
     Guesses,
+    ImageSpan,
+    Prompt,
     RoutedExperts,
     StopReason,
     Trajectory,
@@ -62,6 +64,7 @@ class _Line:
     """Of turns, by the place of their last token."""
     role: str | None = None
     """See Trajectory."""
+    image_spans: Sequence[ImageSpan] = ()
 
     def append_given(self, token_ids: Sequence[int]) -> None:
         """Tokens that the policy did not make."""
@@ -93,6 +96,7 @@ class _Line:
             routed_experts=self.routed_experts,
             rewards=self._reward_row() if self.rewards and is_trained else None,
             role=self.role,
+            image_spans=list(self.image_spans),
         )
 
     def _reward_row(self) -> array[float]:
@@ -107,6 +111,7 @@ class _Call:
     """One call of `generate`."""
 
     prompt_ids: list[int]
+    image_spans: Sequence[ImageSpan] = ()
     completion: Completion | None = None
     """None until it is there."""
     turn: int = -1
@@ -133,7 +138,7 @@ class RecordingSession(Served):
         self,
         engine: RolloutEngine,
         *,
-        prompt_index: int,
+        prompt: Prompt,
         seed: int,
         settings: GenerateRequest,
         max_tokens: int,
@@ -142,21 +147,29 @@ class RecordingSession(Served):
         chat_form: ChatForm | None = None,
         others: Mapping[str, RolloutEngine] | None = None,
     ) -> None:
-        """`settings`: how to sample, its prompt and seed aside. `max_tokens`: the longest line that
-        the run was planned for. `vocab_size`: of the model, whose engines a token id beyond would
-        bring down; None: the caller makes none. `chat_form`: None where no chat is asked for.
-        `others`: who plays roles and is not trained, by role."""
+        """`prompt`: whose images the agent may show. `settings`: how to sample, its prompt and
+        seed aside. `max_tokens`: the longest line that the run was planned for. `vocab_size`: of
+        the model, whose engines a token id beyond would bring down; None: the caller makes none.
+        `chat_form`: None where no chat is asked for. `others`: who plays roles and is not trained,
+        by role."""
         self._engine = engine
         self._others = others or {}
         self._played_by: dict[str, RecordingSession] = {}
-        self._prompt_index = prompt_index
+        self._prompt, self._prompt_index = prompt, prompt.index
+        self._png = {image.sha256: image.png for image in prompt.images}
+        self._shown = [(list(prompt.token_ids), prompt.image_spans)] if prompt.images else []
+        """Tokens of which it is known where images stand in them."""
         self._seed = seed
         self._settings = replace(settings, conversation=next(_NUMBERS))
         self._max_tokens = max_tokens
         self._decode = decode
         self._vocab_size = vocab_size
         self._chat_form = chat_form
-        self._conversations = Conversations(tokenizer=chat_form.tokenizer) if chat_form else None
+        self._conversations = (
+            Conversations(tokenizer=chat_form.tokenizer, images=prompt.images)
+            if chat_form
+            else None
+        )
         self._num_tool_calls = self._num_malformed = self._num_rewritten = 0
         self._engine_failure: Exception | None = None
         self._turns: list[Turn] = []
@@ -180,7 +193,7 @@ class RecordingSession(Served):
         if role not in self._played_by:
             self._played_by[role] = RecordingSession(
                 self._others[role],
-                prompt_index=self._prompt_index,
+                prompt=self._prompt,
                 seed=turn_seed(self._seed, role),
                 settings=replace(self._settings, want_routed_experts=False),
                 max_tokens=self._max_tokens,
@@ -199,11 +212,13 @@ class RecordingSession(Served):
     ) -> Turn:
         """Sample a response to the tokens, and record it."""
         stop = [stop] if isinstance(stop, str) else stop
-        call = _Call(prompt_ids=self._checked(token_ids, max_new_tokens))
+        prompt_ids = self._checked(token_ids, max_new_tokens)
+        call = _Call(prompt_ids=prompt_ids, image_spans=self._spans_in(prompt_ids))
         known = self._known_routes(call.prompt_ids)
         request = replace(
             self._settings,
             prompt_ids=call.prompt_ids,
+            images=[(span, self._png[span.sha256]) for span in call.image_spans],
             max_new_tokens=min(
                 max_new_tokens or self._settings.max_new_tokens,
                 self._max_tokens - len(call.prompt_ids),
@@ -254,6 +269,8 @@ class RecordingSession(Served):
         assert form is not None and conversations is not None, "this session knows no chat"
         try:
             asked = conversations.asked(messages, tools)
+            if asked.image_spans:
+                self._shown.append((asked.token_ids, asked.image_spans))
         except Exception as error:  # templates raise of their own
             raise AgentError(
                 f"the agent of prompt {self._prompt_index} asked for a response to messages that "
@@ -280,6 +297,34 @@ class RecordingSession(Served):
         self._num_tool_calls += len(parsed.calls)
         self._num_malformed += parsed.malformed is not None
         return Reply(turn=turn, message=message, calls=parsed.calls, malformed=parsed.malformed)
+
+    def _spans_in(self, prompt_ids: list[int]) -> Sequence[ImageSpan]:
+        """Return where images stand in tokens that begin as those of which it is known. Raises
+        AgentError for tokens of images elsewhere: an engine would hang on them."""
+        found: Sequence[ImageSpan] = ()
+        for known, spans in self._shown:
+            end = spans[-1].start + spans[-1].num_tokens
+            if len(spans) > len(found) and prompt_ids[:end] == known[:end]:
+                found = spans
+        if self._shown:
+            known, spans = self._shown[0]
+            token = known[spans[0].start]
+            num_shown = sum(span.num_tokens for span in found)
+            if (count := prompt_ids.count(token)) != num_shown:
+                if any(token in turn.response_ids for turn in self._turns):
+                    raise ContextFull(
+                        f"the conversation of prompt {self._prompt_index} ended",
+                        why="the policy sampled the token of an image, of which there is none",
+                        fix="nothing: the episode counts as cut",
+                    )
+                raise AgentError(
+                    f"the agent of prompt {self._prompt_index} asked for a response to {count} "
+                    f"image tokens, of which {num_shown} stand where an image does",
+                    why="an engine waits for ever for the image of a token without one",
+                    fix="call session.generate with tokens that begin with prompt.token_ids, or "
+                    "session.chat with prompt.messages",
+                )
+        return found
 
     def _known_routes(self, prompt_ids: list[int]) -> RoutedExperts | None:
         """The record of the latest call whose prompt and response this prompt goes on from: of the
@@ -363,6 +408,7 @@ class RecordingSession(Served):
                 role = turn_roles[call.turn] if turn_roles else None
                 line = _line_of(lines, array("i", call.prompt_ids), role)
                 line.append_given(call.prompt_ids[len(line.token_ids) :])
+                line.image_spans = call.image_spans
                 line.append_sampled(call.completion)
                 if turn_rewards:
                     line.rewards[len(line.token_ids) - 1] = turn_rewards[call.turn]

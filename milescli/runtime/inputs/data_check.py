@@ -20,13 +20,14 @@ from milescli.data.chat_masks import demonstrated, unsampled
 from milescli.data.example_rows import CHOSEN, REJECTED, Kind, RowField
 from milescli.data.examples import ExampleReport, load_examples
 from milescli.data.file_rows import FileRows, evenly
+from milescli.data.images import PromptImages
 from milescli.data.layouts import use_of
 from milescli.data.mixed_prompts import data_of_source
 from milescli.data.prompt_source import Loaded, file_named, form_of, load_files
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tables import Table, check_file
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
-from milescli.models import ModelFacts, load_facts
+from milescli.models import ModelFacts, load_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
@@ -230,7 +231,12 @@ def _tokenizer_folder(recipe: Recipe, data: Data, run: RunDir) -> Path:
     model = recipe.model
     if model.scratch is not None:
         texts = texts_for_vocabulary(recipe, data, run)
-        return make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
+        sees_images = model.scratch.family == "qwen2_5_vl"
+        if sees_images:
+            scratch.write_config(model.scratch, run.own_model_dir)
+        return make_scratch_tokenizer(
+            texts, model.scratch.vocab_size, run.own_model_dir, sees_images=sees_images
+        )
     folder = Path(model.path or "").expanduser()
     if is_checkpoint(folder):
         return checkpoint_of(folder).model_dir
@@ -289,6 +295,7 @@ def _checked(
                 with_lengths=tokenizer is None,
                 folder=run.path,
                 output=output,
+                images=tokenizer.images if tokenizer is not None else None,
             )
             check.problems += [look.problem for look in part.files if look.problem]
             check.warnings += [
@@ -330,7 +337,8 @@ def _check_rows(
     """Check the rows of `data.train` or `data.validation`, as a run takes them."""
     key: RowField = part.field  # type: ignore[assignment]
     try:
-        part.files = look_at_rows(part.data, key, kind=kind, folder=folder)
+        sees = tokenizer.images if tokenizer is not None else None
+        part.files = look_at_rows(part.data, key, kind=kind, folder=folder, images=sees)
         check.problems += [look.problem for look in part.files if look.problem]
         if tokenizer is None or any(look.problem for look in part.files):
             return
@@ -355,10 +363,12 @@ def look_at(
     with_lengths: bool,
     folder: Path,
     output: Output,
+    images: PromptImages | None = None,
 ) -> tuple[list[FileLook], list[FileRows]]:
     """Read each file that `data.<field>` names, and report bad rows. `folder`: where Arrow files
-    are written. Raises DataError for what is no file of rows, or lacks the columns."""
-    form = form_of(data, field, needs_label=needs_label)  # type: ignore[arg-type]
+    are written; `images`: how the model sees them. Raises DataError for what is no file of rows, or
+    lacks the columns."""
+    form = form_of(data, field, needs_label=needs_label, images=images)  # type: ignore[arg-type]
     looks, files, first_index = list[FileLook](), list[FileRows](), 0
     for name in names_in(getattr(data, field)):
         file = file_named(name, key=f"data.{field}")

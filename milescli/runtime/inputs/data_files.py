@@ -5,7 +5,6 @@ checked, demonstrations are made. Called by `run_inputs`."""
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -25,6 +24,7 @@ from milescli.data.example_rows import Kind
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.file_rows import by_file, evenly, row_named
 from milescli.data.held_out_leaks import NEAR_HELDOUT, NEAR_ROWS, Leak, exact_leaks, near_leaks
+from milescli.data.images import DATA_URL
 from milescli.data.mixed_prompts import MixedPrompts
 from milescli.data.prompt_source import file_named
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
@@ -213,7 +213,7 @@ def kind_of_rows(recipe: Recipe) -> Kind:
 def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
     """Raise DataError if a held-out prompt is that of a row that is learned from: the tokens of a
     chat before its first answer."""
-    asked = {array("i", prompt.token_ids).tobytes(): prompt for prompt in heldout}
+    asked = {prompt.identity: prompt for prompt in heldout}
     sides = (
         (place, side)
         for place, row in enumerate(rows)
@@ -223,7 +223,8 @@ def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair])
     for place, side in sides:
         if side is not None:
             start = max(side.loss_mask.find(1), 0)
-            if prompt := asked.get(side.token_ids[:start].tobytes()):
+            shown = tuple(span.sha256 for span in side.image_spans if span.start < start)
+            if prompt := asked.get((tuple(side.token_ids[:start]), shown)):
                 leaks.setdefault(prompt.index, (prompt, place))
     if leaks:
         prompt, place = next(iter(leaks.values()))
@@ -310,7 +311,7 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
     if path.suffix in LINE_SUFFIXES:
         with path.open("rb") as file:
             text = file.read(SCRATCH_BYTES).decode("utf-8", errors="replace")
-        return text.splitlines()
+        return DATA_URL.sub("", text).splitlines()
     rows = islice(Table(path).records(), SCRATCH_ROWS)
     return [json.dumps(row, ensure_ascii=False, default=str) for _, row in rows]
 

@@ -12,6 +12,7 @@ from milescli.core.errors import DataError
 from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import read_examples
 from milescli.data.file_rows import FileRows, read_file
+from milescli.data.images import PromptImages
 from milescli.data.layouts import Columns, recognise
 from milescli.data.prompt_source import file_named
 from milescli.data.rows import BadRow, RowForm
@@ -145,14 +146,16 @@ def duplicates_in(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
     return len(again), [(lines[place], lines[before]) for place, before in pairs]
 
 
-def look_at_rows(data: Data, key: RowField, *, kind: Kind, folder: Path) -> list[FileLook]:
-    """Look at each file of rows to learn from that `data.<key>` names. Raises DataError for a file
-    that holds no such rows; reports bad rows."""
+def look_at_rows(
+    data: Data, key: RowField, *, kind: Kind, folder: Path, images: PromptImages | None = None
+) -> list[FileLook]:
+    """Look at each file of rows to learn from that `data.<key>` names. `images`: how the model sees
+    them. Raises DataError for a file that holds no such rows; reports bad rows."""
     looks = []
     for name in names_in(getattr(data, key)):
         file = file_named(name, key=f"data.{key}")
         try:
-            rows = read_examples(file, data=data, key=key, kind=kind, folder=folder)
+            rows = read_examples(file, data=data, key=key, kind=kind, folder=folder, images=images)
         except DataError as error:
             looks.append(unread(file, first_row(Table(Path(file.name))), error))
             continue

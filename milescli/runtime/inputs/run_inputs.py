@@ -97,8 +97,11 @@ class RunInputs:
     @property
     def own_stop_ids(self) -> list[int]:
         """Return the token that ends a turn of the chat template, where config.json and
-        generation_config.json do not have it: the run teaches it, so engines must stop at it."""
-        return stop_ids_of_turns(self.tokenizer, self.model_dir)
+        generation_config.json do not have it: the run teaches it, so engines must stop at it; and
+        the token of an image, behind which an engine would wait for the image."""
+        images = self.tokenizer.images
+        ends = stop_ids_of_turns(self.tokenizer, self.model_dir)
+        return ends if images is None else [*ends, images.token_id]
 
     @property
     def data_sha256(self) -> str:
@@ -320,6 +323,11 @@ def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | N
         return folder
     if not (run.own_model_dir / "model.safetensors").exists():
         texts = texts_for_vocabulary(recipe, data, run)
-        make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
+        make_scratch_tokenizer(
+            texts,
+            model.scratch.vocab_size,
+            run.own_model_dir,
+            sees_images=model.scratch.family == "qwen2_5_vl",
+        )
         scratch.make_model(model.scratch, run.own_model_dir, recipe.run.seed)
     return run.own_model_dir

@@ -15,6 +15,7 @@ import torch
 
 from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.errors import MismatchError
+from milescli.core.types import Prompt
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.episode.session import RecordingSession
 from tests.backends.sglang.conftest import (
@@ -135,7 +136,7 @@ def test_a_conversation_is_sent_each_row_once(served):
         fleet.generate = generate
         session = RecordingSession(
             fleet,
-            prompt_index=0,
+            prompt=Prompt(index=0, token_ids=[], text=""),
             seed=3,
             settings=replace(wanted(0, 12), prompt_ids=()),
             max_tokens=512,

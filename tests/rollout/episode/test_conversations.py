@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.errors import AgentError, ContextFull
-from milescli.core.types import StopReason, Trajectory, VersionSpan, WeightVersion
+from milescli.core.types import Prompt, StopReason, Trajectory, VersionSpan, WeightVersion
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.rollout.base import Completion, GenerateRequest, Parsed, Reply, ToolCall
 from milescli.rollout.episode.session import ChatForm, RecordingSession
@@ -78,7 +78,7 @@ def session_of(engine: Engine, *, max_tokens: int = 100_000) -> RecordingSession
     """One sample's."""
     return RecordingSession(
         engine,  # type: ignore[arg-type]
-        prompt_index=3,
+        prompt=Prompt(index=3, token_ids=[], text=""),
         seed=1,
         settings=GenerateRequest(prompt_ids=(), max_new_tokens=1000),
         max_tokens=max_tokens,

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.errors import AgentError
-from milescli.core.types import RoutedExperts, StopReason, Trajectory, VersionSpan, WeightVersion
+from milescli.core.types import (
+    Prompt,
+    RoutedExperts,
+    StopReason,
+    Trajectory,
+    VersionSpan,
+    WeightVersion,
+)
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.rollout.episode.session import RecordingSession, turn_seed
 
@@ -52,7 +59,7 @@ def _record(
 ) -> list[Trajectory]:
     session = RecordingSession(
         engine,  # type: ignore[arg-type]
-        prompt_index=7,
+        prompt=Prompt(index=7, token_ids=[], text=""),
         seed=11,
         settings=GenerateRequest(prompt_ids=(), max_new_tokens=8),
         max_tokens=MAX_TOKENS,

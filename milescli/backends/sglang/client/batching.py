@@ -200,6 +200,7 @@ def _joined(requests: list[_Request]) -> dict[str, Any]:
     equal in all."""
     first = requests[0].body
     named = any("rid" in request.body for request in requests)
+    images = [request.body.get("image_data", []) for request in requests]
     return first | {
         **({"rid": [request.body.get("rid", "") for request in requests]} if named else {}),
         "input_ids": [request.body["input_ids"] for request in requests],
@@ -208,4 +209,5 @@ def _joined(requests: list[_Request]) -> dict[str, Any]:
             for request in requests
         ],
         "stream": True,
+        **({"image_data": images} if any(images) else {}),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,11 +14,13 @@ from milescli.core.errors import MachineError
 from milescli.core.types import (
     NO_GUESSES,
     Guesses,
+    ImageSpan,
     RoutedExperts,
     StopReason,
     VersionSpan,
     WeightVersion,
 )
+from milescli.data.images import collapsed
 from milescli.rollout.base import Completion, GenerateRequest
 
 
@@ -88,6 +91,11 @@ def prompt_logprobs(raw: dict[str, Any]) -> array[float]:
     return array("f", (entry[0] for entry in entries))
 
 
+def image_data(images: Sequence[tuple[ImageSpan, bytes]]) -> list[str]:
+    """Return the PNG files of images as data URLs, in their order."""
+    return [f"data:image/png;base64,{base64.b64encode(png).decode()}" for _, png in images]
+
+
 @dataclass(slots=True, kw_only=True)
 class PartialResponse:
     """Accumulates one response, one Reply at a time."""
@@ -129,12 +137,16 @@ class PartialResponse:
             sampling["stop_token_ids"] = self.stop_ids
         if wanted.seed is not None:
             sampling["sampling_seed"] = wanted.seed & 0x7FFF_FFFF_FFFF_FFFF
+        # one token for each image, which the engine expands; sent expanded, the engine may hang
+        spans = [span for span, _ in wanted.images]
+        shown = {"image_data": image_data(wanted.images)} if spans else {}
         named = {"rid": request_id(self.routed_rows)} if wanted.want_routed_experts else {}
         return {
-            "input_ids": [*wanted.prompt_ids, *self.token_ids],
+            "input_ids": [*collapsed(wanted.prompt_ids, spans), *self.token_ids],
             "sampling_params": sampling,
             "return_logprob": True,
             **named,
+            **shown,
         }
 
     def extend(self, reply: Reply) -> None:

@@ -80,10 +80,13 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
     if spec.num_nodes > 1:
         arguments |= _of_nodes(spec)
     switches = ["skip-server-warmup", "sleep-on-idle"]
-    if spec.tokenizer_dir is None:
+    family = CPU_FAMILIES.get(str(read_config(spec.model_dir)["model_type"]))
+    sees_images = family is not None and family.sees_images
+    tokenizer_dir = spec.tokenizer_dir or (spec.model_dir if sees_images else None)
+    if tokenizer_dir is None:
         switches.append("skip-tokenizer-init")
     else:
-        arguments["tokenizer-path"] = spec.tokenizer_dir
+        arguments["tokenizer-path"] = tokenizer_dir
     if spec.deterministic:
         switches.append("enable-deterministic-inference")
     if spec.return_routed_experts:
@@ -98,6 +101,11 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
     if spec.attention_dp > 1:
         arguments["dp-size"] = spec.attention_dp
         switches.append("enable-dp-attention")
+    if sees_images:
+        # as the trainer reads them; torchvision would resize pictures otherwise
+        arguments["image-processor-backend"] = "pil"
+        if spec.device_kind != "cpu":
+            switches.append("enable-precise-embedding-interpolation")
     total_tokens, extra = spec.max_total_tokens, ()
     if spec.device_kind == "cpu":
         arguments |= CPU_ARGUMENTS
@@ -194,6 +202,8 @@ def own_environment(
     env["SGLANG_HOST_IP"] = spec.host
     if spec.api_key is not None:
         env[KEY_VARIABLE] = spec.api_key
+    if not spec.keeps_features:
+        env["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
     if spec.return_routed_experts:
         env[ROUTING_VARIABLE] = "1"
     if spec.adapter_dir is not None:

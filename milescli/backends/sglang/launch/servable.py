@@ -38,6 +38,10 @@ class CpuFamily:
     """Where SGLang can have layers without experts in a model with experts."""
     mlp_bias: bool = False
     """SGLang has biases of MLPs; else it leaves them out."""
+    num_deepstack: int | None = None
+    """Levels of a vision tower's features that SGLang adds to the decoder; None: any number."""
+    sees_images: bool = False
+    """Its vision tower is served, too."""
 
     @property
     def is_plain(self) -> bool:
@@ -83,6 +87,13 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
     "mimo": CpuFamily(module="mimo", architecture="MiMoForCausalLM", pieces=("mimo",)),
     "mistral": CpuFamily(module="mistral", architecture="MistralForCausalLM"),
     "qwen2": CpuFamily(module="qwen2", architecture="Qwen2ForCausalLM"),
+    # SGLang's processor of images imports Qwen3.5's model, which wants the piece `delta`
+    "qwen2_5_vl": CpuFamily(
+        module="qwen2_5_vl",
+        architecture="Qwen2_5_VLForConditionalGeneration",
+        pieces=("delta",),
+        sees_images=True,
+    ),
     "qwen3": CpuFamily(module="qwen3", architecture="Qwen3ForCausalLM"),
     "qwen3_5": CpuFamily(
         module="qwen3_5", architecture="Qwen3_5ForConditionalGeneration", pieces=("delta",)
@@ -104,6 +115,20 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
     ),
     "qwen3_next": CpuFamily(
         module="qwen3_next", architecture="Qwen3NextForCausalLM", pieces=("delta",), dense="nowhere"
+    ),
+    "qwen3_vl": CpuFamily(
+        module="qwen3_vl",
+        architecture="Qwen3VLForConditionalGeneration",
+        pieces=("delta",),
+        sees_images=True,
+    ),
+    "qwen3_vl_moe": CpuFamily(
+        module="qwen3_vl_moe",
+        architecture="Qwen3VLMoeForConditionalGeneration",
+        pieces=("delta",),
+        dense="nowhere",
+        num_deepstack=3,
+        sees_images=True,
     ),
     "qwen3_moe": CpuFamily(
         module="qwen3_moe",
@@ -172,6 +197,12 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
         return (
             "its layers of full attention do not come at one interval, as SGLang 0.5.20 takes "
             "them to"
+        )
+    depth = len(facts.vision.deepstack) if facts.vision is not None else 0
+    if family.num_deepstack not in (None, depth):
+        return (
+            f"its tower has {depth} deepstack layers, and SGLang 0.5.20 takes this family to have "
+            f"{family.num_deepstack}: the first image would end the engine"
         )
     scaling = facts.rope.scaling if facts.rope is not None else None
     if scaling is not None and scaling.attention_factor is not None:
@@ -294,7 +325,8 @@ def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
     }
     if model_type in CPU_FAMILIES and not config.get("architectures"):
         fields["architectures"] = [CPU_FAMILIES[model_type].architecture]
-    if model_type in CPU_FAMILIES and "delta" in CPU_FAMILIES[model_type].pieces:
+    family = CPU_FAMILIES.get(model_type)
+    if family is not None and "delta" in family.pieces and not family.sees_images:
         inner = config.get("text_config")
         hybrid = _hybrid_fields(inner if isinstance(inner, Mapping) else config)
         # the tower of a multimodal release is neither trained nor loaded

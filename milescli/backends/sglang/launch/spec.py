@@ -67,6 +67,9 @@ class EngineSpec:
     prefix_cache: bool | None = None
     """Keep what was computed of a prompt; None: SGLang keeps it on accelerators, and none is kept
     on a CPU."""
+    keeps_features: bool = False
+    """Keep what a vision tower says of images, which no flush empties: right only where new weights
+    leave the tower and its projector as they are."""
     return_routed_experts: bool = False
     speculation: Speculation | None = None
     """None: one token a pass."""

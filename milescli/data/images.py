@@ -1,0 +1,198 @@
+"""Images of rows and chats: how rows name them, which mark of a text stands for which, and how the
+one token that a chat template writes for an image becomes as many as the image takes. It cuts no
+pictures (`image_processor` does) and knows no file format."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from milescli.core.errors import DataError, MilesError
+from milescli.core.types import Image, ImageSpan
+from milescli.data.image_processor import MAX_FILE_BYTES, ImageProcessor
+from milescli.data.tables import kind_of
+from milescli.models import parse_facts
+
+MARK = "<image>"
+"""Stands in the text of a turn for one image, in their order."""
+COLUMNS = ("images", "image")
+"""Columns that hold the images of a row."""
+PARTS = frozenset(("image", "image_url", "input_image"))
+"""Types of the parts of a message that are images."""
+Source = str | bytes
+"""A path, which may begin at the folder of its file, a data URL, or the bytes of a file."""
+_FIELDS = ("image", "image_url", "url", "path", "base64", "bytes", "source", "data")
+"""Fields of a part, or of a value, that hold the image; the first that is not empty."""
+DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,([\w+/=]*)", re.ASCII)
+_REMOTE = ("http://", "https://", "s3://", "gs://")
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """How one model sees the images of its prompts."""
+
+    folder: Path
+    """The model's."""
+    token_id: int
+    """The token that stands for a part of an image."""
+
+    @cached_property
+    def processor(self) -> ImageProcessor:
+        """Return the model's processor. Raises CheckpointError if its folder has none."""
+        return ImageProcessor(self.folder)
+
+    def read(self, source: Source, *, base: Path) -> Image:
+        """Return the image that a row names. `base`: where relative paths begin. Raises ValueError
+        with the reason if there is none that can be used."""
+        try:
+            return self.processor.read(_bytes_of(source, base=base))
+        except DataError as error:
+            raise ValueError(f"{error.what}: {error.why}") from error
+
+    def expanded(
+        self, token_ids: Sequence[int], images: Sequence[Image]
+    ) -> tuple[list[int], list[ImageSpan], list[int]]:
+        """Return the tokens with every token of each image in the place of its one, the spans of
+        the images, and [num_tokens] which of `token_ids` each token comes from. Raises ValueError
+        if there are not as many image tokens as images."""
+        marks = sum(token == self.token_id for token in token_ids)
+        if marks != len(images):
+            raise ValueError(
+                f"the chat template writes {marks} image tokens for {len(images)} images"
+            )
+        ids: list[int] = []
+        spans: list[ImageSpan] = []
+        places: list[int] = []
+        waiting = iter(images)
+        for place, token in enumerate(token_ids):
+            count = 1
+            if token == self.token_id:
+                image = next(waiting)
+                count = image.num_tokens
+                spans.append(
+                    ImageSpan(
+                        start=len(ids), num_tokens=count, grid=image.grid, sha256=image.sha256
+                    )
+                )
+            ids += [token] * count
+            places += [place] * count
+        return ids, spans, places
+
+
+def prompt_images(folder: Path) -> PromptImages | None:
+    """Return how the model in a folder sees images; None if it sees none, or if its tower is not
+    computed by the trainer."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        vision = parse_facts(config).vision if config.get("vision_config") else None
+    except (OSError, ValueError, MilesError):  # whoever needs the model says what is wrong with it
+        return None
+    return PromptImages(folder, vision.image_token_id) if vision is not None else None
+
+
+def collapsed(token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[int]:
+    """Return the tokens with one for each image, as engines want them."""
+    kept, at = list[int](), 0
+    for span in spans:
+        kept += token_ids[at : span.start + 1]
+        at = span.start + span.num_tokens
+    return [*kept, *token_ids[at:]]
+
+
+def as_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with each mark as a part of its own, as chat templates of vision-language
+    models take them."""
+    return [
+        {**message, "content": _parts(message["content"])}
+        if MARK in message.get("content", "")
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    parts: list[dict[str, str]] = []
+    for number, piece in enumerate(text.split(MARK)):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": piece}] if piece else []
+    return parts
+
+
+def source_in(part: Mapping[str, Any]) -> Source | None:
+    """Return the image that a part of a message holds; None if it only marks the place of one that
+    stands in a column. Raises ValueError."""
+    value = next((part[name] for name in _FIELDS if part.get(name)), None)
+    return None if value is None else _source(value)
+
+
+def sources_in(value: Any) -> list[Source]:
+    """Return the images of a column: one, or a list of some. Raises ValueError."""
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        value = json.loads(value)
+    values = value if isinstance(value, list) else [value]
+    return [_source(each) for each in values if each not in (None, "", {})]
+
+
+def _source(value: Any) -> Source:
+    if isinstance(value, Mapping):
+        found = [value[name] for name in ("bytes", *_FIELDS) if value.get(name)]
+        if not found:
+            raise ValueError(f"an image has none of {', '.join(_FIELDS)}")
+        return _source(found[0])
+    if isinstance(value, str | bytes):
+        return value
+    raise ValueError(f"an image is a path, a data URL or bytes, not {kind_of(value)}")
+
+
+def _bytes_of(source: Source, *, base: Path) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    if source.startswith(_REMOTE):
+        raise ValueError(f"`{source:.80}` is elsewhere: fetch the image, and name the file")
+    text = source
+    if (found := DATA_URL.fullmatch(source)) is not None:
+        text = found[1]
+    elif len(source) < 1024:
+        path = base / Path(source.removeprefix("file://")).expanduser()
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+            return path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"an image is not base64: {error}") from None
+
+
+def with_marks(
+    turns: list[dict[str, Any]],
+    in_parts: Sequence[Source | None],
+    column: Sequence[Source],
+    *,
+    may_lack: bool = False,
+) -> tuple[list[dict[str, Any]], tuple[Source, ...]]:
+    """Return the turns of a row with a mark for each image, and the images in their order.
+    `in_parts`: what its parts hold, None for those that take the next of the `column`. A row
+    without any mark has them before the text of its first user. `may_lack`: marks without an image
+    are text. Raises ValueError if there are not as many marks as images."""
+    own = [source for source in in_parts if source is not None]
+    if own and (column or len(own) < len(in_parts)):
+        raise ValueError("some of its images stand in the messages, and others in a column")
+    sources = tuple(own or column)
+    marks = sum(turn["content"].count(MARK) for turn in turns)
+    if sources and not marks:
+        place = next((n for n, turn in enumerate(turns) if turn["role"] == "user"), 0)
+        first = {**turns[place], "content": MARK * len(sources) + turns[place]["content"]}
+        return [*turns[:place], first, *turns[place + 1 :]], sources
+    if marks != len(sources) and not (may_lack and not sources):
+        raise ValueError(f"it has {marks} marks `{MARK}` and {len(sources)} images")
+    return turns, sources
