@@ -28,7 +28,9 @@ PARTS = frozenset(("image", "image_url", "input_image"))
 """Types of the parts of a message that are images."""
 Source = str | bytes
 """A path, which may begin at the folder of its file, a data URL, or the bytes of a file."""
-_FIELDS = ("image", "image_url", "url", "path", "base64", "bytes", "source", "data")
+_ENCODED = ("bytes", "base64", "data")
+"""Fields whose text is base64."""
+_FIELDS = (*_ENCODED, "image", "image_url", "url", "path", "source")
 """Fields of a part, or of a value, that hold the image; the first that is not empty."""
 DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,([\w+/=]*)", re.ASCII)
 _REMOTE = ("http://", "https://", "s3://", "gs://")
@@ -128,8 +130,8 @@ def _parts(text: str) -> list[dict[str, str]]:
 def source_in(part: Mapping[str, Any]) -> Source | None:
     """Return the image that a part of a message holds; None if it only marks the place of one that
     stands in a column. Raises ValueError."""
-    value = next((part[name] for name in _FIELDS if part.get(name)), None)
-    return None if value is None else _source(value)
+    named = {name: part[name] for name in _FIELDS if part.get(name)}
+    return _source(named) if named else None
 
 
 def sources_in(value: Any) -> list[Source]:
@@ -142,10 +144,11 @@ def sources_in(value: Any) -> list[Source]:
 
 def _source(value: Any) -> Source:
     if isinstance(value, Mapping):
-        found = [value[name] for name in ("bytes", *_FIELDS) if value.get(name)]
-        if not found:
+        name = next((name for name in _FIELDS if value.get(name)), None)
+        if name is None:
             raise ValueError(f"an image has none of {', '.join(_FIELDS)}")
-        return _source(found[0])
+        found, is_encoded = value[name], name in _ENCODED and isinstance(value[name], str)
+        return f"data:image/png;base64,{found}" if is_encoded else _source(found)
     if isinstance(value, str | bytes):
         return value
     raise ValueError(f"an image is a path, a data URL or bytes, not {kind_of(value)}")

@@ -1,0 +1,212 @@
+"""Images of rows and chats: five public layouts, marks against images, and what cannot be read."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image as Pillow
+
+from milescli.core.errors import DataError
+from milescli.data.chat_masks import cut, demonstrated
+from milescli.data.examples import load_examples
+from milescli.data.images import collapsed
+from milescli.data.prompt_source import load_source
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.models.scratch import write_config
+from milescli.recipe.data import Data
+from milescli.recipe.model import ScratchModel
+
+IMAGE_ID = 5
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    """Of a scratch model that sees images."""
+    folder = tmp_path_factory.mktemp("model")
+    make_scratch_tokenizer(["What is it? A red one."], 300, folder, sees_images=True)
+    write_config(ScratchModel(family="qwen2_5_vl"), folder)
+    return load_tokenizer(folder)
+
+
+def png(side: int = 56, colour: str = "red", **options: Any) -> bytes:
+    """A file; of 56 pixels four tokens, of 28 one."""
+    buffer = io.BytesIO()
+    Pillow.new("RGB", (side, side), colour).save(buffer, format="PNG", **options)
+    return buffer.getvalue()
+
+
+def url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> Path:
+    (folder / "a.png").write_bytes(png())
+    (folder / "b.png").write_bytes(png(28, "blue"))
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def prompts(path: Path, tokenizer: ChatTokenizer, **keys: Any) -> list[Any]:
+    data = Data(prompts=str(path), **keys)
+    loaded = load_source(
+        data, "prompts", tokenizer=tokenizer, seed=0, base_dir=path.parent, needs_label=None
+    )
+    return loaded.source.first()
+
+
+TWO = {"images": ["a.png", "b.png"]}
+USER = [{"role": "user", "content": "<image>Is it <image>?"}]
+PART = {"type": "text", "text": "Is it "}
+LAYOUTS = {
+    "verl": {
+        "prompt": USER, "reward_model": {"style": "rule", "ground_truth": "4"}, **TWO,
+        "data_source": "geo3k", "ability": "math",
+    },
+    "LLaVA": {
+        "id": "1", "image": ["a.png", "b.png"],
+        "conversations": [{"from": "human", "value": "<image>Is it <image>?"}],
+    },
+    "ms-swift": {"messages": USER, "solution": "4", **TWO},
+    "OpenAI": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": url(png())}},
+                    PART,
+                    {"type": "image_url", "image_url": {"url": url(png(28, "blue"))}},
+                    {"type": "text", "text": "?"},
+                ],
+            }
+        ]
+    },
+    "TRL": {
+        "prompt": [
+            {
+                "role": "user",
+                "content": [{"type": "image"}, PART, {"type": "image"}, {**PART, "text": "?"}],
+            }
+        ],
+        "images": [
+            {"bytes": None, "path": "a.png"},
+            {"bytes": base64.b64encode(png(28, "blue")).decode(), "path": None},
+        ],
+    },
+    "Qwen": {
+        "messages": [
+            {"role": "user", "content": [{"image": "a.png"}, PART, {"image": "b.png"}, {"text": "?"}]}
+        ]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_images_of_public_layouts_stand_where_their_marks_do(
+    layout: str, tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    prompt = prompts(written(tmp_path, LAYOUTS[layout]), tokenizer)[0]
+    first, second = prompt.image_spans
+    assert (first.num_tokens, second.num_tokens) == (4, 1)
+    assert [image.sha256 for image in prompt.images] == [first.sha256, second.sha256]
+    for span in prompt.image_spans:
+        shown = prompt.token_ids[span.start : span.start + span.num_tokens]
+        assert shown == [IMAGE_ID] * span.num_tokens
+    assert prompt.token_ids.count(IMAGE_ID) == 5
+    assert collapsed(prompt.token_ids, prompt.image_spans).count(IMAGE_ID) == 2
+    between = prompt.token_ids[first.start + 4 : second.start]
+    assert "Is it " in tokenizer.inner.decode(between)
+    assert prompt.text == "<image>Is it <image>?"
+
+
+def test_bytes_in_parquet_and_images_without_marks(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    path = tmp_path / "a.parquet"
+    images = [{"bytes": png(), "path": "x.png"}, {"bytes": png(28), "path": None}]
+    row = {"prompt": "What is it?", "images": images, "answer": "4"}
+    pq.write_table(pa.Table.from_pylist([row, {**row, "images": []}]), path)
+    shown, plain = prompts(path, tokenizer)
+    assert [span.num_tokens for span in shown.image_spans] == [4, 1]
+    assert shown.text == "<image><image>What is it?"
+    assert not plain.images and plain.text == "What is it?"
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"prompt": "<image>a", **TWO}, "1 marks `<image>` and 2 images"),
+        ({"prompt": "<image><image><image>a", **TWO}, "3 marks `<image>` and 2 images"),
+        ({"prompt": "<image>a", "images": []}, "1 marks `<image>` and 0 images"),
+        ({"prompt": "a", "images": ["gone.png"]}, "gone.png: No such file"),
+        ({"prompt": "a", "images": ["rows.jsonl"]}, "is no picture that can be read"),
+        ({"prompt": "a", "images": ["https://x.org/a.png"]}, "fetch the image"),
+        ({"prompt": "a", "images": [url(png()[:40])]}, "is no picture that can be read"),
+        ({"prompt": "a", "images": ["data:image/png;base64,AAA"]}, "not base64"),
+        ({"prompt": "a", "images": [7]}, "an image is a path, a data URL or bytes, not a number"),
+        ({"prompt": "a", "images": [url(png(9000))]}, "is too large"),
+    ],
+)
+def test_rows_whose_images_cannot_be_used_are_named(
+    row: dict[str, Any], why: str, tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    path = written(tmp_path, {"prompt": "a", "images": ["a.png"]}, row)
+    with pytest.raises(DataError) as refused:
+        prompts(path, tokenizer)
+    assert "line 2: " in refused.value.why and why in refused.value.why
+
+
+def test_a_model_that_sees_no_images_refuses_them(tmp_path: Path) -> None:
+    make_scratch_tokenizer(["a"], 300, tmp_path / "model")
+    blind = load_tokenizer(tmp_path / "model")
+    with pytest.raises(DataError, match="column `images`"):
+        prompts(written(tmp_path, {"prompt": "a", **TWO}), blind)
+    with pytest.raises(DataError) as refused:
+        prompts(written(tmp_path, LAYOUTS["OpenAI"]), blind)
+    assert "no text" in refused.value.why
+    kept = prompts(written(tmp_path, {"prompt": "a <image>", **TWO}), blind, ignore_columns="images")
+    assert kept[0].text == "a <image>"
+
+
+def test_demonstrations_chats_and_pairs_show_their_images(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    answer = {"role": "assistant", "content": "A red one."}
+    row = {"prompt": USER, "demonstration": "A red one.", "label": "4", **TWO}
+    prompt = prompts(written(tmp_path, row), tokenizer)[0]
+    (worked,) = demonstrated(prompt, tokenizer)
+    chats = {"messages": [*USER, answer], **TWO}
+    lines, _ = load_examples(
+        Data(train=str(written(tmp_path, chats))), "train", kind="chats", tokenizer=tokenizer
+    )
+    pair = {"prompt": USER, "chosen": [answer], "rejected": [{**answer, "content": "No."}], **TWO}
+    pairs, _ = load_examples(
+        Data(train=str(written(tmp_path, pair))), "train", kind="pairs", tokenizer=tokenizer
+    )
+    for line in (lines[0], pairs[0].chosen):
+        assert line.token_ids == worked.token_ids
+        assert line.loss_mask == worked.loss_mask
+        assert line.image_spans == worked.image_spans == prompt.image_spans
+        assert line.images == worked.images == prompt.images
+    assert pairs[0].rejected.image_spans == prompt.image_spans
+    start = prompt.image_spans[1].start
+    assert cut(worked, start + 1).num_tokens == start + 1
+    assert cut(worked, prompt.image_spans[0].start + 2).num_tokens == prompt.image_spans[0].start
+
+
+def test_equal_texts_with_other_images_are_other_prompts(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    rows = [{"prompt": "a", "images": [name]} for name in ("a.png", "c.png", "a.png")]
+    (tmp_path / "c.png").write_bytes(png(colour="green"))
+    made = prompts(written(tmp_path, *rows), tokenizer, dedup="exact")
+    assert [prompt.index for prompt in made] == [0, 1]
+    assert made[0].token_ids == made[1].token_ids and made[0].identity != made[1].identity
