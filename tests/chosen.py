@@ -16,9 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = (
     *("qwen3", "qwen3-moe", "llama", "glm4-moe-mtp", "deepseek-v3", "deepseek-v32", "qwen3-next"),
     *("qwen3-5-moe-stacked-beside-vision", "gpt-oss", "gemma4", "nemotron-h-moe", "deepseek-v4"),
+    *("qwen2-5-vl", "qwen3-vl-moe-released"),
 )
 """One of each class: dense, experts, biases, MTP, latent and sparse attention, linear attention,
-towers that are left out, sinks, sandwich norms, Mamba, compressed attention."""
+towers that are left out and that are computed, sinks, sandwich norms, Mamba, compressed
+attention."""
 LAYOUTS = (
     *("two-dense tp2 sp recompute", "two-dense dp2", "two-dense cp2", "two-tied pp2 uneven"),
     *("two-moe tp2 sp ep2", "two-moe-r3 pp2", "two-oss tp2 sp etp2", "two-delta tp2"),
@@ -93,6 +95,11 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/backends/megatron/test_learning_from_rows.py": 5,
     "tests/backends/megatron/test_quantised.py": 2,
     "tests/backends/megatron/test_rank_models.py": 1,
+    "tests/backends/megatron/test_vision.py::test_steps_are_those_of_plain_pytorch": (
+        *("qwen2-5-vl tied pp2", "qwen3-vl frozen", "qwen3-vl tp2 sp recompute"),
+        *("qwen3-vl cp2", "qwen3-vl-moe ep2"),
+    ),
+    "tests/backends/megatron/test_vision.py": 1,
     "tests/backends/megatron/state/test_optimizer.py": 2,
     "tests/backends/megatron/test_planned_memory.py": 8,
     # engines: what guesses ahead, families and replacements once

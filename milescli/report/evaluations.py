@@ -103,7 +103,7 @@ def rewards_by_prompt(file: Path) -> dict[str, float]:
         row = _row(line)
         if row is None:
             continue
-        prompt = json.dumps([row["prompt"], row.get("label")]).encode()
+        prompt = json.dumps([row["prompt"], row.get("label"), *row.get("images", ())]).encode()
         digest = hashlib.blake2b(prompt, digest_size=16).hexdigest()
         asked = places.setdefault(digest, {})
         key = f"{digest}-{asked.setdefault(str(row.get('index')), len(asked))}"

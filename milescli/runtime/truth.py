@@ -21,7 +21,7 @@ from milescli.runtime.devices import Devices
 from milescli.train.agreement import LEAST, Agreement, Judgement, judge
 from milescli.train.base import TrainBatch
 from milescli.train.objectives import load_objective
-from milescli.train.packing import pack
+from milescli.train.packing import images_of, pack
 
 NUM_PROMPTS = 8
 MAX_NEW_TOKENS = 32
@@ -113,7 +113,10 @@ class TruthCheck:
                 for session, prompt in zip(sessions, prompts, strict=True)
             )
         )
-        return [session.trajectories()[0] for session in sessions]
+        return [
+            replace(session.trajectories()[0], images=prompt.images)
+            for session, prompt in zip(sessions, prompts, strict=True)
+        ]
 
     def _batch_of(self, trajectories: Sequence[Trajectory]) -> TrainBatch:
         recipe, plan = self.recipe, self.plan
@@ -123,6 +126,7 @@ class TruthCheck:
             dp=plan.trainer.dp,
             max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
             temperature=recipe.rollout.temperature,
+            images=images_of(trajectories),
         )
 
     async def _blame(self, prompts: Sequence[Prompt], whole: Judgement) -> str:

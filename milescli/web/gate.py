@@ -21,7 +21,7 @@ from milescli.web.responses import BadRequest, Forbidden, Refusal, WrongMethod, 
 KEY_BYTES = 16
 """128 bits."""
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {

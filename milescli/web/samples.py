@@ -3,14 +3,17 @@ it is sent as JSON and nothing else."""
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import stat
 import time
+from contextlib import suppress
 
 from milescli.insight.samples import by_group, read_file, read_samples, sample_steps
 from milescli.web.asked import Asked, Json
 from milescli.web.files import file_within, readable
-from milescli.web.responses import BadRequest, NotFound
+from milescli.web.responses import BadRequest, Forbidden, NotFound
 
 MAX_BYTES = 256 * 2**20
 """Of the samples of one step."""
@@ -46,11 +49,33 @@ def samples(asked: Asked) -> Json:
             "prompt_index": index,
             "prompt": group[0].prompt,
             "label": group[0].record.get("label"),
+            "images": _images(asked, group[0].record.get("images")),
             "samples": [one.record for one in group],
         }
         for (_, index), group in by_group(found).items()
     ]
     return {"step": step, "groups": groups}
+
+
+MAX_IMAGES = 8
+"""Of a prompt, that are shown."""
+MAX_IMAGE_BYTES = 4 * 2**20
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+
+
+def _images(asked: Asked, hashes: object) -> list[str]:
+    """Return the images that a prompt shows, as data URLs; those that were not kept are left
+    out."""
+    found = []
+    for name in hashes[:MAX_IMAGES] if isinstance(hashes, list) else ():
+        if isinstance(name, str) and _SHA256.match(name):
+            with suppress(NotFound, Forbidden):
+                file = file_within(asked.run.path, f"rollouts/images/{name}.png")
+                if file.stat().st_size <= MAX_IMAGE_BYTES:
+                    with readable(file):
+                        data = base64.b64encode(file.read_bytes()).decode()
+                    found.append(f"data:image/png;base64,{data}")
+    return found
 
 
 def _none(asked: Asked, of_what: str) -> NotFound:

@@ -221,7 +221,7 @@ def _page(title: str, content: Json, *, made_s: float) -> str:
         assert not re.search(r"</(script|style)|<!--", text, re.IGNORECASE)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-        "base-uri 'none'; form-action 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
     index = (STATIC / "index.html").read_text(encoding="utf-8")
     frame = index[index.index("<body>") : index.index("<noscript>")]

@@ -103,7 +103,10 @@ LAYOUTS = {
     },
     "Qwen": {
         "messages": [
-            {"role": "user", "content": [{"image": "a.png"}, PART, {"image": "b.png"}, {"text": "?"}]}
+            {
+                "role": "user",
+                "content": [{"image": "a.png"}, PART, {"image": "b.png"}, {"text": "?"}],
+            }
         ]
     },
 }  # fmt: skip
@@ -172,7 +175,9 @@ def test_a_model_that_sees_no_images_refuses_them(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         prompts(written(tmp_path, LAYOUTS["OpenAI"]), blind)
     assert "no text" in refused.value.why
-    kept = prompts(written(tmp_path, {"prompt": "a <image>", **TWO}), blind, ignore_columns="images")
+    kept = prompts(
+        written(tmp_path, {"prompt": "a <image>", **TWO}), blind, ignore_columns="images"
+    )
     assert kept[0].text == "a <image>"
 
 

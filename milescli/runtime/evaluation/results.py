@@ -89,6 +89,8 @@ def rows_of(
                 "prompt_ids": prompt.token_ids,
                 "response_ids": sample.response_ids,
             }
+            if prompt.images:
+                row["images"] = [image.sha256 for image in prompt.images]
             if sample.reward_parts:
                 row["reward_parts"] = dict(sample.reward_parts)
             if domains:

@@ -18,7 +18,7 @@ from milescli.core.types import Pair, TeacherTokens, Trajectory
 from milescli.plan.types import Plan
 from milescli.runtime.recovery.supervise import StopFlag
 from milescli.train.base import TrainBatch, Trainer, sequence_of
-from milescli.train.packing import pack
+from milescli.train.packing import images_of, pack
 
 Row = TypeVar("Row", Trajectory, Pair)
 Numbers = tuple[np.ndarray, ...]
@@ -156,8 +156,9 @@ def lines_of(row: Trajectory | Pair) -> Sequence[Trajectory]:
 
 
 def fingerprint_of(row: Trajectory) -> str:
-    """Return a hash of the row's tokens; equal rows have equal ones."""
-    return hashlib.blake2b(row.token_ids.tobytes(), digest_size=16).hexdigest()
+    """Return a hash of the row's tokens and images; equal rows have equal ones."""
+    shown = "".join(span.sha256 for span in row.image_spans)
+    return hashlib.blake2b(row.token_ids.tobytes() + shown.encode(), digest_size=16).hexdigest()
 
 
 def chunks_of(rows: Sequence[Row]) -> list[list[Row]]:
@@ -183,4 +184,5 @@ def batch_to_score(rows: Sequence[Trajectory], plan: Plan) -> TrainBatch:
         objective="supervised",
         dp=plan.trainer.dp,
         max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
+        images=images_of(rows),
     )

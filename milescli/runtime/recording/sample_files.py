@@ -16,7 +16,10 @@ from milescli.core.types import Group, Sample, Trajectory
 from milescli.data.tokenizer import ChatTokenizer, TokenTexts
 from milescli.runtime.recording.side_files import SideFiles
 from milescli.train.base import TrainSequence
+from milescli.train.packing import images_of
 
+IMAGES = "images"
+"""Folder below `rollouts/` of the images that the samples' prompts show."""
 DETAILED_TOKENS = 32_768
 """Of one step, that are told of one by one; what follows is text alone."""
 Place = tuple[int, int, int]
@@ -61,6 +64,16 @@ class SampleFiles:
             self._side.warn_once(f"samples are not kept: {type(error).__name__}: {error}")
             return
         self._side.write(self._folder / f"step_{step}.jsonl", text)
+        await in_thread(lambda: self._keep_images(groups))
+
+    def _keep_images(self, groups: list[Group]) -> None:
+        """Write the images of prompts, each once in a run, by their hashes."""
+        for sha256, png in images_of(groups).items():
+            path = self._folder / IMAGES / f"{sha256}.png"
+            if not path.exists():
+                with self._side.writing(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(png)
 
 
 def detailed(groups: Sequence[Group]) -> dict[Place, Trajectory]:
@@ -132,6 +145,7 @@ def _record(group: Group, sample: Sample, shown: list[dict[str, object]]) -> dic
         "prompt_index": group.prompt.index,
         "sample_index": sample.sample_index,
         "label": group.prompt.label,
+        **({"images": shas} if (shas := [i.sha256 for i in group.prompt.images]) else {}),
         "response_ids": sample.response_ids,
         "lines": shown,
     }

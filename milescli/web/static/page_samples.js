@@ -183,6 +183,8 @@ class Samples {
         h("span", { class: "muted small" }, countWords(group))),
       h("div", { class: "text", tabindex: 0, role: "region", "aria-label": "Text of the prompt" },
         marked(String(group.prompt), view.get("q").toLowerCase())),
+      (group.images ?? []).map((src, at) =>
+        h("img", { class: "shown", src, alt: `image ${at + 1} of the prompt` })),
       label !== null && label !== undefined && label !== "" &&
         h("p", { class: "small" }, h("span", { class: "muted" }, "label "), visible(String(label))),
     );

@@ -9,10 +9,11 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from milescli.backends.sglang.client.reply import prompt_logprobs
+from milescli.backends.sglang.client.reply import image_data, prompt_logprobs
 from milescli.core.concurrency import all_or_first_error
 from milescli.core.errors import EndpointError, RecipeError
-from milescli.core.types import Prompt, TeacherTokens, Trajectory
+from milescli.core.types import ImageSpan, Prompt, TeacherTokens, Trajectory
+from milescli.data.images import collapsed
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.distill import Distill, Teacher, teachers_by_source
 from milescli.recipe.schema import Recipe
@@ -47,10 +48,15 @@ class SglangTeacher:
             max_reply_bytes=MAX_REPLY_BYTES,
         )
 
-    async def say(self, token_ids: Sequence[int]) -> TeacherTokens:
-        """Return the teacher's log-probs of each token, from one prefill at temperature 1. Raises
+    async def say(
+        self, token_ids: Sequence[int], images: Sequence[tuple[ImageSpan, bytes]] = ()
+    ) -> TeacherTokens:
+        """Return the teacher's log-probs of each token, from one prefill at temperature 1; those of
+        tokens of images mean nothing. `images`: where they stand, and their PNG. Raises
         EndpointError."""
-        reply = await self._read(token_ids, top_logprobs_num=self._topk)
+        shown = {"image_data": image_data(images)} if images else {}
+        sent = collapsed(token_ids, [span for span, _ in images])
+        reply = await self._read(sent, top_logprobs_num=self._topk, **shown)
         try:
             if not self._topk:
                 logprobs = array("f", [0.0, *prompt_logprobs(reply)])
@@ -67,7 +73,12 @@ class SglangTeacher:
 
     async def say_all(self, rows: Sequence[Trajectory]) -> list[TeacherTokens]:
         """Return the teacher's log-probs of each sequence. Raises EndpointError."""
-        return await all_or_first_error([self.say(row.token_ids) for row in rows])
+        said = []
+        for row in rows:
+            png = {image.sha256: image.png for image in row.images}
+            images = [(span, png[span.sha256]) for span in row.image_spans]
+            said.append(self.say(row.token_ids, images))
+        return await all_or_first_error(said)
 
     async def require_same_tokens(self, tokenizer: ChatTokenizer, *, num_tokens: int) -> None:
         """Compare the teacher's tokenizer with the policy's, whose model knows `num_tokens`. Raises
@@ -143,7 +154,8 @@ class ServedTeachers:
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         teacher = self.teachers[self._by_source.get(prompt.source, 0)]
-        answers = await teacher.say_all(trajectories)
+        shown = [replace(line, images=prompt.images) for line in trajectories]
+        answers = await teacher.say_all(shown)
         return [
             replace(line, teacher=words) for line, words in zip(trajectories, answers, strict=True)
         ]
