@@ -494,7 +494,9 @@ def cut(trajectory: Trajectory, num_tokens: int) -> Trajectory:
     """Return the first `num_tokens` tokens."""
     if trajectory.num_tokens <= num_tokens:
         return trajectory
-    whole = [span for span in trajectory.image_spans if span.start + span.num_tokens <= num_tokens]
+    whole = tuple(
+        span for span in trajectory.image_spans if span.start + span.num_tokens <= num_tokens
+    )
     if len(whole) < len(trajectory.image_spans):  # nothing is seen of a part of an image
         num_tokens = min(num_tokens, trajectory.image_spans[len(whole)].start)
     made = unsampled(trajectory.token_ids[:num_tokens], trajectory.loss_mask[:num_tokens])

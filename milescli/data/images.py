@@ -47,6 +47,9 @@ class PromptImages:
     """The model's."""
     token_id: int
     """The token that stands for a part of an image."""
+    reserved_ids: tuple[int, ...] = ()
+    """That token and the one of videos: behind either an engine wants the picture, so that a
+    response ends where one is sampled."""
     mark_ids: tuple[int, ...] = ()
     """The tokens that mark the place of an image: its token between a start and an end."""
     fetches: bool = False
@@ -70,7 +73,7 @@ class PromptImages:
 
     def expanded(
         self, token_ids: Sequence[int], images: Sequence[Image]
-    ) -> tuple[list[int], list[ImageSpan], list[int]]:
+    ) -> tuple[list[int], tuple[ImageSpan, ...], list[int]]:
         """Return the tokens with every token of each image in the place of its one, the spans of
         the images, and [num_tokens] which of `token_ids` each token comes from. Raises ValueError
         if there are not as many image tokens as images."""
@@ -97,7 +100,7 @@ class PromptImages:
                 )
             ids += [token] * count
             places += [place] * count
-        return ids, spans, places
+        return ids, tuple(spans), places
 
 
 OF_ANY_MODEL = PromptImages(Path(), -1)
@@ -125,10 +128,12 @@ def prompt_images(folder: Path) -> PromptImages | None:
         return None
     if vision is None:
         return None
+    named = (config.get(name) for name in ("image_token_id", "video_token_id"))
+    reserved = tuple(token for token in named if isinstance(token, int))
     ends = [config.get(f"vision_{end}_token_id") for end in ("start", "end")]
     marks = (ends[0], vision.image_token_id, ends[1])
     mark_ids = tuple(token for token in marks if isinstance(token, int))
-    return PromptImages(folder, vision.image_token_id, mark_ids)
+    return PromptImages(folder, vision.image_token_id, reserved, mark_ids)
 
 
 def collapsed(token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[int]:

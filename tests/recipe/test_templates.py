@@ -27,6 +27,7 @@ PROMISED = [
     "quickstart-rlhf",
     "quickstart-sft",
     "quickstart-tools",
+    "quickstart-vision",
     "smollm2-135m",
     "qwen3-0.6b",
     "qwen3-1.7b",

@@ -34,6 +34,8 @@ _TYPES = {
         ImageSpan,
     )
 }
+_TUPLES = frozenset(("grid", "image_spans", "images"))
+"""Fields that are tuples; other sequences are lists."""
 FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _TYPES.items()}
 """What records hold: those of a version of miles that knows others cannot be read by this one."""
 
@@ -132,8 +134,8 @@ class _Arrays:
         items = {name: self.value(item) for name, item in plain.items() if name != "type"}
         if plain["type"] == Sample.__name__:
             items["stop_reason"] = StopReason(items["stop_reason"])
-        if plain["type"] == ImageSpan.__name__:
-            items["grid"] = tuple(items["grid"])
+        for name in _TUPLES & items.keys():
+            items[name] = tuple(items[name])
         return _TYPES[plain["type"]](**items)
 
     def _array(self, typecode: str, size: int) -> array[Any] | bytes:

@@ -96,7 +96,7 @@ class _Line:
             routed_experts=self.routed_experts,
             rewards=self._reward_row() if self.rewards and is_trained else None,
             role=self.role,
-            image_spans=list(self.image_spans),
+            image_spans=tuple(self.image_spans),
         )
 
     def _reward_row(self) -> array[float]:
@@ -307,11 +307,9 @@ class RecordingSession(Served):
             if len(spans) > len(found) and prompt_ids[:end] == known[:end]:
                 found = spans
         if self._shown:
-            known, spans = self._shown[0]
-            token = known[spans[0].start]
-            num_shown = sum(span.num_tokens for span in found)
-            if (count := prompt_ids.count(token)) != num_shown:
-                if any(token in turn.response_ids for turn in self._turns):
+            reserved, num_shown = self._reserved(), sum(span.num_tokens for span in found)
+            if (count := sum(token in reserved for token in prompt_ids)) != num_shown:
+                if any(token in reserved for turn in self._turns for token in turn.response_ids):
                     raise ContextFull(
                         f"the conversation of prompt {self._prompt_index} ended",
                         why="the policy sampled the token of an image, of which there is none",
@@ -325,6 +323,12 @@ class RecordingSession(Served):
                     "session.chat with prompt.messages",
                 )
         return found
+
+    def _reserved(self) -> frozenset[int]:
+        """Return the tokens that stand for images."""
+        known, spans = self._shown[0]
+        images = self._chat_form.tokenizer.images if self._chat_form is not None else None
+        return frozenset((known[spans[0].start], *(images.reserved_ids if images else ())))
 
     def _known_routes(self, prompt_ids: list[int]) -> RoutedExperts | None:
         """The record of the latest call whose prompt and response this prompt goes on from: of the

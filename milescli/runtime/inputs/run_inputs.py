@@ -98,10 +98,10 @@ class RunInputs:
     def own_stop_ids(self) -> list[int]:
         """Return the token that ends a turn of the chat template, where config.json and
         generation_config.json do not have it: the run teaches it, so engines must stop at it; and
-        the token of an image, behind which an engine would wait for the image."""
+        the tokens of images, behind which an engine would want an image."""
         images = self.tokenizer.images
         ends = stop_ids_of_turns(self.tokenizer, self.model_dir)
-        return ends if images is None else [*ends, images.token_id]
+        return ends if images is None else [*ends, *images.reserved_ids]
 
     @property
     def data_sha256(self) -> str:

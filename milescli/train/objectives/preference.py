@@ -113,7 +113,7 @@ def _joined(prompt: Trajectory, other: Trajectory) -> Trajectory:
         loss_mask=prompt.loss_mask[:start] + other.loss_mask[begin:],
         logprobs=prompt.logprobs[:start] + other.logprobs[begin:],
         version_spans=[],
-        image_spans=[span for span in prompt.image_spans if span.start < start],
+        image_spans=tuple(span for span in prompt.image_spans if span.start < start),
     )
 
 

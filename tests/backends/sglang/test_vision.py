@@ -32,7 +32,8 @@ from tests.buckets import into_buckets
 from tests.families.cases import ALL
 
 SHAPE = ScratchModel(family="qwen2_5_vl", num_layers=2, vocab_size=300)
-IMAGE_ID, START, END = 5, 3, 4
+IMAGE_ID, VIDEO_ID, START, END = 5, 6, 3, 4
+STOPS = (IMAGE_ID, VIDEO_ID)
 SIZES = ((56, 56), (84, 28), (112, 140))
 """Of pixels; the last is more than a window of the tower."""
 LARGEST = 1e-4
@@ -106,7 +107,7 @@ async def differences(fleet: SglangFleet, folder: Path, prompts: list[Prompt]) -
     )
     for talk, prompt in zip(talks, prompts, strict=True):
         first = talk.turns[0]
-        if IMAGE_ID not in first.response_ids:
+        if not {IMAGE_ID, VIDEO_ID} & set(first.response_ids):
             await talk.generate([*first.prompt_ids, *first.response_ids, 70, 71])
         for turn in talk.turns:
             start = len(prompt.token_ids)
@@ -144,7 +145,9 @@ def test_engines_see_images_as_transformers_does_also_after_new_weights(tmp_path
     prompts.append(prompt_of(sees, list(SIZES[:2]), seed=7))
 
     async def compare() -> None:
-        fleet = SglangFleet(router_url=None, engines=[address], response_timeout_s=300)
+        fleet = SglangFleet(
+            router_url=None, engines=[address], response_timeout_s=300, stop_ids=STOPS
+        )
         try:
             before = await differences(fleet, folder, prompts)
             await fleet.pause()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from milescli.core.types import (
     Group,
+    Image,
+    ImageSpan,
     Prompt,
     RoutedExperts,
     Sample,
@@ -21,7 +24,9 @@ from milescli.core.types import (
 )
 from milescli.rollout.collect.group_record import decoded, encoded, head_of
 
-PROMPT = Prompt(index=7, token_ids=[1, 2], text="1+2")
+SPAN = ImageSpan(start=0, num_tokens=1, grid=(1, 2, 2), sha256="ab")
+IMAGE = Image(sha256="ab", png=b"P", width=28, height=28, grid=(1, 2, 2), num_tokens=1)
+PROMPT = Prompt(index=7, token_ids=[1, 2], text="1+2", images=[IMAGE], image_spans=[SPAN])
 _floats = st.floats(allow_nan=False)
 _words = st.text(max_size=6)
 _figures = st.dictionaries(_words, _floats, max_size=2)
@@ -52,6 +57,7 @@ _trajectories = st.builds(
     teacher=st.none() | _teachers,
     rewards=st.none() | _singles,
     role=st.none() | _words,
+    image_spans=st.sampled_from([(), (SPAN,)]),
 )
 _samples = st.builds(
     Sample,
@@ -90,6 +96,9 @@ def test_a_group_is_read_as_it_was_written(group: Group) -> None:
     versions = [span.version for sample in group.samples for span in sample.version_spans]
     assert (known.position, known.prompt_index) == (11, 7)
     assert (known.oldest, known.newest) == (min(versions), max(versions))
+    if any(line.image_spans for sample in group.samples for line in sample.trajectories):
+        with pytest.raises(ValueError, match="not those of the prompt any more"):
+            decoded(head, body, prompt=replace(PROMPT, images=[]))
     with pytest.raises(ValueError, match="left over"):
         decoded(head, body + b"x", prompt=PROMPT)
     with pytest.raises(ValueError, match="of prompt 7"):

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import AgentError
 from milescli.core.types import (
+    Image,
+    ImageSpan,
     Prompt,
     RoutedExperts,
     StopReason,
@@ -55,11 +57,13 @@ class Engine:
 
 
 def _record(
-    engine: Engine, play: Callable[[RecordingSession], Awaitable[object]]
+    engine: Engine,
+    play: Callable[[RecordingSession], Awaitable[object]],
+    prompt: Prompt = Prompt(index=7, token_ids=[], text=""),
 ) -> list[Trajectory]:
     session = RecordingSession(
         engine,  # type: ignore[arg-type]
-        prompt=Prompt(index=7, token_ids=[], text=""),
+        prompt=prompt,
         seed=11,
         settings=GenerateRequest(prompt_ids=(), max_new_tokens=8),
         max_tokens=MAX_TOKENS,
@@ -82,6 +86,36 @@ def test_one_turn_is_one_trajectory() -> None:
     assert list(made.loss_mask) == [0, 0, 1, 1]
     assert made.logprobs.tolist() == [0.0, 0.0, -0.5, -0.5]
     assert made.version_spans == [VersionSpan(start=2, end=4, version=WeightVersion(0))]
+
+
+SPAN = ImageSpan(start=1, num_tokens=4, grid=(1, 4, 4), sha256="ab")
+SHOWN = Prompt(
+    index=7,
+    token_ids=[3, 9, 9, 9, 9, 4, 8],
+    text="",
+    images=[Image(sha256="ab", png=b"P", width=56, height=56, grid=(1, 4, 4), num_tokens=4)],
+    image_spans=[SPAN],
+)
+
+
+def test_every_turn_shows_the_images_of_the_prompt() -> None:
+    async def play(session: RecordingSession) -> None:
+        turn = await session.generate(SHOWN.token_ids)
+        await session.generate([*turn.prompt_ids, *turn.response_ids, 70])
+        await session.generate([5])
+
+    engine = Engine()
+    line, blind = _record(engine, play, prompt=SHOWN)
+    assert [request.images for request in engine.requests] == [[(SPAN, b"P")], [(SPAN, b"P")], []]
+    assert line.image_spans == (SPAN,) and blind.image_spans == ()
+
+
+@pytest.mark.parametrize("ids", [[9, 5], [*SHOWN.token_ids, 9], SHOWN.token_ids[1:]])
+def test_tokens_of_images_elsewhere_are_refused(ids: list[int]) -> None:
+    engine = Engine()
+    with pytest.raises(AgentError, match="image tokens"):
+        _record(engine, lambda session: session.generate(ids), prompt=SHOWN)
+    assert not engine.requests
 
 
 async def _dialogue(session: RecordingSession) -> None:
