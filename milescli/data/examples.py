@@ -97,7 +97,7 @@ def load_examples(
         )
         read.require_good()
         rows = read.read(range(len(read)))
-        made = _tokenised(rows, tokenizer, path=path, kind=kind)
+        made = _tokenised(rows, tokenizer, path=path, kind=kind, sees=read.form.images)
         spelled = spelled or _spelled_out(rows, tokenizer, path=path)
         unit = "line" if path.suffix in LINE_SUFFIXES else "row"
         whose = f"{path.name} {unit}" if named[1:] else unit
@@ -121,7 +121,12 @@ def load_examples(
 
 
 def _tokenised(
-    rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: Path, kind: Kind
+    rows: Sequence[ExampleRow],
+    tokenizer: ChatTokenizer,
+    *,
+    path: Path,
+    kind: Kind,
+    sees: PromptImages | None,
 ) -> list[Pair]:
     """Return the pairs of `rows`; of a chat one for each of its sequences, by the same index."""
     sides = _sides(rows)
@@ -129,10 +134,7 @@ def _tokenised(
     made = tokenized(tokenizer, [text for texts in marked for text in texts])
     whose = [side for side, texts in zip(sides, marked, strict=True) for _ in texts]
     lines = iter(
-        [
-            _with_images(line, side, tokenizer, path=path) if side.images else line
-            for line, side in zip(made, whose, strict=True)
-        ]
+        [_with_images(line, side, sees, path=path) for line, side in zip(made, whose, strict=True)]
     )
     if kind == "chats":
         return [
@@ -152,14 +154,15 @@ def _tokenised(
 
 
 def _with_images(
-    line: Trajectory, side: Chat, tokenizer: ChatTokenizer, *, path: Path
+    line: Trajectory, side: Chat, sees: PromptImages | None, *, path: Path
 ) -> Trajectory:
     """Return a sequence with its images. Raises DataError for one that has changed since the row
-    was read, and for a template without marks."""
-    assert tokenizer.images is not None, "a row with images for a model that sees none"
+    was read, and where image tokens do not match the images."""
+    if sees is None or (not side.images and sees.token_id not in line.token_ids):
+        return line
     try:
-        images = [tokenizer.images.read(source, base=path.parent) for source in side.images]
-        return with_images(line, images, tokenizer.images)
+        images = [sees.read(source, base=path.parent) for source in side.images]
+        return with_images(line, images, sees)
     except ValueError as error:
         raise DataError(
             f"the images of a row of {path} cannot be used",
@@ -181,7 +184,8 @@ def read_examples(
     nothing here. Raises DataError if the file is missing, empty, or of another kind."""
     path = Path(file.name)
     check_file(path, field=key)
-    form = ExampleForm(field=key, kind=kind, data=data, images=images)
+    sees = images and replace(images, fetches=data.remote_images)
+    form = ExampleForm(field=key, kind=kind, data=data, images=sees)
     rows = read_file(Table(path), file, form, folder=folder)
     if not rows.num_rows:
         raise DataError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, overload
 from milescli.core.errors import DataError
 from milescli.core.types import Image, ImageSpan, Prompt
 from milescli.data.file_rows import FileRows, evenly, read_places, row_named
-from milescli.data.images import as_parts
+from milescli.data.images import PromptImages, as_parts
 from milescli.data.rows import DataRow
 from milescli.data.tokenizer import Message, PromptEncoder, shown_length
 
@@ -238,7 +238,8 @@ def make_prompts(
     """Tokenise rows of one file."""
     token_ids = encode_rows(rows, tokenizer, path=file.path, most=file.form.max_tokens)
     shown = [
-        _shown(row, ids, tokenizer, file.path) for row, ids in zip(rows, token_ids, strict=True)
+        _shown(row, ids, file.form.images, file.path)
+        for row, ids in zip(rows, token_ids, strict=True)
     ]
     return [
         Prompt(
@@ -258,15 +259,16 @@ def make_prompts(
 
 
 def _shown(
-    row: DataRow, ids: list[int], tokenizer: PromptEncoder, path: Path
+    row: DataRow, ids: list[int], sees: PromptImages | None, path: Path
 ) -> tuple[list[int], Sequence[ImageSpan], Sequence[Image]]:
     """Return the tokens of a row with all those of its images, where these stand, and they
-    themselves. Raises DataError for an image that has changed, and for a template without marks."""
-    if not row.images or tokenizer.images is None:
+    themselves. Raises DataError for an image that has changed, and where image tokens do not
+    match the images."""
+    if sees is None or (not row.images and sees.token_id not in ids):
         return ids, (), ()
     try:
-        images = [tokenizer.images.read(source, base=path.parent) for source in row.images]
-        expanded, spans, _ = tokenizer.images.expanded(ids, images)
+        images = [sees.read(source, base=path.parent) for source in row.images]
+        expanded, spans, _ = sees.expanded(ids, images)
     except ValueError as error:
         raise DataError(
             f"the images of row {row.index + 1} of {path} cannot be used",

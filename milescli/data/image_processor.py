@@ -8,12 +8,17 @@ import hashlib
 import io
 import json
 import math
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from milescli.core.errors import CheckpointError, DataError
 from milescli.core.types import Image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 CONFIG_NAME = "preprocessor_config.json"
 MAX_FILE_BYTES = 64 * 2**20
@@ -21,6 +26,8 @@ MAX_PIXELS = 64 * 10**6
 """Of a file before it is resized; a larger one is no picture of a prompt, but fills the memory."""
 _MAX_ASPECT = 200
 """Longest side by shortest, beyond which transformers' processor refuses a picture."""
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
+"""Those that Pillow reads by itself; for others it starts programs."""
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -44,7 +51,7 @@ class ImageProcessor:
     def read(self, data: bytes) -> Image:
         """Make a picture alike: turned by EXIF, its first frame, RGB, alpha on white. Raises
         DataError for a file that is no picture, or too large."""
-        picture = _normalised(data)
+        picture = normalised(data)
         buffer = io.BytesIO()
         picture.save(buffer, format="PNG")
         png = buffer.getvalue()
@@ -86,12 +93,6 @@ class ImageProcessor:
     def _grid(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of patches: whole tokens, between the least and the most pixels, in
         about the picture's own proportions."""
-        if max(width, height) > _MAX_ASPECT * min(width, height):
-            raise DataError(
-                f"a picture of {width} x {height} pixels is too long",
-                why=f"models of this kind see no more than {_MAX_ASPECT} to 1",
-                fix="cut it into parts, or leave its row out",
-            )
         unit = self._patch * self._merge
         rows, columns = (round(side / unit) * unit for side in (height, width))
         if rows * columns > self._most:
@@ -105,28 +106,63 @@ class ImageProcessor:
         return rows // self._patch, columns // self._patch
 
 
-def _normalised(data: bytes):
+def normalised(data: bytes) -> Picture:
+    """Return a picture turned by EXIF, its first frame, RGB, alpha on white. Raises DataError for
+    a file that is no picture, or too large."""
     from PIL import Image as Pillow
     from PIL import ImageOps
 
     if len(data) > MAX_FILE_BYTES:
         raise _too_large(f"{len(data)} bytes", f"{MAX_FILE_BYTES} bytes")
     try:
-        with Pillow.open(io.BytesIO(data)) as file:
-            if file.width * file.height > MAX_PIXELS:
-                raise _too_large(f"{file.width} x {file.height} pixels", f"{MAX_PIXELS} pixels")
-            picture = ImageOps.exif_transpose(file)
-            if picture.has_transparency_data:
-                picture = picture.convert("RGBA")
-                ground = Pillow.new("RGBA", picture.size, "white")
-                picture = Pillow.alpha_composite(ground, picture)
-            return picture.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Pillow.DecompressionBombWarning)
+            file = Pillow.open(io.BytesIO(data), formats=_FORMATS)
+        with file:
+            _require_size(*file.size)
+            return _in_rgb(ImageOps.exif_transpose(file))
+    except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning):
+        raise _too_large("far too many pixels", f"{MAX_PIXELS} pixels") from None
+    except DataError:
+        raise
+    except (OSError, ValueError, SyntaxError) as error:
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, Pillow.UnidentifiedImageError):
+            what = f"its {len(data)} bytes are none of {', '.join(_FORMATS)}"
         raise DataError(
             "a file is no picture that can be read",
-            why=f"{type(error).__name__}: {error}",
+            why=what,
             fix="leave its row out, or write the picture again as PNG or JPEG",
         ) from error
+
+
+def _require_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise _too_large(f"{width} x {height} pixels", f"{MAX_PIXELS} pixels")
+    if max(width, height) > _MAX_ASPECT * min(width, height):
+        raise DataError(
+            f"a picture of {width} x {height} pixels is too long",
+            why=f"models of this kind see no more than {_MAX_ASPECT} to 1",
+            fix="cut it into parts, or leave its row out",
+        )
+
+
+def _in_rgb(picture: Picture) -> Picture:
+    from PIL import Image as Pillow
+
+    if picture.mode.startswith("I;16"):  # Pillow would cut what is above 255
+        return Pillow.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):
+        raise DataError(
+            "a picture has 32 bits a pixel",
+            why="which of its numbers are black and white is not written in the file",
+            fix="write it again with 8 or 16 bits",
+        )
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        ground = Pillow.new("RGBA", picture.size, "white")
+        picture = Pillow.alpha_composite(ground, picture)
+    return picture.convert("RGB")
 
 
 def _too_large(size: str, bound: str) -> DataError:

@@ -8,7 +8,8 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Image, ImageSpan
-from milescli.data.image_processor import MAX_FILE_BYTES, ImageProcessor
+from milescli.data.fetched_images import fetched
+from milescli.data.image_processor import MAX_FILE_BYTES, ImageProcessor, normalised
 from milescli.data.tables import kind_of
 from milescli.models import parse_facts
 
@@ -33,6 +35,7 @@ _ENCODED = ("bytes", "base64", "data")
 _FIELDS = (*_ENCODED, "image", "image_url", "url", "path", "source")
 """Fields of a part, or of a value, that hold the image; the first that is not empty."""
 DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,([\w+/=]*)", re.ASCII)
+_MAX_PATH = 1024
 _REMOTE = ("http://", "https://", "s3://", "gs://")
 
 
@@ -47,6 +50,10 @@ class PromptImages:
     reserved_ids: tuple[int, ...] = ()
     """That token and the one of videos: behind either an engine wants the picture, so that a
     response ends where one is sampled."""
+    mark_ids: tuple[int, ...] = ()
+    """The tokens that mark the place of an image: its token between a start and an end."""
+    fetches: bool = False
+    """Whether images at an address are fetched (`data.remote_images`)."""
 
     @cached_property
     def processor(self) -> ImageProcessor:
@@ -56,10 +63,13 @@ class PromptImages:
     def read(self, source: Source, *, base: Path) -> Image:
         """Return the image that a row names. `base`: where relative paths begin. Raises ValueError
         with the reason if there is none that can be used."""
-        try:
-            return self.processor.read(_bytes_of(source, base=base))
-        except DataError as error:
-            raise ValueError(f"{error.what}: {error.why}") from error
+        with _reasons(source):
+            return self.processor.read(_bytes_of(source, base=base, fetches=self.fetches))
+
+    def check(self, source: Source, *, base: Path) -> None:
+        """Raise as `read`, without making the image."""
+        with _reasons(source):
+            normalised(_bytes_of(source, base=base, fetches=self.fetches))
 
     def expanded(
         self, token_ids: Sequence[int], images: Sequence[Image]
@@ -71,6 +81,8 @@ class PromptImages:
         if marks != len(images):
             raise ValueError(
                 f"the chat template writes {marks} image tokens for {len(images)} images"
+                if images
+                else f"its text spells the token of an image ({marks} times), and it has no image"
             )
         ids: list[int] = []
         spans: list[ImageSpan] = []
@@ -91,6 +103,21 @@ class PromptImages:
         return ids, tuple(spans), places
 
 
+OF_ANY_MODEL = PromptImages(Path(), -1)
+"""Checks images for a model that is not known."""
+
+
+@contextmanager
+def _reasons(source: Source) -> Iterator[None]:
+    """Raise what is wrong with an image as a ValueError that names it."""
+    try:
+        yield
+    except DataError as error:
+        is_named = isinstance(source, str) and len(source) < _MAX_PATH
+        name = f"{source}: " if is_named and not source.startswith("data:") else ""
+        raise ValueError(f"{name}{error.what}: {error.why}") from error
+
+
 def prompt_images(folder: Path) -> PromptImages | None:
     """Return how the model in a folder sees images; None if it sees none, or if its tower is not
     computed by the trainer."""
@@ -103,7 +130,10 @@ def prompt_images(folder: Path) -> PromptImages | None:
         return None
     named = (config.get(name) for name in ("image_token_id", "video_token_id"))
     reserved = tuple(token for token in named if isinstance(token, int))
-    return PromptImages(folder, vision.image_token_id, reserved)
+    ends = [config.get(f"vision_{end}_token_id") for end in ("start", "end")]
+    marks = (ends[0], vision.image_token_id, ends[1])
+    mark_ids = tuple(token for token in marks if isinstance(token, int))
+    return PromptImages(folder, vision.image_token_id, reserved, mark_ids)
 
 
 def collapsed(token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[int]:
@@ -161,22 +191,27 @@ def _source(value: Any) -> Source:
     raise ValueError(f"an image is a path, a data URL or bytes, not {kind_of(value)}")
 
 
-def _bytes_of(source: Source, *, base: Path) -> bytes:
+def _bytes_of(source: Source, *, base: Path, fetches: bool) -> bytes:
     if isinstance(source, bytes):
         return source
     if source.startswith(_REMOTE):
-        raise ValueError(f"`{source:.80}` is elsewhere: fetch the image, and name the file")
+        if not fetches or not source.startswith("http"):
+            raise ValueError(
+                f"`{source:.80}` is elsewhere: fetch the image and name the file, or set "
+                "`data.remote_images=true` for addresses of http"
+            )
+        return fetched(source, most=MAX_FILE_BYTES)
     text = source
     if (found := DATA_URL.fullmatch(source)) is not None:
         text = found[1]
-    elif len(source) < 1024:
+    elif len(source) < _MAX_PATH:
         path = base / Path(source.removeprefix("file://")).expanduser()
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes")
             return path.read_bytes()
-        except OSError as error:
-            raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+        except (OSError, RuntimeError) as error:  # RuntimeError: a home that nobody has
+            raise ValueError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:

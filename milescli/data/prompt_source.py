@@ -123,7 +123,7 @@ def form_of(
         max_tokens=data.max_prompt_tokens,
         ignored=frozenset(names_in(data.ignore_columns)),
         is_raw=data.chat_template == "none",
-        images=images,
+        images=images and replace(images, fetches=data.remote_images),
     )
 
 

@@ -236,7 +236,7 @@ def seen(
     is_left_out = not columns.ignored.isdisjoint(IMAGE_COLUMNS)
     turns, images = with_marks(turns, given, listed, may_lack=is_left_out)
     for image in images:
-        reads.read(image, base=columns.path.parent)
+        reads.check(image, base=columns.path.parent)
     return turns, images
 
 

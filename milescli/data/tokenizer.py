@@ -179,7 +179,7 @@ class ChatTokenizer:
         """Return the chat with the template applied. `opens_answer`: whether the opening of the
         assistant's turn follows. Raises ValueError if there is no template and the chat is more
         than a prompt."""
-        tools = tools or self.tools
+        tools, messages = tools or self.tools, self._in_form(messages)
         if self.template is None:
             if tools:
                 raise ValueError("without a chat template nobody tells the model of its tools")
@@ -205,7 +205,7 @@ class ChatTokenizer:
         marks."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        tools = tools or self.tools
+        tools, messages = tools or self.tools, self._in_form(messages)
         _, spans = render_jinja_template(
             conversations=[list(messages)],
             tools=list(tools) if tools else None,
@@ -215,6 +215,32 @@ class ChatTokenizer:
             **self.inner.special_tokens_map,
         )
         return [(start, end) for start, end in spans[0]]
+
+    def _in_form(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with images as the template takes them: as text, with the tokens that
+        mark an image, where it knows no parts."""
+        if self.images is None or self._knows_parts:
+            return messages
+        mark = "".join(self.inner.convert_ids_to_tokens(list(self.images.mark_ids)))
+        return [
+            {**message, "content": "".join(part.get("text", mark) for part in message["content"])}
+            if isinstance(message.get("content"), list)
+            else message
+            for message in messages
+        ]
+
+    @cached_property
+    def _knows_parts(self) -> bool:
+        """Return whether the template writes the token of an image for a part that is one."""
+        if self.template is None or self.images is None:
+            return False
+        shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
+        with contextlib.suppress(Exception):  # a template may raise anything at a part
+            text = self.inner.apply_chat_template(
+                shown, chat_template=self.template, tokenize=False
+            )
+            return str(self.inner.convert_ids_to_tokens(self.images.token_id)) in str(text)
+        return False
 
     def encode_chats(
         self,

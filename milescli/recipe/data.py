@@ -80,6 +80,9 @@ class Data(Section):
     ignore_columns: Names | None = None
     """Columns that are left out, though they look like part of the prompt (`images`, `context`);
     null: such a column stops the run."""
+    remote_images: bool = False
+    """Fetch images of rows that are addresses (`https://...`), once, into `~/.cache/miles`; false:
+    such a row is refused."""
     system_prompt: str | None = None
     """Put before every prompt as the system message; null: none."""
     max_prompt_tokens: Positive = 256

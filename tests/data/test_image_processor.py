@@ -110,6 +110,13 @@ def test_every_kind_of_pixels_becomes_rgb(tmp_path: Path, mode: str) -> None:
     assert processor(tmp_path, QWEN3).patches(image.png).shape == (16, 3 * 2 * 16 * 16)
 
 
+def test_sixteen_bits_of_a_pixel_become_eight(tmp_path: Path) -> None:
+    deep = Image.fromarray(np.array([[0, 900], [32768, 65535]], np.uint16))
+    image = processor(tmp_path, QWEN3).read(written(deep))
+    with Image.open(io.BytesIO(image.png)) as seen:
+        assert np.asarray(seen)[..., 0].tolist() == [[0, 3], [128, 255]]
+
+
 @pytest.mark.parametrize(
     ("data", "what"),
     [
@@ -118,6 +125,8 @@ def test_every_kind_of_pixels_becomes_rgb(tmp_path: Path, mode: str) -> None:
         (written(picture(64, 64))[:900], "no picture"),
         (written(Image.new("1", (5000, 20))), "too long"),
         (written(Image.new("1", (9000, 9000))), "too large"),
+        (written(Image.new("F", (20, 20)), form="TIFF"), "32 bits a pixel"),
+        (written(picture(20, 20), form="EPS"), "no picture"),
     ],
 )
 def test_files_that_no_model_sees_are_refused(tmp_path: Path, data: bytes, what: str) -> None:

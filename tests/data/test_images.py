@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image as Pillow
 
+from milescli.commands.show.data import as_payload
+from milescli.console.output import Mode, Output
 from milescli.core.errors import DataError
 from milescli.data.chat_masks import cut, demonstrated
 from milescli.data.examples import load_examples
@@ -23,6 +27,7 @@ from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models.scratch import write_config
 from milescli.recipe.data import Data
 from milescli.recipe.model import ScratchModel
+from milescli.runtime.inputs.data_check import check_file_alone
 
 IMAGE_ID = 5
 
@@ -215,3 +220,98 @@ def test_equal_texts_with_other_images_are_other_prompts(
     made = prompts(written(tmp_path, *rows), tokenizer, dedup="exact")
     assert [prompt.index for prompt in made] == [0, 1]
     assert made[0].token_ids == made[1].token_ids and made[0].identity != made[1].identity
+
+
+TEXT_ONLY = "{% for m in messages %}[{{ m.role }}] {{ m.content + '' }}\n{% endfor %}[assistant] "
+
+
+@pytest.mark.parametrize("template", [TEXT_ONLY, "none"])
+def test_a_template_that_takes_text_alone_gets_the_tokens_of_marks(
+    template: str, tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    if template != "none":
+        (tmp_path / "chat.jinja").write_text(template)
+        template = str(tmp_path / "chat.jinja")
+    plain = load_tokenizer(tokenizer.folder, chat_template=template)
+    row = {"prompt": "<image>Is it <image>?", "response": "No.", **TWO}
+    path = written(tmp_path, row)
+    prompt = prompts(path, plain, chat_template=template)[0]
+    text = plain.inner.decode(collapsed(prompt.token_ids, prompt.image_spans))
+    mark = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert f"{mark}Is it {mark}?" in text
+    lines, _ = load_examples(Data(train=str(path)), "train", kind="chats", tokenizer=plain)
+    assert lines[0].token_ids[: len(prompt.token_ids)].tolist() == prompt.token_ids
+    assert lines[0].image_spans == prompt.image_spans
+
+
+@pytest.mark.parametrize("kind", ["prompts", "train"])
+def test_a_text_that_spells_the_token_of_an_image_is_refused(
+    kind: str, tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    path = written(tmp_path, {"prompt": "a <|image_pad|>", "response": "b"})
+    with pytest.raises(DataError) as refused:
+        if kind == "prompts":
+            prompts(path, tokenizer)
+        else:
+            load_examples(Data(train=str(path)), "train", kind="chats", tokenizer=tokenizer)
+    assert "its text spells the token of an image" in refused.value.why
+
+
+class _Serves(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        data = png() if self.path == "/a.png" else b""
+        self.send_response(200 if data else 404)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_images_at_addresses_are_fetched_once_where_a_key_says_so(
+    tmp_path: Path, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Serves) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        at = f"http://127.0.0.1:{server.server_port}"
+        path = written(tmp_path, {"prompt": "a", "images": [f"{at}/a.png"]})
+        with pytest.raises(DataError) as refused:
+            prompts(path, tokenizer)
+        assert "data.remote_images=true" in refused.value.why
+        prompt = prompts(path, tokenizer, remote_images=True)[0]
+        gone = written(tmp_path, {"prompt": "a", "images": [f"{at}/b.png"]})
+        with pytest.raises(DataError) as refused:
+            prompts(gone, tokenizer, remote_images=True)
+        assert f"cannot fetch {at}/b.png: 404" in refused.value.why
+        server.shutdown()
+    again = prompts(
+        written(tmp_path, {"prompt": "a", "images": [f"{at}/a.png"]}),
+        tokenizer,
+        remote_images=True,
+    )[0]
+    assert again.images == prompt.images and len(prompt.images) == 1
+
+
+@pytest.mark.parametrize("sees", [True, False])
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_check_shows_the_images_of_a_file(
+    sees: bool, learned: bool, tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    answer = [{"role": "assistant", "content": "No."}] if learned else []
+    row = {"messages": [*USER, *answer], "answer": "4", **TWO}
+    check = check_file_alone(
+        str(written(tmp_path, row, row)),
+        prompt_key=None,
+        label_key=None,
+        model=tokenizer.folder if sees else None,
+        output=Output(Mode.QUIET),
+    )
+    assert not check.problems
+    seen = as_payload(check)["parts"][0]["images"]
+    if not sees:
+        assert seen is None and "has images" in check.warnings[0]
+        return
+    assert (seen["num_images"], seen["num_rows"], seen["num_different"]) == (4, 2, 2)
+    assert (seen["smallest"], seen["largest"]) == ((28, 28), (56, 56))
+    assert (seen["tokens_min"], seen["tokens_max"], seen["tokens"]) == (1, 4, 10)

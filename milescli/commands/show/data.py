@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from milescli.console.output import Mode, Output
+from milescli.core.units import format_bytes
 
 if TYPE_CHECKING:
     from milescli.data.examples import ExampleReport
@@ -29,6 +30,7 @@ def show_data(check: DataCheck, *, output: Output) -> None:
     for part in check.parts:
         for named, look in zip(part.named, part.files, strict=False):
             _show_file(f"{part.name}: {named}", look, output=output)
+        _show_images(part, output=output)
         _show_lengths(part, output=output)
         _show_prompts(part, output=output)
     for warning in check.warnings:
@@ -68,6 +70,7 @@ def _part_payload(part: Part) -> dict[str, object]:
             for named, look in zip(part.named, part.files, strict=False)
         ],
         "report": asdict(report) if (report := _report(part)) else None,
+        "images": asdict(part.images) if part.images else None,
         "length_unit": unit,
         "lengths": [
             {"from": low, "to": high, "rows": count}
@@ -144,6 +147,26 @@ def _left(look: FileLook) -> list[str]:
     """Return the columns that are not read; none if that is not known."""
     read = {name.partition(".")[0] for name in look.reads}
     return [name for name in look.columns if name not in read] if read else []
+
+
+def _show_images(part: Part, *, output: Output) -> None:
+    if (seen := part.images) is None:
+        return
+    several = "" if seen.num_different == seen.num_images else f", {seen.num_different:,} different"
+    small, large = ("{} x {}".format(*size) for size in (seen.smallest, seen.largest))
+    each = str(seen.tokens_min)
+    output.kv(
+        {
+            "images": f"{seen.num_images:,} in {seen.num_rows:,} rows{several}",
+            "pixels": small if small == large else f"{small} to {large}",
+            "tokens": f"{seen.tokens:,} of all, "
+            f"{each if seen.tokens_min == seen.tokens_max else f'{each} to {seen.tokens_max:,}'} "
+            "of one",
+            "in memory": format_bytes(seen.size_bytes),
+        },
+        title="images as the model sees them",
+    )
+    output.blank()
 
 
 def _show_lengths(part: Part, *, output: Output) -> None:

@@ -20,7 +20,7 @@ from milescli.data.chat_masks import demonstrated, unsampled
 from milescli.data.example_rows import CHOSEN, REJECTED, Kind, RowField
 from milescli.data.examples import ExampleReport, load_examples
 from milescli.data.file_rows import FileRows, evenly, row_named
-from milescli.data.images import PromptImages
+from milescli.data.images import OF_ANY_MODEL, PromptImages
 from milescli.data.layouts import use_of
 from milescli.data.mixed_prompts import data_of_source
 from milescli.data.prompt_source import Loaded, file_named, form_of, load_files
@@ -49,8 +49,10 @@ from milescli.runtime.inputs.file_looks import (
     NUM_MEASURED,
     NUM_SHOWN,
     FileLook,
+    ImageLook,
     duplicates_in,
     first_row,
+    look_at_images,
     look_at_rows,
     look_of,
     read_rows,
@@ -99,6 +101,8 @@ class Part:
     """Rows that are learned from."""
     report: ExampleReport | None = None
     """The report on `examples`."""
+    images: ImageLook | None = None
+    """The images of its rows; None if there are none, or without a tokenizer."""
     rendered: list[Rendered] = field(default_factory=list)
 
 
@@ -295,7 +299,7 @@ def _checked(
                 with_lengths=tokenizer is None,
                 folder=run.path,
                 output=output,
-                images=tokenizer.images if tokenizer is not None else None,
+                images=tokenizer.images if tokenizer is not None else OF_ANY_MODEL,
             )
             check.problems += [look.problem for look in part.files if look.problem]
             check.warnings += [
@@ -304,6 +308,7 @@ def _checked(
                 for look in part.files
                 if look.words
             ]
+            check.warnings += _of_no_model(part) if tokenizer is None else []
             if tokenizer is None or any(look.problem for look in part.files):
                 continue
             part.loaded = load_files(
@@ -312,7 +317,9 @@ def _checked(
         except DataError as error:
             check.problems.append(error)
             continue
-        shown = part.loaded.source.some(NUM_SHOWN)[:NUM_SHOWN]
+        measured = part.loaded.source.some(NUM_MEASURED)
+        part.images = look_at_images(prompt.images for prompt in measured)
+        shown = measured[:NUM_SHOWN]
         try:
             for prompt in shown:
                 part.rendered += rendered(
@@ -328,6 +335,16 @@ def _checked(
     return check
 
 
+def _of_no_model(part: Part) -> list[str]:
+    """Return what is not known without a model."""
+    return [
+        f"{look.path} has images: only models that see them take it in, and `--model FOLDER` "
+        "counts their tokens"
+        for look in part.files
+        if look.has_images
+    ]
+
+
 def _check_rows(
     part: Part,
     kind: Kind,
@@ -339,9 +356,10 @@ def _check_rows(
     """Check the rows of `data.train` or `data.validation`, as a run takes them."""
     key: RowField = part.field  # type: ignore[assignment]
     try:
-        sees = tokenizer.images if tokenizer is not None else None
+        sees = tokenizer.images if tokenizer is not None else OF_ANY_MODEL
         part.files = look_at_rows(part.data, key, kind=kind, folder=folder, images=sees)
         check.problems += [look.problem for look in part.files if look.problem]
+        check.warnings += _of_no_model(part) if tokenizer is None else []
         if tokenizer is None or any(look.problem for look in part.files):
             return
         part.examples, part.report = load_examples(
@@ -354,6 +372,11 @@ def _check_rows(
     except DataError as error:
         check.problems.append(error)
         return
+    part.images = look_at_images(
+        side.images
+        for row in part.examples[:NUM_MEASURED]
+        for side in ((row,) if isinstance(row, Trajectory) else row.sides[:1])
+    )
     part.rendered = list(rendered_rows(part.examples, tokenizer, places=part.report.first))
 
 

@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError
-from milescli.data.example_rows import Kind, RowField
+from milescli.core.types import Image
+from milescli.data.example_rows import ExampleRow, Kind, RowField
 from milescli.data.examples import read_examples
-from milescli.data.file_rows import FileRows, read_file
+from milescli.data.file_rows import FileRows, evenly, read_file
 from milescli.data.images import PromptImages
 from milescli.data.layouts import Columns, recognise
 from milescli.data.prompt_source import file_named
-from milescli.data.rows import BadRow, RowForm
+from milescli.data.rows import BadRow, DataRow, RowForm
 from milescli.data.tables import LINE_SUFFIXES, Table
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile, names_in
@@ -58,8 +60,51 @@ class FileLook:
     """Labels that other programs write for a gap, as `NA`; they are read as texts."""
     unit: str = "line"
     """Whether rows are named by line or by row."""
+    has_images: bool = False
+    """Whether rows that were looked at have images."""
     problem: DataError | None = None
     """The error with which a run would refuse the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLook:
+    """The images of a part's rows that were measured, as the model sees them."""
+
+    num_rows: int
+    """Rows that have images."""
+    num_images: int
+    num_different: int
+    smallest: tuple[int, int]
+    """Width and height in pixels of the one with the fewest pixels."""
+    largest: tuple[int, int]
+    tokens_min: int
+    tokens_max: int
+    tokens: int
+    """Of all."""
+    size_bytes: int
+    """Of the different ones, as they are held in memory."""
+
+
+def look_at_images(rows: Iterable[Sequence[Image]]) -> ImageLook | None:
+    """Return what is known of the images of rows; None if there are none."""
+    shown = [images for images in rows if images]
+    every = [image for images in shown for image in images]
+    if not every:
+        return None
+    by_size = sorted((image.width * image.height, image.width, image.height) for image in every)
+    counts = [image.num_tokens for image in every]
+    sizes = {image.sha256: len(image.png) for image in every}
+    return ImageLook(
+        num_rows=len(shown),
+        num_images=len(every),
+        num_different=len(sizes),
+        smallest=by_size[0][1:],
+        largest=by_size[-1][1:],
+        tokens_min=min(counts),
+        tokens_max=max(counts),
+        tokens=sum(counts),
+        size_bytes=sum(sizes.values()),
+    )
 
 
 def read_rows(
@@ -119,8 +164,15 @@ def look_of(rows: FileRows, first: dict[str, object]) -> FileLook:
         layout=columns.layout.name,
         reads=columns.described(first),
         unit="line" if rows.path.suffix in LINE_SUFFIXES else "row",
+        has_images=problem is None
+        and any(_has_images(row) for row in rows.read(evenly(len(rows), NUM_MEASURED))),
         problem=problem,
     )
+
+
+def _has_images(row: DataRow | ExampleRow) -> bool:
+    sides = (row,) if isinstance(row, DataRow) else (row.chosen, row.rejected)
+    return any(side is not None and side.images for side in sides)
 
 
 def words_in(rows: FileRows) -> list[str]:
