@@ -190,11 +190,15 @@ COMMANDS = {
 THEN = {
     f"{QUICK} --set model.scratch=null --set warmup.steps=0": ("made for a model from scratch",),
     f"{LORA} --set weights.format=mine:Format": ("Format",),
-    f"{LORA} --set train.mtp.loss_weight=0.1": ("MTP",),
-    f"{LORA} --set rollout.speculative.kind=mtp": ("MTP",),
-    f"{QUICK} --set rollout.speculative.kind=mtp --set weights.channel=distributed": ("MTP",),
-    f"{QUICK} --set train.mtp.trains_trunk=true": ("MTP",),
+    f"{LORA} --set train.mtp.loss_weight=0.1": ("MTP", "model has no"),
+    f"{LORA} --set rollout.speculative.kind=mtp": ("MTP", "model has no"),
+    f"{QUICK} --set rollout.speculative.kind=mtp --set weights.channel=distributed": (
+        "MTP",
+        "model has no",
+    ),
+    f"{QUICK} --set train.mtp.trains_trunk=true": ("MTP", "model has no"),
     CHAT: ("endpoint without `model`",),
+    f"{QUICK} --set rollout.agent=tols": ("has no tools",),
     f"{QUICK} --set model.path=Tiny-Model --set data.prompts=sums.jsonl": (
         "model's positions",
         "are training prompts",
