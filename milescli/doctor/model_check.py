@@ -51,10 +51,10 @@ def check_model_folder(folder: Path, *, output: Output) -> list[Finding]:
     is no model, or of a family that miles does not know."""
     facts, machine = load_facts(folder), probe()
     steps: list[tuple[str, Callable[[], list[Finding]]]] = [
-        ("names", lambda: _check_names(folder, facts)),
+        ("names", lambda: check_names(folder, facts)),
         ("round trip", lambda: _check_round_trip(folder, output=output)),
         ("engine", lambda: _check_engine(folder, facts, machine)),
-        ("memory", lambda: _check_memory(folder, facts, machine)),
+        ("memory", lambda: check_memory(folder, facts, machine)),
     ]
     findings = []
     for name, run in steps:
@@ -65,7 +65,7 @@ def check_model_folder(folder: Path, *, output: Output) -> list[Finding]:
     return findings
 
 
-def _check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
+def check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
     """Compare names and shapes of the folder with the family's table."""
     lines = table(facts)
     with HfReader(folder) as reader:
@@ -112,7 +112,7 @@ def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:
             else ok("logits", logits)
         )
         convert(ToHf(source=str(megatron)), back, command=[], verify=Verify.TENSORS, output=output)
-        differ = _differing(folder, back)
+        differ = differing(folder, back)
     if differ:
         return findings + fail(
             "round trip",
@@ -124,7 +124,7 @@ def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:
     return findings + ok("round trip", f"every tensor comes back bit for bit, {size}")
 
 
-def _differing(first: Path, second: Path) -> list[str]:
+def differing(first: Path, second: Path) -> list[str]:
     """Names of tensors that are not equal bit for bit, or in one folder alone."""
     import torch
 
@@ -159,7 +159,7 @@ def _check_engine(folder: Path, facts: ModelFacts, machine: Machine) -> list[Fin
     )
 
 
-def _check_memory(folder: Path, facts: ModelFacts, machine: Machine) -> list[Finding]:
+def check_memory(folder: Path, facts: ModelFacts, machine: Machine) -> list[Finding]:
     """Plan supervised training of all weights on this machine."""
     recipe = Recipe.model_validate(
         {

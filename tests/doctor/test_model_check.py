@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from milescli.core.errors import CheckpointError
 from milescli.doctor.finding import Status
-from milescli.doctor.model_check import _check_memory, _check_names, _differing, check_model_folder
+from milescli.doctor.model_check import check_memory, check_model_folder, check_names, differing
 from milescli.models import load_facts
 from milescli.platform.machine import parse_machine
 from tests.backends.megatron.tiny_models import make_model
@@ -41,7 +41,7 @@ def test_a_tensor_that_is_not_as_the_table_says_is_named(
     folder: Path, changes: dict, says: str
 ) -> None:
     _changed(folder, **changes)
-    (finding,) = _check_names(folder, load_facts(folder))
+    (finding,) = check_names(folder, load_facts(folder))
     assert finding.status is Status.FAIL
     assert finding.what == "1 tensors are not as the table says"
     assert re.search(says, finding.why), finding.why
@@ -49,17 +49,17 @@ def test_a_tensor_that_is_not_as_the_table_says_is_named(
 
 def test_a_bit_that_differs_is_seen_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     other = make_model(tmp_path / "other", "moe")
-    assert _differing(folder, other) == []
+    assert differing(folder, other) == []
     norm = load_file(other / "model.safetensors")["model.norm.weight"]
     norm.view(torch.int32)[0] ^= 1
     _changed(other, **{"model.norm.weight": norm})
-    assert _differing(folder, other) == ["model.norm.weight"]
+    assert differing(folder, other) == ["model.norm.weight"]
 
 
 def test_a_good_folder_is_told_in_figures(folder: Path) -> None:
     facts = load_facts(folder)
-    (names,) = _check_names(folder, facts)
-    (memory,) = _check_memory(folder, facts, parse_machine("1xH100"))
+    (names,) = check_names(folder, facts)
+    (memory,) = check_memory(folder, facts, parse_machine("1xH100"))
     assert (names.status, memory.status) == (Status.OK, Status.OK)
     assert "all by rule" in names.what
     assert "of 79.0 GiB, bf16" in memory.what

@@ -262,7 +262,7 @@ def test_logprobs_and_experts_are_those_of_transformers_also_after_new_weights(s
             if "replayed" in response:
                 gap = (torch.tensor(response["logprobs"]) - response["replayed"]).abs().max()
                 largest["replayed"] = max(largest.get("replayed", 0.0), float(gap))
-            if experts is not None:
+            if experts is not None and fault_of_record(facts) is None:
                 layers = [layer for layer in range(facts.num_layers) if facts.is_moe_layer(layer)]
                 chosen = numpy.sort(response["experts"][:, layers], axis=-1)
                 assert numpy.array_equal(chosen, experts[:-1].sort(-1).values.numpy()), (
