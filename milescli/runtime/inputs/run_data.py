@@ -4,17 +4,19 @@ by the look of a dry run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
-from milescli.core.types import Trajectory
+from milescli.core.types import Image, ImageSpan, Trajectory
 from milescli.core.units import MIB, format_bytes
 from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import ExampleReport, Examples, load_examples
 from milescli.data.file_prompts import FilePrompts
+from milescli.data.images import PromptImages, Source
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
 from milescli.data.prompt_source import SourceReport, file_named, load_source
 from milescli.data.tasks import TASK_PREFIX
@@ -176,4 +178,24 @@ def first_rows(recipe: Recipe, run: RunDir) -> list[tuple[FilePrompts, Rollout]]
     else:
         changes["prompts"] = first(data.prompts)
     narrow = data.model_copy(update=changes)
-    return load_data(recipe, narrow, run, NoTokens(), output=None).trained
+    return load_data(recipe, narrow, run, _NoPictures(), output=None).trained
+
+
+class _Unopened(PromptImages):
+    """Stands for how some model sees images, which are not opened."""
+
+    def read(self, source: Source, *, base: Path) -> Image:
+        """Return an image of nothing."""
+        return Image(sha256="", png=b"", width=0, height=0, grid=(1, 0, 0), num_tokens=0)
+
+    def expanded(
+        self, token_ids: Sequence[int], images: Sequence[Image]
+    ) -> tuple[list[int], list[ImageSpan], list[int]]:
+        """Return the tokens as they are."""
+        return list(token_ids), [], []
+
+
+class _NoPictures(NoTokens):
+    """Reads rows with images before it is known whether the model sees any."""
+
+    images = _Unopened(Path(), -1)
