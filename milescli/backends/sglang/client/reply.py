@@ -178,7 +178,7 @@ class PartialResponse:
             raise MismatchError(
                 f"an engine made {count} tokens of a prompt with images that has {own}",
                 why="its image processor or tokenizer is not that of the run",
-                fix="compare the model's tokenizer, chat template and preprocessor_config.json with "
+                fix="compare the model's tokenizer, template and preprocessor_config.json with "
                 "those of its release",
             )
 
