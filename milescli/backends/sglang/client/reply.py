@@ -178,8 +178,8 @@ class PartialResponse:
             raise MismatchError(
                 f"an engine made {count} tokens of a prompt with images that has {own}",
                 why="its image processor or tokenizer is not that of the run",
-                fix="compare tokenizer.json and preprocessor_config.json of the model with those of "
-                "its release, and read the engine's log",
+                fix="compare the model's tokenizer, template and preprocessor_config.json with "
+                "those of its release",
             )
 
     def _append_span(self, span: VersionSpan) -> None:

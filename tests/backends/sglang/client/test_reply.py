@@ -4,6 +4,7 @@ once."""
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ import torch
 
 from milescli.backends.sglang.client.reply import PartialResponse, Reply
 from milescli.backends.sglang.inside.routing import packed, request_id, unpacked, wanted_from
-from milescli.core.errors import MachineError
-from milescli.core.types import StopReason
+from milescli.core.errors import MachineError, MismatchError
+from milescli.core.types import ImageSpan, StopReason
 from milescli.rollout.base import GenerateRequest
 
 SHAPE = (2, 2)
@@ -63,6 +64,20 @@ def test_the_record_begins_behind_what_the_caller_knows():
     record = made.completion(StopReason.STOP, routing_shape=SHAPE).routed_experts
     assert record is not None
     assert (record.num_tokens, record.bytes_per_number) == (4, 2)
+
+
+SPAN = ImageSpan(start=1, num_tokens=2, grid=(1, 2, 4), sha256="ab")
+
+
+def test_an_image_is_sent_as_one_token_in_every_part():
+    shown = replace(wanted(experts=False), images=[(SPAN, b"png")])
+    made = PartialResponse(request=shown)
+    assert made.body["input_ids"] == [5, 6]
+    made.extend(replace(reply(2, None), num_prompt_tokens=3))
+    assert made.body["input_ids"] == [5, 6, 0, 1]
+    assert made.body["image_data"] == ["data:image/png;base64,cG5n"]
+    with pytest.raises(MismatchError, match="6 tokens of a prompt with images that has 5"):
+        made.extend(replace(reply(1, None), num_prompt_tokens=6))
 
 
 def test_no_record_is_asked_for_where_none_is_wanted():
