@@ -15,6 +15,7 @@ from milescli.core.units import MIB, format_bytes
 from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import ExampleReport, Examples, load_examples
 from milescli.data.file_prompts import FilePrompts
+from milescli.data.images import OF_ANY_MODEL
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
 from milescli.data.prompt_source import SourceReport, file_named, load_source
 from milescli.data.tasks import TASK_PREFIX
@@ -176,4 +177,5 @@ def first_rows(recipe: Recipe, run: RunDir) -> list[tuple[FilePrompts, Rollout]]
     else:
         changes["prompts"] = first(data.prompts)
     narrow = data.model_copy(update=changes)
-    return load_data(recipe, narrow, run, NoTokens(), output=None).trained
+    unknown = NoTokens(images=OF_ANY_MODEL)
+    return load_data(recipe, narrow, run, unknown, output=None).trained
