@@ -264,7 +264,7 @@ def _shown(
     """Return the tokens of a row with all those of its images, where these stand, and they
     themselves. Raises DataError for an image that has changed, and where image tokens do not
     match the images."""
-    if sees is None or (not row.images and sees.token_id not in ids):
+    if sees is None or not ids or (not row.images and sees.token_id not in ids):
         return ids, (), ()
     try:
         images = [sees.read(source, base=path.parent) for source in row.images]

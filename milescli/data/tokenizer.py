@@ -79,7 +79,10 @@ class NoTokens:
     folder = Path()
     vocab_size = sys.maxsize
     """The model may know any token."""
-    images = None
+
+    def __init__(self, *, images: PromptImages | None = None) -> None:
+        """`images`: what checks those of prompts; None: the model sees none."""
+        self.images = images
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
         """Return a text that differs wherever messages or tools differ."""

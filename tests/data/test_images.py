@@ -20,10 +20,10 @@ from milescli.console.output import Mode, Output
 from milescli.core.errors import DataError
 from milescli.data.chat_masks import cut, demonstrated
 from milescli.data.examples import load_examples
-from milescli.data.images import collapsed
+from milescli.data.images import OF_ANY_MODEL, collapsed
 from milescli.data.prompt_source import load_source
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.data.tokenizer import ChatTokenizer, NoTokens, PromptEncoder, load_tokenizer
 from milescli.models.scratch import write_config
 from milescli.recipe.data import Data
 from milescli.recipe.model import ScratchModel
@@ -60,7 +60,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def prompts(path: Path, tokenizer: ChatTokenizer, **keys: Any) -> list[Any]:
+def prompts(path: Path, tokenizer: PromptEncoder, **keys: Any) -> list[Any]:
     data = Data(prompts=str(path), **keys)
     loaded = load_source(
         data, "prompts", tokenizer=tokenizer, seed=0, base_dir=path.parent, needs_label=None
@@ -291,6 +291,14 @@ def test_images_at_addresses_are_fetched_once_where_a_key_says_so(
         remote_images=True,
     )[0]
     assert again.images == prompt.images and len(prompt.images) == 1
+
+
+def test_without_a_tokenizer_images_are_checked_alone(tmp_path: Path) -> None:
+    unknown = NoTokens(images=OF_ANY_MODEL)
+    assert prompts(written(tmp_path, {"prompt": "a", **TWO}), unknown)[0].text == "<image><image>a"
+    with pytest.raises(DataError) as refused:
+        prompts(written(tmp_path, {"prompt": "a", "images": ["rows.jsonl"]}), unknown)
+    assert "is no picture that can be read" in refused.value.why
 
 
 @pytest.mark.parametrize("sees", [True, False])

@@ -15,6 +15,7 @@ from pathlib import Path
 from milescli.agents.tool_kit import offered
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import MilesError
+from milescli.data.images import OF_ANY_MODEL
 from milescli.data.tokenizer import ChatTokenizer, NoTokens, load_tokenizer
 from milescli.models import ModelFacts
 from milescli.recipe.schema import Recipe
@@ -119,8 +120,9 @@ def _subject(
         return subject, _unmade(own, why)
     try:
         data = with_local_files(recipe.data, run, recipe.run.seed, output=None)
+        unknown = NoTokens(images=OF_ANY_MODEL if facts.vision is not None else None)
         loaded = load_data(
-            recipe, data, run, tokenizer or NoTokens(), output=None, large_rows=NUM_TOKENISED
+            recipe, data, run, tokenizer or unknown, output=None, large_rows=NUM_TOKENISED
         )
     except MilesError as error:
         missing["prompts"] = missing["rows"] = "rows were refused"
