@@ -170,5 +170,7 @@ def test_engines_see_images_as_transformers_does_also_after_new_weights(tmp_path
 
 
 def test_a_tower_with_other_levels_than_sglang_knows_is_refused() -> None:
-    facts = parse_facts(ALL["qwen3-vl-moe"].config)
+    config = ALL["qwen3-vl-moe"].config
+    text = {**config["text_config"], "mlp_only_layers": []}
+    facts = parse_facts({**config, "text_config": text})
     assert facts.vision is not None and "deepstack" in str(fault_of_sglang(facts))
