@@ -17,9 +17,10 @@ from milescli.data.examples import ExampleReport, Examples, load_examples
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.images import OF_ANY_MODEL
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
+from milescli.data.prompt_encoder import NoTokens, PromptEncoder
 from milescli.data.prompt_source import SourceReport, file_named, load_source
 from milescli.data.tasks import TASK_PREFIX
-from milescli.data.tokenizer import ChatTokenizer, NoTokens, PromptEncoder
+from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, is_hub, names_in
 from milescli.recipe.schema import Recipe, Rollout
