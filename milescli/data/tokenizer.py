@@ -78,13 +78,13 @@ class ChatTokenizer:
         self.folder = folder
         self.template = template
         self.tools = tools
+        self.images: PromptImages | None = prompt_images(folder)
         self.prefix_ids: list[int] = _prefix_of(inner)
         """What the tokenizer puts before every text (BOS), as its post-processor says."""
         self.eos_id: int = self._end_of_turn()
         """The token that ends a response."""
         self.num_embeddings: int | None = None
         """Rows of the model's embedding; None: not known."""
-        self.images: PromptImages | None = prompt_images(folder)
         self.vocab_size: int = len(inner)
         """Number of tokens, added ones included; a model's embedding may have more rows."""
 
