@@ -14,8 +14,9 @@ from milescli.core.errors import DataError
 from milescli.core.types import Image, ImageSpan, Prompt
 from milescli.data.file_rows import FileRows, evenly, read_places, row_named
 from milescli.data.images import PromptImages, as_parts
+from milescli.data.prompt_encoder import Message, PromptEncoder
 from milescli.data.rows import DataRow
-from milescli.data.tokenizer import Message, PromptEncoder, shown_length
+from milescli.data.tokenizer import shown_length
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,12 +12,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from milescli.core.errors import CheckpointError, DataError
 from milescli.core.types import Image
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image as Picture
 
 CONFIG_NAME = "preprocessor_config.json"
@@ -37,6 +36,8 @@ class ImageProcessor:
     def __init__(self, folder: Path) -> None:
         """Read the settings of a model's folder. Raises CheckpointError for a folder without a
         processor, or with one of another kind."""
+        import numpy as np
+
         settings = _read(folder / CONFIG_NAME)
         sizes = settings.get("size") or {}
         self._patch = int(settings.get("patch_size", 14))
@@ -67,6 +68,7 @@ class ImageProcessor:
 
     def patches(self, png: bytes) -> np.ndarray:
         """Return [patches, numbers of a patch] float32 of a file that `read` has made."""
+        import numpy as np
         from PIL import Image as Pillow
 
         with Pillow.open(io.BytesIO(png)) as picture:
@@ -148,6 +150,7 @@ def _require_size(width: int, height: int) -> None:
 
 
 def _in_rgb(picture: Picture) -> Picture:
+    import numpy as np
     from PIL import Image as Pillow
 
     if picture.mode.startswith("I;16"):  # Pillow would cut what is above 255

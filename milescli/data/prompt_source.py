@@ -14,10 +14,11 @@ from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts, StoredPrompts
 from milescli.data.file_rows import FileRows, by_file, evenly, first_places, read_file, row_named
 from milescli.data.images import PromptImages
+from milescli.data.prompt_encoder import PromptEncoder
 from milescli.data.rows import NUM_BAD_ROWS_SHOWN, PathField, RowForm
 from milescli.data.tables import Table, check_file
 from milescli.data.tasks import is_task, write_task
-from milescli.data.tokenizer import PromptEncoder, shown_length
+from milescli.data.tokenizer import shown_length
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile, names_in, parse_data_file
 

@@ -43,7 +43,7 @@ def shape_rows(rng: random.Random, *, heldout: bool) -> Iterator[ShapesRow]:
             yield ShapesRow(
                 prompt=f"<image>{_QUESTION}",
                 label=str(count),
-                demonstration=f"#### {count}",
+                demonstration=str(count),
                 images=(url,),
             )
 

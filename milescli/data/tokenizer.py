@@ -7,15 +7,15 @@ import codecs
 import contextlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.data.images import PromptImages, prompt_images
+from milescli.data.prompt_encoder import Message
 from milescli.data.scratch_tokenizer import CHAT_TEMPLATE
 
 if TYPE_CHECKING:
@@ -42,65 +42,6 @@ AUTO, RAW, CHATML = "auto", "none", "chatml"
 """The values of `data.chat_template` that are no file."""
 STAND_IN = "\u241fturn\u241f"
 """Takes the place of a turn to show what the template writes around it. No template trims it."""
-Message = dict[str, Any]
-"""`role` (system, user, assistant, tool) and `content`, both text; and what else a template
-takes."""
-
-
-class PromptEncoder(Protocol):
-    """Turns chats into token ids for readers of prompts."""
-
-    folder: Path
-    vocab_size: int
-    images: PromptImages | None
-    """How the model sees images; None: it sees none."""
-
-    def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
-        """Return the text that the model reads: the chat template applied."""
-
-    def encode_chats(
-        self,
-        chats: Sequence[Sequence[Message]],
-        *,
-        tools: Sequence[Sequence[Any]] | None = None,
-        most: int | None = None,
-    ) -> list[list[int]]:
-        """Return [num_chats][num_tokens]. `tools`: those of each chat. `most`: a chat with more
-        tokens may be cut to no fewer than `most` + 1."""
-
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of tokens, special ones left out."""
-
-
-class NoTokens:
-    """A PromptEncoder for a model that reads messages, whose tokenizer is elsewhere: no prompt has
-    tokens, so none is too long."""
-
-    folder = Path()
-    vocab_size = sys.maxsize
-    """The model may know any token."""
-
-    def __init__(self, *, images: PromptImages | None = None) -> None:
-        """`images`: what checks those of prompts; None: the model sees none."""
-        self.images = images
-
-    def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
-        """Return a text that differs wherever messages or tools differ."""
-        return repr((messages, tools))
-
-    def encode_chats(
-        self,
-        chats: Sequence[Sequence[Message]],
-        *,
-        tools: Sequence[Sequence[Any]] | None = None,
-        most: int | None = None,
-    ) -> list[list[int]]:
-        """Return an empty list for each chat."""
-        return [[] for _ in chats]
-
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """Return no text: the tokens are unknown."""
-        return ""
 
 
 MAX_CHARS_OF_TOKEN = 256
@@ -137,13 +78,13 @@ class ChatTokenizer:
         self.folder = folder
         self.template = template
         self.tools = tools
+        self.images: PromptImages | None = prompt_images(folder)
         self.prefix_ids: list[int] = _prefix_of(inner)
         """What the tokenizer puts before every text (BOS), as its post-processor says."""
         self.eos_id: int = self._end_of_turn()
         """The token that ends a response."""
         self.num_embeddings: int | None = None
         """Rows of the model's embedding; None: not known."""
-        self.images: PromptImages | None = prompt_images(folder)
         self.vocab_size: int = len(inner)
         """Number of tokens, added ones included; a model's embedding may have more rows."""
 

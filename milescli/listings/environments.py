@@ -15,9 +15,9 @@ from milescli.core.imports import imported
 from milescli.core.plug_points import ENVIRONMENTS, TOOLS
 from milescli.core.registry import PlugPoint
 from milescli.core.types import Prompt
+from milescli.data.prompt_encoder import NoTokens
 from milescli.data.prompt_source import load_source
 from milescli.data.tasks import is_task
-from milescli.data.tokenizer import NoTokens
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
 from milescli.rollout.environment_contract import NUM_EPISODES, Checked

@@ -94,7 +94,7 @@ def test_the_fix_of_a_file_is_a_command_that_mends_it(miles: Miles, folder: Path
         ({"my prompt": "a"}, []),
         ({"prompt": "a", "answer": "4", "target": "5"}, []),
         ({"frage": "a", "antwort": "4", "target": "5", "label": "6"}, []),
-        ({"prompt": "a", "label": "4", "images": ["a.jpg"], "my notes": "", "videos": ["b"]}, []),
+        ({"prompt": "a", "label": "4", "audio": ["a.wav"], "my notes": "", "videos": ["b"]}, []),
         ({"prompt": "a", "reward_model": {"truth": "4"}}, ["--label-key", "reward_model"]),
         ({"prompt": "a", "completion": "b", "response": "c"}, []),
         ({"prompt": "a", "label": "b", "context": "c"}, ["--set", "data.system_prompt=be brief"]),

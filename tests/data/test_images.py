@@ -21,9 +21,10 @@ from milescli.core.errors import DataError
 from milescli.data.chat_masks import cut, demonstrated
 from milescli.data.examples import load_examples
 from milescli.data.images import OF_ANY_MODEL, collapsed
+from milescli.data.prompt_encoder import NoTokens, PromptEncoder
 from milescli.data.prompt_source import load_source
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tokenizer import ChatTokenizer, NoTokens, PromptEncoder, load_tokenizer
+from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models.scratch import write_config
 from milescli.recipe.data import Data
 from milescli.recipe.model import ScratchModel

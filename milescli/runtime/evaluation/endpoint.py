@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError
-from milescli.data.tokenizer import NoTokens
+from milescli.data.prompt_encoder import NoTokens
 from milescli.recipe.requests import open_key
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.endpoint import base_url

@@ -18,9 +18,9 @@ from milescli.core.errors import DataError, RecipeError, nearest
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts
+from milescli.data.prompt_encoder import PromptEncoder
 from milescli.data.prompt_source import SourceReport
 from milescli.data.tables import Table, check_file
-from milescli.data.tokenizer import PromptEncoder
 from milescli.recipe.data_files import parse_data_file, parse_hub
 from milescli.recipe.layers import from_command_line
 from milescli.recipe.schema import Recipe

@@ -16,7 +16,8 @@ from milescli.agents.tool_kit import offered
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import MilesError
 from milescli.data.images import OF_ANY_MODEL
-from milescli.data.tokenizer import ChatTokenizer, NoTokens, load_tokenizer
+from milescli.data.prompt_encoder import NoTokens
+from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models import ModelFacts
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs.checks import (

@@ -16,9 +16,10 @@ from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import ExampleReport, Examples, load_examples, read_examples
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
+from milescli.data.prompt_encoder import PromptEncoder
 from milescli.data.prompt_source import SourceReport, file_named, load_source
 from milescli.data.tasks import TASK_PREFIX
-from milescli.data.tokenizer import ChatTokenizer, PromptEncoder
+from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, is_hub, names_in
 from milescli.recipe.schema import Recipe, Rollout

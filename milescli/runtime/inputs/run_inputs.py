@@ -22,9 +22,10 @@ from milescli.data.chat_masks import turn_end_ids
 from milescli.data.examples import ExampleReport, Examples
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts
+from milescli.data.prompt_encoder import PromptEncoder
 from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tokenizer import ChatTokenizer, PromptEncoder, engine_stop_ids, load_tokenizer
+from milescli.data.tokenizer import ChatTokenizer, engine_stop_ids, load_tokenizer
 from milescli.models import ModelFacts, load_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.data import Data
