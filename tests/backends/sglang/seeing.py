@@ -3,16 +3,19 @@ of engines and of whole runs."""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image as Pillow
 from safetensors.torch import load_file, save_file
 
-from milescli.core.types import Image, ImageSpan, Prompt
+from milescli.core.types import ImageSpan, Prompt
 from milescli.data.image_processor import ImageProcessor
-from tests.backends.megatron.vision_cases import IMAGE, PROCESSOR, file_of
+from tests.backends.megatron.vision_cases import IMAGE, PROCESSOR
 from tests.families.cases import Case
 from tests.families.making import make
 from tests.families.vision_cases import config
@@ -20,7 +23,8 @@ from tests.families.vision_cases import config
 END_OF_TURN = 1
 _LONG = {"max_position_embeddings": 2048}
 MODELS = {
-    "qwen2_5_vl": config("qwen2_5_vl", text=_LONG),
+    # patches of 14 x 14 pixels, which are all that SGLang knows there
+    "qwen2_5_vl": config("qwen2_5_vl", text=_LONG, tower={"patch_size": 14, "window_size": 56}),
     "qwen3_vl": config("qwen3_vl", text=_LONG),
     # experts in every layer and three levels of features, which is all that SGLang knows
     "qwen3_vl_moe": config(
@@ -45,7 +49,23 @@ def make_seeing(folder: Path, family: str) -> None:
     make(folder, Case(settings, made_by_transformers=family != "qwen3_vl_moe"))
     write_tokenizer(folder)
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
-        (folder / name).write_text(json.dumps(PROCESSOR))
+        (folder / name).write_text(json.dumps(_processor(settings)))
+
+
+def _processor(settings: dict) -> dict:
+    patch = settings["vision_config"]["patch_size"]
+    size = {"shortest_edge": 4 * patch**2, "longest_edge": 400 * patch**2}
+    return {**PROCESSOR, "patch_size": patch, "size": size}
+
+
+def picture(image: dict, *, patch: int) -> bytes:
+    """A PNG of noise with the grid of an image of `vision_cases`."""
+    _, rows, columns = image["grid"]
+    generator = np.random.default_rng(image["seed"])
+    pixels = generator.integers(0, 256, (patch * rows, patch * columns, 3), np.uint8)
+    buffer = io.BytesIO()
+    Pillow.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -77,7 +97,9 @@ def write_tokenizer(folder: Path) -> None:
 def prompt_of(row: dict, folder: Path, *, index: int = 0) -> Prompt:
     """A row of `vision_cases`, without its response, as data has it."""
     processor = ImageProcessor(folder)
-    images: list[Image] = [processor.read(file_of(image)) for image in row["images"]]
+    patch = json.loads((folder / "config.json").read_text())["vision_config"]["patch_size"]
+    images = [processor.read(picture(image, patch=patch)) for image in row["images"]]
+    assert [list(read.grid) for read in images] == [image["grid"] for image in row["images"]]
     spans = [
         ImageSpan(
             start=image["start"], num_tokens=read.num_tokens, grid=read.grid, sha256=read.sha256

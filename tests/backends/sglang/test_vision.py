@@ -21,6 +21,7 @@ from milescli.backends.sglang.launch.spec import EngineSpec, check_servable
 from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.errors import AgentError, ContextFull, RecipeError
 from milescli.core.types import Prompt, StopReason, Trajectory
+from milescli.data.image_processor import ImageProcessor
 from milescli.models import load_facts
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
@@ -36,6 +37,8 @@ from tests.families.vision_cases import config
 from tests.samples import make_trajectory
 
 pytestmark = pytest.mark.engine
+STOPS = (IMAGE, 121)
+"""Tokens of images and videos, as a run has them."""
 LARGEST = 1e-5
 """Difference of log-probs."""
 WANTED = GenerateRequest(prompt_ids=(), max_new_tokens=12, seed=7)
@@ -48,6 +51,7 @@ class Seeing:
         self.folder = folder / "model"
         make_seeing(self.folder, family)
         self.model = plain_vision.loaded(self.folder).eval()
+        self.processor = ImageProcessor(self.folder)
         self.prompts = [prompt_of(row, self.folder) for row in ROWS]
         started = start_service(self.folder, self.model, log_dir=folder, name=family, **options)
         self.service: Service = replace(started, direct=True)
@@ -69,7 +73,7 @@ class Seeing:
             )
             return [session.trajectories()[0] for session in sessions]
 
-        return self.service.run(sample, stop_ids=[IMAGE], routing_shape=routing_shape)
+        return self.service.run(sample, stop_ids=STOPS, routing_shape=routing_shape)
 
     def session(
         self, fleet: SglangFleet, prompt: Prompt, settings: GenerateRequest, *, seed: int = 0
@@ -109,17 +113,17 @@ class Seeing:
 
     @torch.no_grad()
     def _logits(self, line: Trajectory) -> torch.Tensor:
-        seeds = {
-            image.sha256: shown["seed"]
-            for prompt, row in zip(self.prompts, ROWS, strict=True)
-            for image, shown in zip(prompt.images, row["images"], strict=True)
-        }
-        images = [
-            {"start": span.start, "grid": list(span.grid), "seed": seeds[span.sha256]}
-            for span in line.image_spans
-        ]
-        row = {"ids": line.token_ids.tolist(), "images": images}
-        return plain_vision.logits(self.model, row)
+        """[tokens, vocabulary] by transformers."""
+        shown = {image.sha256: image.png for prompt in self.prompts for image in prompt.images}
+        ids = torch.tensor([line.token_ids.tolist()])
+        kinds, pixels, seen = torch.zeros_like(ids, dtype=torch.int), [], {}
+        for span in line.image_spans:
+            kinds[0, span.start : span.start + span.num_tokens] = 1
+            pixels.append(torch.from_numpy(self.processor.patches(shown[span.sha256])))
+        if pixels:
+            grids = torch.tensor([span.grid for span in line.image_spans])
+            seen = {"image_grid_thw": grids, "pixel_values": torch.cat(pixels)}
+        return self.model(input_ids=ids, use_cache=False, mm_token_type_ids=kinds, **seen).logits[0]
 
     def publish(self, folder: Path, changed: dict[str, torch.Tensor]) -> None:
         """As a run does, with its check of the whole model."""
@@ -185,7 +189,7 @@ def test_a_later_turn_shows_the_images_again(seeing):
         await session.generate([*turn.prompt_ids, *turn.response_ids, 55, 56])
         return session.trajectories()
 
-    (line,) = seeing.service.run(talk, stop_ids=[IMAGE])
+    (line,) = seeing.service.run(talk, stop_ids=STOPS)
     assert line.image_spans == prompt.image_spans
     assert sum(line.loss_mask) == 8
     assert seeing.differ([line]) <= LARGEST
@@ -227,7 +231,7 @@ def test_a_sampled_image_token_ends_its_response_and_its_conversation(seeing):
         with pytest.raises(ContextFull):
             await session.generate([*turn.prompt_ids, *turn.response_ids, 55])
 
-    seeing.service.run(go_on, stop_ids=[IMAGE])
+    seeing.service.run(go_on, stop_ids=STOPS)
 
 
 def test_tokens_of_an_image_without_one_are_not_sent(seeing):
@@ -258,9 +262,20 @@ def test_an_engine_keeps_what_a_frozen_tower_says(tmp_path):
         made.stop()
 
 
-def test_a_depth_that_would_end_the_engine_is_refused(tmp_path):
-    shallow = config("qwen3_vl_moe", text={"mlp_only_layers": []})
-    (tmp_path / "config.json").write_text(json.dumps(shallow))
+_MOE = {"mlp_only_layers": []}
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        (config("qwen3_vl_moe", text=_MOE), "2 deepstack layers"),
+        (config("qwen2_5_vl"), "has 96 numbers"),
+        (config("qwen2_5_vl", tower={"patch_size": 14, "hidden_size": 1176}), "width 1176"),
+    ],
+)
+def test_towers_that_sglang_mistakes_are_refused(tmp_path, shape, why):
+    """They would end the engine at its first image, or be left out."""
+    (tmp_path / "config.json").write_text(json.dumps(shape))
     spec = EngineSpec(
         model_dir=tmp_path,
         tokenizer_dir=None,
@@ -271,4 +286,4 @@ def test_a_depth_that_would_end_the_engine_is_refused(tmp_path):
     )
     with pytest.raises(RecipeError, match="SGLang cannot serve") as raised:
         check_servable(spec)
-    assert "2 deepstack layers" in raised.value.why
+    assert why in raised.value.why

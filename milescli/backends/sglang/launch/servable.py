@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -40,6 +41,8 @@ class CpuFamily:
     """SGLang has biases of MLPs; else it leaves them out."""
     num_deepstack: int | None = None
     """Levels of a vision tower's features that SGLang adds to the decoder; None: any number."""
+    patch_numbers: int | None = None
+    """Numbers of a patch of pixels that SGLang knows; None: any."""
     sees_images: bool = False
     """Its vision tower is served, too."""
 
@@ -102,6 +105,7 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
         module="qwen2_5_vl",
         architecture="Qwen2_5_VLForConditionalGeneration",
         pieces=("delta",),
+        patch_numbers=1176,
         sees_images=True,
     ),
     "qwen3": CpuFamily(module="qwen3", architecture="Qwen3ForCausalLM"),
@@ -222,6 +226,17 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
         return (
             f"its tower has {depth} deepstack layers, and SGLang 0.5.20 takes this family to have "
             f"{family.num_deepstack}: the first image would end the engine"
+        )
+    numbers = math.prod(facts.vision.patch_shape) if facts.vision is not None else None
+    if facts.vision is not None and family.patch_numbers not in (None, numbers):
+        return (
+            f"a patch of its images has {numbers} numbers, and SGLang 0.5.20 takes all but "
+            f"{family.patch_numbers} (14 x 14 pixels) for what a tower has said already"
+        )
+    if facts.vision is not None and family.patch_numbers == facts.vision.hidden_size:
+        return (
+            f"its tower has width {facts.vision.hidden_size}, and SGLang 0.5.20 then takes pixels "
+            "for what a tower has said already"
         )
     scaling = facts.rope.scaling if facts.rope is not None else None
     if scaling is not None and scaling.attention_factor is not None:
