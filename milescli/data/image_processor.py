@@ -9,11 +9,13 @@ import io
 import json
 import math
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from milescli.core.errors import CheckpointError, DataError
 from milescli.core.types import Image
+
+if TYPE_CHECKING:
+    import numpy as np
 
 CONFIG_NAME = "preprocessor_config.json"
 MAX_FILE_BYTES = 64 * 2**20
@@ -30,6 +32,8 @@ class ImageProcessor:
     def __init__(self, folder: Path) -> None:
         """Read the settings of a model's folder. Raises CheckpointError for a folder without a
         processor, or with one of another kind."""
+        import numpy as np
+
         settings = _read(folder / CONFIG_NAME)
         sizes = settings.get("size") or {}
         self._patch = int(settings.get("patch_size", 14))
@@ -60,6 +64,7 @@ class ImageProcessor:
 
     def patches(self, png: bytes) -> np.ndarray:
         """Return [patches, numbers of a patch] float32 of a file that `read` has made."""
+        import numpy as np
         from PIL import Image as Pillow
 
         with Pillow.open(io.BytesIO(png)) as picture:

@@ -80,13 +80,7 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
     if spec.num_nodes > 1:
         arguments |= _of_nodes(spec)
     switches = ["skip-server-warmup", "sleep-on-idle"]
-    family = CPU_FAMILIES.get(str(read_config(spec.model_dir)["model_type"]))
-    sees_images = family is not None and family.sees_images
-    tokenizer_dir = spec.tokenizer_dir or (spec.model_dir if sees_images else None)
-    if tokenizer_dir is None:
-        switches.append("skip-tokenizer-init")
-    else:
-        arguments["tokenizer-path"] = tokenizer_dir
+    switches += _tokenizer_arguments(spec, arguments)
     if spec.deterministic:
         switches.append("enable-deterministic-inference")
     if spec.return_routed_experts:
@@ -101,11 +95,6 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
     if spec.attention_dp > 1:
         arguments["dp-size"] = spec.attention_dp
         switches.append("enable-dp-attention")
-    if sees_images:
-        # as the trainer reads them; torchvision would resize pictures otherwise
-        arguments["image-processor-backend"] = "pil"
-        if spec.device_kind != "cpu":
-            switches.append("enable-precise-embedding-interpolation")
     total_tokens, extra = spec.max_total_tokens, ()
     if spec.device_kind == "cpu":
         arguments |= CPU_ARGUMENTS
@@ -142,6 +131,21 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         arguments["max-total-tokens"] = total_tokens
     flags = [word for key, value in arguments.items() for word in (f"--{key}", *_words(value))]
     return [*flags, *(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
+
+
+def _tokenizer_arguments(spec: EngineSpec, arguments: dict[str, object]) -> list[str]:
+    """Add the tokenizer to the arguments, and of a model that sees images how they are read: as the
+    trainer does, where torchvision would resize them otherwise. Return the switches."""
+    family = CPU_FAMILIES.get(str(read_config(spec.model_dir)["model_type"]))
+    sees_images = family is not None and family.sees_images
+    tokenizer_dir = spec.tokenizer_dir or (spec.model_dir if sees_images else None)
+    if tokenizer_dir is None:
+        return ["skip-tokenizer-init"]
+    arguments["tokenizer-path"] = tokenizer_dir
+    if not sees_images:
+        return []
+    arguments["image-processor-backend"] = "pil"
+    return ["enable-precise-embedding-interpolation"] if spec.device_kind != "cpu" else []
 
 
 def _words(value: object) -> list[str]:
