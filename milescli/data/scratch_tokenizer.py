@@ -29,11 +29,7 @@ CHAT_TEMPLATE = (
     " function.parameters.properties.keys() | join(', ') + '): ' + function.description }}"
     "{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{% if part.type == 'image' %}"
-    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
     "{% for call in message['tool_calls'] or [] %}"
     '{{ \'<tool_call>\\n{"name": "\' + call.function.name + \'", "arguments": \' +'
     " call.function.arguments | tojson + '}\\n</tool_call>' }}"
@@ -42,6 +38,16 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+
+IMAGE_CHAT_TEMPLATE = CHAT_TEMPLATE.replace(
+    " + message['content'] }}",
+    " }}{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{% if part.type == 'image' %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}",
+)
+"""The same, of a model that sees images."""
 
 
 def make_scratch_tokenizer(
@@ -75,7 +81,7 @@ def make_scratch_tokenizer(
         "eos_token": TURN_END,
         "pad_token": END_OF_TEXT,
         "additional_special_tokens": [TURN_START, *special[len(SPECIAL_TOKENS) :]],
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": IMAGE_CHAT_TEMPLATE if sees_images else CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
     }

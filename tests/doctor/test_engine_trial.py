@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,7 @@ class _Trainer:
 
     scores: list[float]
     plan: Any = field(default_factory=lambda: tiny_plan("cpu"))
+    facts: Any = field(default_factory=lambda: SimpleNamespace(num_experts=0))
 
 
 def _score(trainer: _Trainer, prompt: object, response: object, *, rounded_otherwise: bool):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from milescli.agents.proxy import SessionProxy
 from milescli.backends.sglang.client.parsers import ReplyForm, SglangReplies
 from milescli.core.plug_points import AGENTS
-from milescli.data.scratch_tokenizer import CHAT_TEMPLATE
+from milescli.data.scratch_tokenizer import CHAT_TEMPLATE, IMAGE_CHAT_TEMPLATE
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.data import MixSource
@@ -44,7 +44,7 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
     if rollout.agent == "single_turn":
         return None
     tool_parser = rollout.tool_parser
-    if tool_parser == "auto" and tokenizer.template == CHAT_TEMPLATE:
+    if tool_parser == "auto" and tokenizer.template in (CHAT_TEMPLATE, IMAGE_CHAT_TEMPLATE):
         tool_parser = OF_OUR_TEMPLATE
     form = ReplyForm(
         tool_parser=tool_parser,
