@@ -72,7 +72,10 @@ def make_plan(
     if devices_per_node(recipe, machine, Log()):
         merges = publishes_merged(recipe, on_cpu=False, size=SIZES["bf16"])
         formats = formats_of(recipe, merges_adapter=merges)
-        require_kernels(formats, machine.nodes[0].devices[0])
+        try:
+            require_kernels(formats, machine.nodes[0].devices[0])
+        except FitError as error:
+            raise with_remedies(error, recipe, machine, plans, only_proposed=True) from None
     try:
         return plans(recipe)
     except FitError as error:

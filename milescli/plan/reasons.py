@@ -340,11 +340,21 @@ class _Trial:
     changes: dict[str, object]
 
 
-def with_remedies(error: FitError, recipe: Recipe, machine: Machine, plans: _Planner) -> FitError:
-    """Return the same refusal with fixes that were tried: the fix that it proposes itself, pins to
-    drop, fewer tokens, more devices, an adapter. Proposals in words stay."""
+def with_remedies(
+    error: FitError,
+    recipe: Recipe,
+    machine: Machine,
+    plans: _Planner,
+    *,
+    only_proposed: bool = False,
+) -> FitError:
+    """Return the same refusal with fixes that were tried: the fix that it proposes itself, and
+    unless `only_proposed`, pins to drop, fewer tokens, more devices, an adapter. Proposals in words
+    stay."""
     fixes: dict[str, str] = {}
     for trial in _trials(error, recipe, machine):
+        if only_proposed and trial.kind != "proposed":
+            break
         if trial.kind in fixes or len(fixes) == _MOST_FIXES:
             continue
         try:

@@ -9,11 +9,12 @@ from typing import Literal
 
 from milescli.models.precision import Quantised
 
-PLAN_SCHEMA = 11
+PLAN_SCHEMA = 12
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
 the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
 4: parts of a device's memory that were measured. 7: rows of a file instead of samples.
-9: processes of a run on a CPU. 11: number formats of trainer and engines, on_policy."""
+9: processes of a run on a CPU. 11: number formats of trainer and engines, on_policy.
+12: prompts that samples share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

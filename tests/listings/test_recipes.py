@@ -31,7 +31,7 @@ def test_every_recipe_has_a_size_a_known_family_and_data() -> None:
         assert row.prompts, row
     assert rows["qwen3.6-35b-a3b"].aliases == ["qwen3.6"]
     assert rows["quickstart"].smallest_machine == "cpu"
-    assert rows["deepseek-v4-pro"].smallest_machine is None
+    assert rows["deepseek-v4-pro"].smallest_machine == "32x8xH100"
 
 
 def test_the_table_of_models_holds_what_recipes_name_and_nothing_else() -> None:
@@ -76,11 +76,6 @@ def test_another_revision_is_asked_for_on_the_hub(monkeypatch: pytest.MonkeyPatc
 )
 def test_the_shapes_that_ship_are_what_the_published_configs_say() -> None:
     assert shapes(CONFIGS) == shapes(None)
-
-
-def test_a_model_that_cannot_be_trained_has_no_smallest_machine(tmp_path: Path) -> None:
-    recipe = load("deepseek-v4-flash", environ={}, cwd=tmp_path, home=tmp_path).recipe
-    assert smallest_machine(recipe, facts_of_recipe(recipe.model)) is None
 
 
 def test_a_model_that_outgrows_one_gpu_gets_a_larger_machine(tmp_path: Path) -> None:
