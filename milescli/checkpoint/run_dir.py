@@ -281,7 +281,11 @@ def resume_command(shown: str, *, step: int | None, num_steps: int | None = None
     it, `step` that of its newest checkpoint if any, `num_steps` the number of steps if known."""
     if step is not None and step == num_steps:
         return f"miles export {shown} --to DIR   # all its {step} steps are done and saved"
-    where = "begins again: it had saved nothing" if step is None else f"goes on from step {step}"
+    where = (
+        "goes on where it was saved, before step 1" if step == 0 else f"goes on from step {step}"
+    )
+    if step is None:
+        where = "begins again: it had saved nothing"
     return f"miles resume {shown}   # {where}"
 
 
