@@ -35,6 +35,7 @@ LAYOUT = {
     "events.jsonl": "everything that happened, one JSON object a line",
     "metrics.jsonl": "the scalars of every step",
     "tensorboard/": "the same, for `tensorboard --logdir`",
+    "wandb/": "what Weights & Biases keeps there, where `run.trackers` names it",
     "run.svg": "a picture of the last frame, to show around",
     "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
@@ -348,7 +349,7 @@ def running_error(run: RunDir) -> MilesError:
     """Return the error of a command that needs a run on which a driver works."""
     host, _, driver = _content(run.lock_file).strip().partition(" ")
     here = driver.isdecimal() and host == socket.gethostname()
-    stop = [f"kill {driver}   # it saves and stops, as by Ctrl-C"] if here else []
+    stop = [f"miles stop {run.shown}   # it saves and stops, as by Ctrl-C"] if here else []
     where = f", process {driver} on {host}" if driver else ""
     return MilesError(
         f"run `{run.name}` is running",
