@@ -27,6 +27,7 @@ import typer
 from milescli import __version__
 from milescli.commands import (
     algorithms,
+    chat,
     compare,
     convert,
     data,
@@ -103,6 +104,7 @@ miles {version}: post-train language models with reinforcement learning
   miles profile RUN                   where its time goes, while it runs
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
+  miles chat RUN                      talk to it
   miles export RUN --to DIR           a Hugging Face folder
   miles convert hf-to-megatron SRC DST   a Megatron checkpoint, and back
 
@@ -131,7 +133,7 @@ app = typer.Typer(
     add_completion=True,
 )
 for module in (
-    *(launch, resume, evaluate, export, convert),
+    *(launch, resume, evaluate, chat, export, convert),
     *(data, models, recipes, algorithms, env, plugins),
     *(runs, status, stop, logs, rm, ui, report, compare, why, profile, doctor, help),
 ):
@@ -292,6 +294,7 @@ OTHER_NAMES = {
     "status": ("show", "info", "watch", "progress"),
     "compare": ("diff",),
     "eval": ("evaluate", "test", "benchmark"),
+    "chat": ("talk", "ask", "generate", "infer"),
     "export": ("save", "merge", "push"),
     "ui": ("web", "dashboard", "board", "view"),
     "doctor": ("check", "diagnose", "verify"),

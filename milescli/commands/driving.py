@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milescli.console.output import Output
-from milescli.core.errors import MilesError
+from milescli.core.errors import MilesError, RecipeError
 
 if TYPE_CHECKING:
     from milescli.recipe.load import LoadedRecipe
@@ -52,6 +52,8 @@ _QUOTED = re.compile(r"`([^`]+)`")
 def with_typed(error: MilesError) -> MilesError:
     """Return the error of a recipe that is misspelt with the user's own command line as its fix:
     `miles launch --recipe quickstart` would be another verb, or lack what else was typed."""
+    if not isinstance(error, RecipeError):
+        return error
     wrong = set(_QUOTED.findall(error.what)) & {word.rpartition("=")[2] for word in typed()}
     for place, fix in enumerate(error.fixes):
         if wrong and (right := _OTHER_RECIPE.fullmatch(fix)):

@@ -19,7 +19,8 @@ from tests.commands.conftest import Miles, Replace
 
 VERBS = (
     *("launch", "resume", "evaluate", "export", "doctor", "recipes"),
-    *("runs", "status", "stop", "logs", "rm", "ui", "report", "compare", "why", "profile", "help"),
+    *("runs", "status", "stop", "logs", "rm", "ui", "report", "compare", "chat", "why", "profile"),
+    "help",
 )
 
 

@@ -1,0 +1,87 @@
+"""`miles chat`: talk to a checkpoint of a run, or to a model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milescli.commands.options import SetOption, SubjectArgument, verb
+from milescli.console.output import Mode, Output
+
+if TYPE_CHECKING:
+    from milescli.rollout.base import Reply
+
+EXAMPLES = [
+    "miles chat quickstart-1",
+    "miles chat quickstart-1@0    # before the first step",
+    "miles chat Qwen/Qwen3-0.6B --temperature 0.7 --logprobs",
+    "echo 'What is 2 + 2?' | miles chat quickstart-1 --quiet",
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "chat", examples=EXAMPLES)(chat)
+
+
+def chat(
+    context: typer.Context,
+    subject: SubjectArgument,
+    *,
+    system: Annotated[str, typer.Option("--system", help="A system message.")] = "",
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0: always the likeliest token.")
+    ] = 0.0,
+    reply_tokens: Annotated[
+        int, typer.Option("--reply-tokens", min=1, help="Bound on one reply.")
+    ] = 512,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, help="Bound on all replies of a conversation.")
+    ] = 2048,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Show the log-prob of each token.")
+    ] = False,
+    sets: SetOption = None,
+) -> None:
+    """Talk to a run's checkpoint (RUN, or RUN@STEP), a folder or a name on the hub."""
+    from milescli.commands import measure
+    from milescli.commands.find_run import find_measured
+    from milescli.runtime.evaluation.chat import SETTINGS, Chat
+    from milescli.runtime.evaluation.sets import EvalWish
+
+    output: Output = context.obj
+    name, at, step = subject.partition("@")
+    model, steps = (name, step) if at and step.isdecimal() else (subject, None)
+    if find_measured(model).endpoint is not None:
+        raise typer.BadParameter("an endpoint is no model that engines can be started for")
+    settings = SETTINGS | {
+        "rollout.max_response_tokens": str(tokens),
+        "rollout.max_turn_tokens": str(min(reply_tokens, tokens)),
+        "eval.temperature": str(temperature),
+    }
+    changes = [*(f"{key}={value}" for key, value in settings.items()), *(sets or ())]
+
+    def said(reply: Reply, pieces: Sequence[tuple[str, float]]) -> None:
+        text = str(reply.message.get("content") or reply.turn.text)
+        shown = [{"token": piece, "logprob": value} for piece, value in pieces]
+        output.json("reply", {"text": text, "tokens": shown})
+        output.text(text)
+        if logprobs:
+            output.table(["token", "logprob"], [(repr(piece), f"{v:.3f}") for piece, v in pieces])
+
+    asked = Chat(read=lambda: _line(output), said=said, note=output.note, system=system)
+    wish = EvalWish(data=["task:seeds"], sets=changes)
+    measure.measured(model, wish, measure.Options(steps=steps, ask=asked.ask), output=output)
+
+
+def _line(output: Output) -> str | None:
+    """Return the next line of the person, or of a pipe; None at its end."""
+    if output.mode is Mode.HUMAN and sys.stdin.isatty():
+        try:
+            return input("> ")
+        except EOFError:
+            return None
+    return sys.stdin.readline().rstrip("\n") or None

@@ -1,0 +1,111 @@
+"""A conversation with a model that engines are started for: an agent whose user is a person. Called
+by `miles chat`. Nothing is measured, kept or learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from milescli.agents.replying import next_reply
+from milescli.console.output import Output
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import ContextFull
+from milescli.core.types import Prompt
+from milescli.rollout.base import Outcome, Reply, Session
+from milescli.runtime.evaluation.evaluate import episodes_of
+
+if TYPE_CHECKING:
+    from milescli.runtime.evaluation.results import SetResult
+    from milescli.runtime.evaluation.sets import LoadedSet
+    from milescli.runtime.recovery.engines import Engines
+    from milescli.runtime.spec import RunSpec
+
+NEW, SYSTEM = "/new", "/system"
+"""Begin a new conversation; do so with a system message, which follows."""
+PLACEHOLDER = "hello"
+"""The agent `chat` of a recipe needs a user; the person takes its place."""
+SETTINGS = {
+    "rollout.agent": "chat",
+    "rollout.user.script": f"[{PLACEHOLDER}]",
+    "rollout.reward": "exact_match",
+    "rollout.max_turns": "2",
+    "rollout.roles": "{}",
+    "rollout.tools": "[]",
+    "rollout.mcp": "{}",
+    "eval.num_prompts": "1",
+    "eval.samples_per_prompt": "1",
+}
+"""What a run's recipe is changed to, so that its model chats and nothing else is started."""
+Said = Callable[[Reply, Sequence[tuple[str, float]]], None]
+"""Shows a reply: [tokens] (text, log-prob) stand beside it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Chat:
+    """The agent, and an `Ask` of the engines."""
+
+    read: Callable[[], str | None]
+    """Returns what the person says next; None: the end. May block."""
+    said: Said
+    note: Callable[[str], None]
+    """Says that a conversation begins anew."""
+    pieces: Callable[[Sequence[int]], list[str]] = lambda ids: [""] * len(ids)
+    """[tokens] the text that each adds; known once engines serve."""
+    system: str = ""
+    has_ended: bool = False
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Forget what was said."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
+        """Hold one conversation, until the person ends it, begins a new one, or it is full."""
+        self.begin()
+        while (text := await in_thread(self.read)) is not None:
+            word, _, rest = text.strip().partition(" ")
+            if word in (NEW, SYSTEM):
+                self.system = rest if word == SYSTEM else self.system
+                return Outcome(text="", reward=0.0)
+            if not text.strip():
+                continue
+            self.messages.append({"role": "user", "content": text})
+            try:
+                reply = await next_reply(session, self.messages)
+            except ContextFull:
+                reply = None
+            if reply is None:
+                self.note("the conversation is as long as the model was started for: it is new now")
+                return Outcome(text="", reward=0.0, is_cut=True)
+            self.messages.append(dict(reply.message))
+            turn = reply.turn
+            tokens = zip(self.pieces(turn.response_ids), turn.logprobs, strict=False)
+            self.said(reply, list(tokens))
+        self.has_ended = True
+        return Outcome(text="", reward=0.0)
+
+    async def ask(
+        self,
+        spec: RunSpec,
+        asked: Sequence[LoadedSet],
+        engines: Engines,
+        *,
+        name: str,
+        step: int,
+        output: Output,
+    ) -> list[SetResult]:
+        """Hold conversations until the person ends the last one (an `Ask`)."""
+        recipe = asked[0].set.recipe
+        self.pieces = spec.inputs.tokenizer.pieces
+        episodes = episodes_of(spec, recipe, engines, output=output)
+        episodes = replace(episodes, agent=self, agent_name="chat", retries=0)
+        output.note(
+            f"{name}, step {step}: {NEW} begins again, {SYSTEM} TEXT sets who it is, Ctrl-D ends"
+        )
+        number = 0
+        while not self.has_ended:
+            seed = recipe.run.seed + number
+            await episodes.play(asked[0].prompts[0], sample_index=number, seed=seed)
+            number += 1
+        return []
