@@ -207,8 +207,10 @@ def fit_main_memory(
     merged = publishes_merged(recipe, on_cpu=True, size=size)
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
+    # the kernel that sums each query by itself reads float32
+    of_cache = 4 if recipe.train.on_policy == "exact" else size
     least = (
-        memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
+        memory.cache_bytes(engines, size=of_cache, tokens=longest_tokens(recipe), sequences=1)
         if engines.num
         else 0
     )
@@ -239,11 +241,11 @@ def fit_main_memory(
             engines,
             room=budget - node.total,
             num_shards=node.num_shards,
-            size=size,
+            size=of_cache,
             log=log,
         )
         cache = memory.cache_bytes(
-            engines, size=size, tokens=tokens, sequences=engines.max_running_requests
+            engines, size=of_cache, tokens=tokens, sequences=engines.max_running_requests
         )
     _note_memory(recipe, node, node.num_shards * cache, machine, log)
     return Fitted(
