@@ -12,9 +12,9 @@ WIDE = (
     "model.scratch.hidden_size=128",
     "model.scratch.head_dim=32",
     "model.scratch.num_kv_heads=4",
-    "model.scratch.moe_ffn_hidden_size=128",
 )
-"""A width that FP8's blocks divide."""
+"""A width of which FP8's blocks divide attention, and of experts the default does."""
+MOE_WIDE = (*(text for text in MOE if "moe_ffn" not in text), *WIDE)
 RUNS = {
     "dense": ((), ("parallel.pp=2",)),
     "experts": ((*MOE, "parallel.ep=2"), ("parallel.ep=1", "parallel.pp=2")),
@@ -25,7 +25,7 @@ RUNS = {
     ),
     "bf16": (("train.precision=bf16",), ("parallel.pp=2",)),
     "bf16 experts": ((*MOE, "train.precision=bf16", "parallel.ep=2"), ("parallel.ep=1",)),
-    "fp8 experts": ((*MOE, *WIDE, "train.precision=fp8_block"), ("parallel.ep=2",)),
+    "fp8 experts": ((*MOE_WIDE, "train.precision=fp8_block"), ("parallel.ep=2",)),
     "mxfp8": (("train.precision=mxfp8", "rollout.temperature=0.7"), ("parallel.dp=2",)),
     "int4 experts": ((*MOE, "train.precision=int4_qat"), ("parallel.ep=2",)),
     "nvfp4": (("train.precision=nvfp4",), ("parallel.dp=2",)),

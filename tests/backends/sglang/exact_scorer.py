@@ -1,7 +1,7 @@
 """What a trainer of one rank under `train.on_policy: exact` says of rows of tokens: log-probs of
 every token after the first. In a process of its own, since nobody turns that off again: `python -m
-tests.backends.sglang.exact_scorer REQUEST.json`, with {"folder", "precision", "threads", "temperature",
-"rows", "microbatch_tokens", "out"}."""
+tests.backends.sglang.exact_scorer REQUEST.json`, with {"folder", "precision", "threads",
+"temperature", "rows", "microbatch_tokens", "out"}."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
 from milescli.backends.sglang.inside.cpu.layers import experts_in_order
 from milescli.backends.sglang.plugin import INPUTS_VARIABLE
+from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
 from milescli.checkpoint.formats.base import Codec, dequantise_by_rows, rounded_by_rows
 from milescli.checkpoint.formats.schemes import INPUT_CODECS
 from milescli.models.precision import Quantised
