@@ -48,10 +48,7 @@ def reason(plan: Plan) -> str | None:
         {"train": {"precision": "int4_qat"}},
         {"train": {"precision": "nvfp4"}, "model": {"scratch": EXPERTS}},
         {"train": {"precision": "fp8_block"}, "rollout": {"precision": "same"}},
-        {
-            "train": {"precision": "mxfp8", "quantise_inputs": False},
-            "rollout": {"precision": "bf16"},
-        },
+        {"train": {"precision": "int4_qat"}, "rollout": {"precision": "bf16"}},
     ],
     ids=str,
 )

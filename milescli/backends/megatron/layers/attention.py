@@ -438,7 +438,7 @@ class PackedAttention(MegatronModule):
         if grid.is_causal and is_for(query, longest := query.shape[1]):
             flat = (x.flatten(0, 1) for x in (query, key, value))
             starts = torch.arange(0, len(query) * longest + 1, longest, dtype=torch.int32)
-            attended = ShortAttention.apply(*flat, starts, longest, self.scale)
+            attended = attend_short(*flat, starts, longest, self.scale)
             return attended.view(query.shape)
         out = F.scaled_dot_product_attention(
             query.transpose(1, 2),
