@@ -308,6 +308,7 @@ def _load(
     size: int,
     teachers: Sequence[ModelFacts],
 ) -> TrainerLoad:
+    is_exact = recipe.train.on_policy == "exact"
     tokens = recipe.sequences_per_step * recipe.longest_sequence
     most = -(-tokens // (trainer.dp * trainer.cp))
     return TrainerLoad(
@@ -323,7 +324,8 @@ def _load(
         bucket_bytes=0,
         packing=Packing(imbalance=recipe.train.expert_imbalance),
         on_host=True,
-        fused_swiglu=size == 4,
+        fused_swiglu=size == 4 or is_exact,
+        keeps_float32=is_exact,
         reached=Reached(trainer_context=0),
         **images_in(recipe),
     )

@@ -257,7 +257,7 @@ class MemoryModel:
             layout.ep,
             layout.etp,
             layout.sequence_parallel,
-            load.size,
+            load.kept_size,
             load.packing,
             load.fused_swiglu,
         )
@@ -269,7 +269,7 @@ class MemoryModel:
                     facts.at(layers.index(layer)),
                     layer,
                     layout,
-                    size=load.size,
+                    size=load.kept_size,
                     packing=load.packing,
                     fused_swiglu=load.fused_swiglu,
                 )

@@ -294,7 +294,15 @@ class TrainerLoad:
     """True if the device is a CPU."""
     fused_swiglu: bool = False
     """True if `activations.layer_bytes` may assume the fused SwiGLU of float32 on a CPU."""
+    keeps_float32: bool = False
+    """True if layers keep float32 for their gradients whatever the size of a weight: under
+    `train.on_policy: exact` on a CPU."""
     reached: Reached = field(default_factory=Reached)
+
+    @property
+    def kept_size(self) -> int:
+        """Return the bytes of a number that layers keep for their gradients."""
+        return 4 if self.keeps_float32 else self.size
 
 
 def images_in(recipe: Recipe) -> dict[str, float]:

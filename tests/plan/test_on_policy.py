@@ -3,6 +3,7 @@ not shown to be."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,19 @@ def test_inputs_are_rounded_on_a_cpu_where_both_sides_round_to_the_same_numbers(
     assert plan.quantises_inputs is rounds
     why = next(each.reason for each in plan.decisions if each.key == "quantises_inputs")
     assert ("exact" in why) is (precision in ("fp8_block", "mxfp8"))
+
+
+def test_what_exact_bfloat16_keeps_in_float32_is_planned() -> None:
+    """Engines' caches and the trainer's activations are as large as those of float32."""
+
+    def memory(**train: str) -> float:
+        reasons = {each.key: each.reason for each in planned(train=train).decisions}
+        shares = re.findall(r"(activations|cache) ([0-9.]+)", reasons["memory"])
+        return sum(float(share) for _, share in shares)
+
+    exact = {"on_policy": "exact", "precision": "bf16"}
+    assert memory(**exact) > 1.5 * memory(precision="bf16", on_policy="auto")
+    assert memory(**exact) == pytest.approx(memory(precision="fp32", on_policy="exact"), rel=0.1)
 
 
 def test_by_default_nothing_is_said_of_it() -> None:
