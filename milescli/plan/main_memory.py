@@ -14,6 +14,7 @@ from milescli.core.errors import FitError
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
+from milescli.plan.choices import shares_prompts
 from milescli.plan.devices import Reached
 from milescli.plan.memory import (
     MemoryModel,
@@ -219,7 +220,7 @@ def fit_main_memory(
         layouts.append(replace(trainer, recompute="full"))
 
     def load_of(layout: TrainerLayout, cap: int) -> TrainerLoad:
-        return _load(recipe, layout, cap=cap, size=size, teachers=teachers)
+        return _load(recipe, facts, layout, cap=cap, size=size, teachers=teachers)
 
     def activations(cap: int) -> int:
         return memory.worst_stage(trainer, load_of(trainer, cap)).activations
@@ -300,8 +301,21 @@ def _caps(
     return worth or caps[-1:]
 
 
+def _distinct_tokens(recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout) -> int | None:
+    """Positions of a step that are computed at most, where sequences share prompts: each prompt
+    once, and of each sequence its response, with the position before it."""
+    group, agent = recipe.rollout.samples_per_prompt, recipe.rollout.agent
+    is_plain = agent == "single_turn" and not recipe.learns_from_rows
+    if not (is_plain and shares_prompts(recipe, facts, trainer, group)):
+        return None
+    prompts = recipe.rollout.prompts_per_step
+    own = group * (recipe.rollout.max_response_tokens + 1)
+    return prompts * (recipe.data.max_prompt_tokens + own)
+
+
 def _load(
     recipe: Recipe,
+    facts: ModelFacts,
     trainer: TrainerLayout,
     *,
     cap: int,
@@ -314,6 +328,7 @@ def _load(
     return TrainerLoad(
         size=size,
         row_tokens=min(cap, most),
+        distinct_tokens=_distinct_tokens(recipe, facts, trainer),
         num_microbatches=trainer.pp,
         keeps_reference=recipe.keeps_reference,
         critic="beside" if recipe.has_critic else "none",

@@ -82,9 +82,9 @@ def test_rounded_weights_get_the_same_bytes(codec: Codec) -> None:
 
 
 def by_448(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers and scales by the rule of TransformerEngine's Float8BlockScaling and MXFP8BlockScaling
-    (`recipe_common.cuh`): what a block is multiplied by is the largest power of two that is at most
-    448 / its largest number."""
+    """Numbers and scales by the rule of TransformerEngine's Float8BlockScaling, and that of
+    MXFP8BlockScaling: a block is multiplied by the largest power of two that is at most 448 / its
+    largest number (`recipe_common.cuh`)."""
     largest = base.block_maxima(weight, block)
     factor = torch.where(largest > 0, 448.0 / largest, torch.ones_like(largest))
     inverse = 1 / (factor.view(torch.int32) & 0x7F800000).view(torch.float32)
