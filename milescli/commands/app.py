@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -155,6 +155,16 @@ def first_page(
         output.text(FIRST_PAGE.format(version=__version__))
 
 
+def _program() -> Any:
+    """Return the group of all verbs. Flags show no type in its help."""
+    program = typer.main.get_command(app)
+    for command in (program, *program.commands.values()):  # type: ignore[attr-defined]
+        for option in command.params:
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+    return program
+
+
 def _leave_garbage() -> None:
     """Else Python looks for some among all that torch and Ray made before it ends: a second. Where
     Triton was imported it must, or Triton says on 30 lines what it believes to be leaked."""
@@ -192,9 +202,7 @@ def _run(argv: list[str] | None) -> int:
                 why="whoever started this has closed its standard output (`>&-`)",
                 fix="leave it open, or throw away what comes: > /dev/null",
             )
-        result = typer.main.get_command(app).main(
-            args=argv, prog_name="miles", standalone_mode=False, obj=output
-        )
+        result = _program().main(args=argv, prog_name="miles", standalone_mode=False, obj=output)
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.DONE
     except MilesError as error:
@@ -316,10 +324,9 @@ def _usage_error(error: typer.TyperException, argv: list[str]) -> MilesError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "miles"
     message = error.format_message().rstrip(".")
-    if command == "miles" and message.startswith("No such command"):
-        group = typer.main.get_command(app)
-        if found := _misnamed(argv, getattr(group, "commands", ())):
-            return found
+    is_unknown = command == "miles" and message.startswith("No such command")
+    if is_unknown and (found := _misnamed(argv, _program().commands)):
+        return found
     return UsageError(
         message[:1].lower() + message[1:],
         why=f"`{command}` was not understood",

@@ -9,7 +9,7 @@ import typer
 from milescli.checkpoint.run_dir import LAYOUT
 from milescli.commands.options import verb
 from milescli.console.output import Output
-from milescli.core.errors import EXIT_CODE_MEANINGS
+from milescli.core.errors import EXIT_CODE_MEANINGS, nearest
 
 EXAMPLES = [
     "miles help exit-codes",
@@ -73,4 +73,8 @@ def help_page(
         )
     else:
         verbs = context.find_root().command
+        if topic not in verbs.commands:  # type: ignore[attr-defined]
+            guess = nearest(topic, [*TOPICS, *verbs.commands])  # type: ignore[attr-defined]
+            hint = f"; nearest is `{guess}`" if guess else ""
+            raise typer.BadParameter(f"`{topic}` is neither a page nor a verb{hint}")
         verbs.main(args=[topic, "--help"], prog_name="miles", standalone_mode=False, obj=output)

@@ -219,8 +219,10 @@ def verb(
         ]
         parameters = [*signature.parameters.values(), *extra]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        about = " ".join((function.__doc__ or "").split())  # else its lines are kept as lines
+        run.__doc__, first = about, about.partition(". ")[0].rstrip(".") + "."
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name, epilog=epilog)(run)
+        app.command(name, epilog=epilog, short_help=first)(run)
         return function
 
     return register
