@@ -48,17 +48,18 @@ def miles(*words: str, log: Path) -> None:
         done.check_returncode()
 
 
-def warmed_up(folder: Path, seed: int) -> Path:
-    """The Hugging Face folder of the quickstart's model after its warm-up."""
-    model = folder / f"model-{seed}"
+def warmed_up(folder: Path, seed: int, *, recipe: str = "quickstart") -> Path:
+    """The Hugging Face folder of a recipe's model after its warm-up."""
+    of_which = f"{seed}" if recipe == "quickstart" else f"{recipe}-{seed}"
+    model = folder / f"model-{of_which}"
     if not (model / "config.json").exists():
-        print(f"seed {seed}: warming the model up", flush=True)
-        log = folder / f"warm-up-{seed}.log"
-        name = f"warm-up-{seed}"
+        print(f"{recipe}, seed {seed}: warming the model up", flush=True)
+        name = f"warm-up-{of_which}"
+        log = folder / f"{name}.log"
         shutil.rmtree(folder / "runs" / name, ignore_errors=True)
         own = ["--name", name, "--set", f"run.dir={folder}/runs", "--quiet"]
         miles(
-            *("launch", "--recipe", "quickstart", "--seed", str(seed), "--steps", "1", *own),
+            *("launch", "--recipe", recipe, "--seed", str(seed), "--steps", "1", *own),
             log=log,
         )
         miles("export", f"{folder}/runs/{name}", "--step", "0", "--to", str(model), log=log)

@@ -2,6 +2,7 @@
 
     python bench/train.py [--pairs 5] [--lengths equal --lengths ragged] [--profile]
     python bench/train.py --precision int4_qat [--experts 8]   # beside miles itself in fp32
+    python bench/train.py --precision int4_qat --model FOLDER --sequences 64   # a real model
 
 One rank of the trainer, with the plan's threads for this machine, and the policy objective; the
 quickstart's model. The peer pads its batch, masks attention, takes log-probs by log_softmax and
@@ -67,7 +68,7 @@ async def serve_miles(options: argparse.Namespace) -> None:
 
     orders = Orders()
     recipe = {
-        "model": {"path": str(options.folder / "model")},
+        "model": {"path": str(options.model or options.folder / "model")},
         "data": {"prompts": "task:sums"},
         "rollout": {"reward": "gsm8k"},
         "train": {"optimizer": {"lr": LR}, "precision": options.precision or "fp32"},
@@ -82,7 +83,7 @@ async def serve_miles(options: argparse.Namespace) -> None:
     from milescli.recipe.schema import Recipe
 
     settings = Recipe.model_validate({"train": recipe["train"]})
-    trainer = start_rank(plan, options.folder / "model", recipe=settings)
+    trainer = start_rank(plan, options.model or options.folder / "model", recipe=settings)
     shard = shard_of(options.lengths[0], options.sequences, plan.batch.max_row_tokens(1))
 
     async def steps(order: dict[str, Any]) -> dict[str, Any]:
@@ -168,13 +169,16 @@ def measure(lengths: str, result: Table, options: argparse.Namespace) -> None:
     """Start both sides, run the pairs, stop both; adds a row."""
     with tempfile.TemporaryDirectory(prefix="miles-bench-") as temporary:
         folder = Path(temporary)
-        make_model(model_of(options.experts), folder / "model", seed=0)
-        millions = table(load_facts(folder / "model")).num_parameters / 1e6
+        if options.model is None:
+            make_model(model_of(options.experts), folder / "model", seed=0)
+        millions = table(load_facts(options.model or folder / "model")).num_parameters / 1e6
 
         def start(side: str) -> Side:
             command = [sys.executable, __file__, "--side", side, "--folder", str(folder)]
             command += ["--lengths", lengths, "--sequences", str(options.sequences)]
             command += ["--peer-batch", str(options.peer_batch)]
+            if options.model is not None:
+                command += ["--model", str(options.model)]
             if side == "miles" and options.precision:
                 command += ["--precision", options.precision]
             if side == "peer" and options.precision:
@@ -235,6 +239,7 @@ def main() -> None:
     )
     parser.add_argument("--precision", help="`train.precision`, beside miles itself in fp32")
     parser.add_argument("--experts", type=int, default=0, help="experts of the model's layers")
+    parser.add_argument("--model", type=Path, help="a real model's folder, with --precision")
     options = parse_as_side(parser, miles=serve_miles, peer=serve_peer)
     if options is None:
         return

@@ -172,12 +172,26 @@ def write_config(shape: ScratchShape, folder: Path) -> dict[str, Any]:
 
 
 def make_model(shape: ScratchShape, folder: Path, seed: int) -> None:
-    """Write config.json and model.safetensors. Equal arguments give equal bytes: each tensor has
-    its own generator."""
+    """Write config.json and model.safetensors. Equal arguments give equal bytes."""
+    _write_weights(write_config(shape, folder), folder, seed=seed, std=INIT_STD)
+
+
+def make_from_config(
+    config: dict[str, Any], folder: Path, *, seed: int, std: float | None = INIT_STD
+) -> None:
+    """Write a model of any family that is known here. `std`: that of embeddings and matrices;
+    None: of each matrix one over the root of its columns, by which its outputs are as large as its
+    inputs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _write_weights(config, folder, seed=seed, std=std)
+
+
+def _write_weights(config: dict[str, Any], folder: Path, *, seed: int, std: float | None) -> None:
+    """Each tensor has its own generator."""
     import torch
     from safetensors.torch import save_file
 
-    config = write_config(shape, folder)
     tensors = {}
     for index, (name, dims) in enumerate(sorted(table(parse_facts(config)).hf_shapes().items())):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
@@ -186,7 +200,8 @@ def make_model(shape: ScratchShape, folder: Path, seed: int) -> None:
         elif name.endswith(".bias"):
             tensors[name] = torch.zeros(dims)
         else:
-            tensors[name] = torch.randn(dims, generator=generator) * INIT_STD
+            spread = dims[-1] ** -0.5 if std is None else std
+            tensors[name] = torch.randn(dims, generator=generator) * spread
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     generation = {"eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

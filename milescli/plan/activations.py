@@ -84,6 +84,12 @@ def layer_bytes(
     )
 
 
+def shared_attention_bytes(facts: ModelFacts, *, size: int) -> int:
+    """Return what attention keeps of a position that a sequence has in common with another, where
+    each of them is laid out whole: its query, key and value, the output, and its log-sum-exp."""
+    return 2 * (facts.num_heads + facts.num_kv_heads) * facts.head_dim * size + 4 * facts.num_heads
+
+
 def _hyper_bytes(facts: ModelFacts, *, share: float, size: int) -> float:
     """Of a part's hyper-connection: the streams, in float32 too, the part's output, and the mixing
     matrices of all rounds."""

@@ -24,7 +24,7 @@ def batch_plan(
     ranks."""
     plan = _batch_of_rows if recipe.learns_from_rows else _batch_of_samples
     batch = plan(recipe, trainer, cap, log)
-    shares = on_cpu and _shares_prompts(recipe, facts, trainer, batch.samples_per_prompt)
+    shares = on_cpu and shares_prompts(recipe, facts, trainer, batch.samples_per_prompt)
     if shares:
         log.note(
             "batch.shares_prompts",
@@ -114,8 +114,9 @@ _NARROW = 256
 """Below this width a layer's products cost little more than moving its keys and values."""
 
 
-def _shares_prompts(recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout, group: int) -> bool:
-    """Under `exact`, and where ranks share a model, every sequence is computed whole."""
+def shares_prompts(recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout, group: int) -> bool:
+    """Return True if a rank computes a prompt once for the sequences that begin with it. Under
+    `exact`, and where ranks share a model, every sequence is computed whole."""
     whole = trainer.tp == trainer.pp == trainer.cp == 1 and recipe.train.on_policy != "exact"
     pays = group > 1 and facts.hidden_size >= _NARROW
     return whole and pays and not recipe.train.lora.dropout and can_share_prompts(facts)

@@ -14,6 +14,7 @@ from milescli.core.errors import FitError
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
+from milescli.plan.choices import shares_prompts
 from milescli.plan.devices import Reached
 from milescli.plan.memory import (
     MemoryModel,
@@ -207,8 +208,10 @@ def fit_main_memory(
     merged = publishes_merged(recipe, on_cpu=True, size=size)
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
+    # the kernel that sums each query by itself reads float32
+    of_cache = 4 if recipe.train.on_policy == "exact" else size
     least = (
-        memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
+        memory.cache_bytes(engines, size=of_cache, tokens=longest_tokens(recipe), sequences=1)
         if engines.num
         else 0
     )
@@ -217,7 +220,7 @@ def fit_main_memory(
         layouts.append(replace(trainer, recompute="full"))
 
     def load_of(layout: TrainerLayout, cap: int) -> TrainerLoad:
-        return _load(recipe, layout, cap=cap, size=size, teachers=teachers)
+        return _load(recipe, facts, layout, cap=cap, size=size, teachers=teachers)
 
     def activations(cap: int) -> int:
         return memory.worst_stage(trainer, load_of(trainer, cap)).activations
@@ -239,11 +242,11 @@ def fit_main_memory(
             engines,
             room=budget - node.total,
             num_shards=node.num_shards,
-            size=size,
+            size=of_cache,
             log=log,
         )
         cache = memory.cache_bytes(
-            engines, size=size, tokens=tokens, sequences=engines.max_running_requests
+            engines, size=of_cache, tokens=tokens, sequences=engines.max_running_requests
         )
     _note_memory(recipe, node, node.num_shards * cache, machine, log)
     return Fitted(
@@ -298,19 +301,34 @@ def _caps(
     return worth or caps[-1:]
 
 
+def _distinct_tokens(recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout) -> int | None:
+    """Positions of a step that are computed at most, where sequences share prompts: each prompt
+    once, and of each sequence its response, with the position before it."""
+    group, agent = recipe.rollout.samples_per_prompt, recipe.rollout.agent
+    is_plain = agent == "single_turn" and not recipe.learns_from_rows
+    if not (is_plain and shares_prompts(recipe, facts, trainer, group)):
+        return None
+    prompts = recipe.rollout.prompts_per_step
+    own = group * (recipe.rollout.max_response_tokens + 1)
+    return prompts * (recipe.data.max_prompt_tokens + own)
+
+
 def _load(
     recipe: Recipe,
+    facts: ModelFacts,
     trainer: TrainerLayout,
     *,
     cap: int,
     size: int,
     teachers: Sequence[ModelFacts],
 ) -> TrainerLoad:
+    is_exact = recipe.train.on_policy == "exact"
     tokens = recipe.sequences_per_step * recipe.longest_sequence
     most = -(-tokens // (trainer.dp * trainer.cp))
     return TrainerLoad(
         size=size,
         row_tokens=min(cap, most),
+        distinct_tokens=_distinct_tokens(recipe, facts, trainer),
         num_microbatches=trainer.pp,
         keeps_reference=recipe.keeps_reference,
         critic="beside" if recipe.has_critic else "none",
@@ -321,7 +339,8 @@ def _load(
         bucket_bytes=0,
         packing=Packing(imbalance=recipe.train.expert_imbalance),
         on_host=True,
-        fused_swiglu=size == 4,
+        fused_swiglu=size == 4 or is_exact,
+        keeps_float32=is_exact,
         reached=Reached(trainer_context=0),
         **images_in(recipe),
     )

@@ -22,6 +22,7 @@ from milescli.plan.activations import (
     head_bytes,
     layer_bytes,
     mtp_bytes,
+    shared_attention_bytes,
     tower_bytes,
 )
 from milescli.plan.devices import Reached
@@ -158,7 +159,7 @@ class MemoryModel:
         counts = self.counter.stages(layout)
         sums = self._layer_sums(layout, load)
         ends = stage_ends(layout, self.table.facts.num_layers)
-        saved_of_head, of_logits = self._head_bytes(layout, load)
+        saved_of_head, of_logits = self._head_bytes(layout, load, tokens=load.computed_tokens)
         sizes, on_device = [], replace(layout, offload_optimizer=False)
         for stage in stages:
             start, end = ends[stage - 1] if stage else 0, ends[stage]
@@ -171,13 +172,17 @@ class MemoryModel:
             if is_last and self.table.facts.trains_mtp:
                 ahead, again = mtp_bytes(self.table.facts, layout, layer=sums.mtp, size=load.size)
                 top += load.row_tokens * ahead
+            tokens = load.computed_tokens
+            laid = (load.row_tokens - tokens) * shared_attention_bytes(
+                self.table.facts, size=load.kept_size
+            )
             if layout.recompute == "full":
                 inner = max(sums.most_between(start, end) - sums.input, again)
-                most = max(top, load.row_tokens * inner)
-                activations = load.row_tokens * inputs * in_flight + most
+                most = max(top, tokens * inner + laid)
+                activations = tokens * inputs * in_flight + most
                 head = max(0, int(top + head - most))
             else:
-                activations = load.row_tokens * saved * in_flight + top
+                activations = (tokens * saved + laid * (end - start)) * in_flight + top
             if stage == 0 and self.table.facts.vision is not None:
                 each, beside = self._tower_bytes(self.table.facts.vision, layout, load)
                 activations += each * in_flight + beside
@@ -228,7 +233,9 @@ class MemoryModel:
         weights = frozen_bytes(counts, size=load.size)
         sums, is_last = self._layer_sums(layout, load), stage == layout.pp - 1
         layers = load.row_tokens * (2 * sums.input + sums.widest)
-        return weights, int(layers + is_last * sum(self._head_bytes(layout, load)))
+        return weights, int(
+            layers + is_last * sum(self._head_bytes(layout, load, tokens=load.row_tokens))
+        )
 
     @staticmethod
     def _tower_bytes(vision: Vision, layout: TrainerLayout, load: TrainerLoad) -> tuple[int, int]:
@@ -241,11 +248,13 @@ class MemoryModel:
             recompute=layout.recompute,
         )
 
-    def _head_bytes(self, layout: TrainerLayout, load: TrainerLoad) -> tuple[int, int]:
+    def _head_bytes(
+        self, layout: TrainerLayout, load: TrainerLoad, *, tokens: int
+    ) -> tuple[int, int]:
         return head_bytes(
             self.table.facts,
             layout,
-            tokens=load.row_tokens,
+            tokens=tokens,
             size=load.size,
             on_host=load.on_host,
         )
@@ -257,7 +266,7 @@ class MemoryModel:
             layout.ep,
             layout.etp,
             layout.sequence_parallel,
-            load.size,
+            load.kept_size,
             load.packing,
             load.fused_swiglu,
         )
@@ -269,7 +278,7 @@ class MemoryModel:
                     facts.at(layers.index(layer)),
                     layer,
                     layout,
-                    size=load.size,
+                    size=load.kept_size,
                     packing=load.packing,
                     fused_swiglu=load.fused_swiglu,
                 )

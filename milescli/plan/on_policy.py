@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from milescli.models.facts import ModelFacts
+from milescli.plan.precision import Formats
 from milescli.plan.types import EngineLayout, Log, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import Rule, refuse
@@ -25,8 +26,8 @@ def choose_on_policy(
     *,
     trainer: TrainerLayout,
     engines: EngineLayout,
-    precision: str,
-    engine_format: str | None,
+    formats: Formats,
+    rounds_inputs: bool,
     on_cpu: bool,
     log: Log,
 ) -> Literal["auto", "exact"]:
@@ -34,9 +35,10 @@ def choose_on_policy(
     the recipe asks for what is not exact, or was not shown to be."""
     if recipe.train.on_policy == "auto":
         return "auto"
-    refuse(_rules(recipe, trainer, engines))
+    refuse(_rules(recipe, trainer, engines, formats))
     if on_cpu:
-        refuse(_shown(facts, trainer, engines, precision, engine_format))
+        refuse(_shown(facts, trainer, engines))
+        refuse(_rounded(formats, rounds_inputs))
     log.note(
         "train.on_policy",
         "exact",
@@ -49,7 +51,9 @@ def choose_on_policy(
     return "exact"
 
 
-def _rules(recipe: Recipe, trainer: TrainerLayout, engines: EngineLayout) -> Iterator[Rule]:
+def _rules(
+    recipe: Recipe, trainer: TrainerLayout, engines: EngineLayout, formats: Formats
+) -> Iterator[Rule]:
     """What makes two policies of one, or two sums of one, on any device."""
     kind, stale = recipe.rollout.speculative.kind, recipe.rollout.max_staleness
     yield _not(
@@ -83,6 +87,12 @@ def _rules(recipe: Recipe, trainer: TrainerLayout, engines: EngineLayout) -> Ite
         "--set weights.format=hf",
     )
     yield _not(
+        formats.engines not in (None, formats.trainer),
+        f"`rollout.precision={recipe.rollout.precision}`",
+        "engines hold other numbers than the trainer",
+        "--set rollout.precision=same",
+    )
+    yield _not(
         trainer.tp != engines.tp,
         f"tp {trainer.tp} of the trainer beside tp {engines.tp} of the engines",
         "row-parallel layers add a sum for each rank of tp, and other parts round otherwise",
@@ -95,22 +105,8 @@ def _shown(
     facts: ModelFacts,
     trainer: TrainerLayout,
     engines: EngineLayout,
-    precision: str,
-    engine_format: str | None,
 ) -> Iterator[Rule]:
     """What was not shown to be exact on a CPU."""
-    yield _not(
-        precision != "fp32",
-        f"`train.precision={precision}`",
-        "the kernels that compute a row by itself are for float32",
-        "--set train.precision=fp32",
-    )
-    yield _not(
-        engine_format is not None,
-        f"engines that hold {engine_format} weights",
-        "they multiply by kernels of their own",
-        "--set rollout.precision=bf16",
-    )
     layouts = {"parallel": (trainer, "tp", "cp"), "engines": (engines, "tp", "ep", "attention_dp")}
     for room, (layout, *axes) in layouts.items():
         for axis in axes:
@@ -135,6 +131,23 @@ def _shown(
     }
     for why, broken in reasons.items():
         yield _not(broken, f"this `{facts.family}` model", why, _OFF)
+
+
+def _rounded(formats: Formats, rounds_inputs: bool) -> Iterator[Rule]:
+    """Rounded inputs that are not the same on both sides on a CPU."""
+    yield _not(
+        rounds_inputs and formats.engines is None,
+        "rounded inputs beside engines with plain weights",
+        "engines round the inputs of quantised layers alone",
+        "--set rollout.precision=same",
+        "--set train.quantise_inputs=false",
+    )
+    yield _not(
+        rounds_inputs and formats.trainer == "nvfp4",
+        "rounded NVFP4 inputs",
+        "all tokens that are computed together share a scale, so a token depends on the others",
+        "--set train.quantise_inputs=false",
+    )
 
 
 def _not(broken: object, what: str, why: str, *fixes: str) -> Rule:

@@ -52,6 +52,11 @@ kernels in SGLang 0.5.20 multiply by such weights. INT4 and NVFP4 go through Mar
 CUDA's."""
 
 
+EXACT_INPUTS: tuple[Quantised, ...] = ("fp8", "mxfp8")
+"""Formats whose rounded inputs are those of a token alone. The tokens of an NVFP4 product share a
+global scale."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
     """Names the formats of a run; None: plain weights."""
@@ -96,7 +101,7 @@ def note_formats(
         )
         why = "pinned by `train.quantise_inputs`"
         if recipe.train.quantise_inputs is None:
-            why = _why_inputs(rounds_inputs, on_cpu=on_cpu)
+            why = _why_inputs(recipe, formats, on_cpu=on_cpu)
         log.note("quantises_inputs", rounds_inputs, why)
     if recipe.has_engines and (formats.engines or trainer):
         reason = f"pinned by `rollout.precision={asked}`"
@@ -133,17 +138,27 @@ def require_kernels(formats: Formats, device: Device) -> None:
 def _quantises_inputs(recipe: Recipe, formats: Formats, *, on_cpu: bool) -> bool:
     if formats.trainer is None:
         return False
-    pinned = recipe.train.quantise_inputs
-    return (not on_cpu and formats.trainer != "int4") if pinned is None else pinned
-
-
-def _why_inputs(quantises: bool, *, on_cpu: bool) -> str:
+    if (pinned := recipe.train.quantise_inputs) is not None:
+        return pinned
     if on_cpu:
+        is_same = recipe.train.on_policy == "exact" and formats.engines == formats.trainer
+        return is_same and formats.trainer in EXACT_INPUTS
+    return formats.trainer != "int4"
+
+
+def _why_inputs(recipe: Recipe, formats: Formats, *, on_cpu: bool) -> str:
+    if formats.trainer == "int4":
+        return "engines multiply INT4 weights by inputs that are not rounded"
+    if not on_cpu:
+        return "as engines do"
+    if recipe.train.on_policy != "exact":
         return (
-            "engines on a CPU do not, and a rounded input is a step function: products that differ "
-            "by 1e-7 would round to other numbers"
+            "a rounded input is a step function: on a CPU products of engine and trainer differ by "
+            "1e-7, and would round to other numbers; with `train.on_policy=exact` they are equal"
         )
-    return "as engines do" if quantises else "engines multiply INT4 weights by inputs of 16 bits"
+    if formats.trainer in EXACT_INPUTS and formats.engines == formats.trainer:
+        return "as on an accelerator: `train.on_policy=exact`, so they round to the same numbers"
+    return "engines on a CPU would round them to other numbers"
 
 
 def _note_choices(form: Quantised, choices: Mapping[str, Choice], log: Log) -> None:

@@ -267,6 +267,8 @@ class TrainerLoad:
     """Bytes of a weight: 2 (bf16) or 4 (fp32)."""
     row_tokens: int
     """Tokens of the longest row on one rank: the microbatch cap."""
+    distinct_tokens: int | None = None
+    """Of them those that are computed at most, where sequences share their prompts; None: all."""
     num_microbatches: int
     """Microbatches of one rank in one update."""
     keeps_reference: bool
@@ -294,7 +296,21 @@ class TrainerLoad:
     """True if the device is a CPU."""
     fused_swiglu: bool = False
     """True if `activations.layer_bytes` may assume the fused SwiGLU of float32 on a CPU."""
+    keeps_float32: bool = False
+    """True if layers keep float32 for their gradients whatever the size of a weight: under
+    `train.on_policy: exact` on a CPU."""
     reached: Reached = field(default_factory=Reached)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Return the positions of the longest row that are computed."""
+        distinct = self.distinct_tokens
+        return self.row_tokens if distinct is None else min(self.row_tokens, distinct)
+
+    @property
+    def kept_size(self) -> int:
+        """Return the bytes of a number that layers keep for their gradients."""
+        return 4 if self.keeps_float32 else self.size
 
 
 def images_in(recipe: Recipe) -> dict[str, float]:

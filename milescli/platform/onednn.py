@@ -26,8 +26,11 @@ def is_wider() -> bool:
 
 def computes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Return True if `product` uses oneDNN for [..., i] and [o, i]."""
-    is_float = x.dtype is weight.dtype is torch.float32 and x.device.type == "cpu"
-    return is_float and (exact.is_on() or _is_faster(x))
+    if x.dtype is not weight.dtype or x.device.type != "cpu":
+        return False
+    if exact.is_on():
+        return x.dtype in (torch.float32, torch.bfloat16)
+    return x.dtype is torch.float32 and _is_faster(x)
 
 
 def _is_faster(x: torch.Tensor) -> bool:
@@ -50,12 +53,16 @@ def _same_for_every_row(
 ) -> torch.Tensor:
     """Compute `product` so that the bits of a row of x do not depend on the other rows. oneDNN
     takes another kernel for a lone row, so that row is computed twice. The bias is added behind the
-    product, as Megatron does."""
+    product, as Megatron does. In bfloat16 PyTorch's own choice is such a kernel, also where the
+    processor has no instructions for it."""
     rows = x.reshape(-1, x.shape[-1])
     if not len(rows):
         return F.linear(x, weight, bias)
     both = rows.expand(2, -1) if len(rows) == 1 else rows
-    out = torch.ops.mkldnn._linear_pointwise(both.contiguous(), weight, None, "none", [], "")
+    if x.dtype is torch.bfloat16:
+        out = F.linear(both.contiguous(), weight)
+    else:
+        out = torch.ops.mkldnn._linear_pointwise(both.contiguous(), weight, None, "none", [], "")
     out = out[: len(rows)].view(*x.shape[:-1], len(weight))
     return out if bias is None else out + bias
 
@@ -64,7 +71,7 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Return the gradient of a layer's weight, grad.T @ x: [T, o] and [T, i] -> [o, i]. It is
     computed as the weight gradient of a convolution over an image of one row, T wide, channels
     innermost, which is the matrix as it lies in memory; oneDNN has none for a matrix product."""
-    if not (computes(x, grad) and _is_faster(x)):
+    if x.dtype is torch.bfloat16 or not (computes(x, grad) and _is_faster(x)):
         return grad.t() @ x
     weight = x.new_empty((grad.shape[1], x.shape[1], 1, 1))
     _, of_weight, _ = torch.ops.aten.convolution_backward(

@@ -175,8 +175,9 @@ class Train(Section):
     the matrices of the policy's layers are rounded to that format before each product; the
     optimizer keeps them as they are (docs/precision.md)."""
     quantise_inputs: bool | None = None
-    """Round the inputs of those matrices to the format too. null: on accelerators, for fp8_block,
-    mxfp8 and nvfp4, as engines do there."""
+    """Round the inputs of those matrices to the format too, in trainer and engines. null: on
+    accelerators, for fp8_block, mxfp8 and nvfp4; on a CPU for the first two, with `on_policy:
+    exact`."""
     exempt: list[str] = Field(default=[])
     """Regular expressions of modules that neither trainer nor engines quantise, beside those that
     releases keep plain: ["layers\\.0\\.", "shared_experts"]."""

@@ -365,7 +365,9 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
         draft_dir=spec.inputs.draft_dir,
         adapter_dir=None if plays_role else start_folder(spec),
     )
-    return replace(made, speculation=None, exact=False) if plays_role else made
+    if plays_role:
+        return replace(made, speculation=None, exact=False, input_format=None)
+    return made
 
 
 def check_engines(spec: RunSpec) -> None:

@@ -205,6 +205,7 @@ def engine_spec(
         cpu_threads=layout.cpu_threads or plan.cpu_threads,
         seed=recipe.run.seed,
         exact=plan.on_policy == "exact",
+        input_format=plan.engine_format if plan.quantises_inputs else None,
         prefix_cache=kept,
         keeps_features=recipe.model.vision == "frozen",
         return_routed_experts=recipe.train.routing_replay,

@@ -8,6 +8,13 @@ import pytest
 from tests.end_to_end.runs import Workplace
 from tests.end_to_end.test_layouts import MOE
 
+WIDE = (
+    "model.scratch.hidden_size=128",
+    "model.scratch.head_dim=32",
+    "model.scratch.num_kv_heads=4",
+)
+"""A width of which FP8's blocks divide attention, and of experts the default does."""
+MOE_WIDE = (*(text for text in MOE if "moe_ffn" not in text), *WIDE)
 RUNS = {
     "dense": ((), ("parallel.pp=2",)),
     "experts": ((*MOE, "parallel.ep=2"), ("parallel.ep=1", "parallel.pp=2")),
@@ -16,6 +23,12 @@ RUNS = {
         ("rollout.temperature=0.7", "parallel.dp=2", "train.updates_per_step=2"),
         ("parallel.dp=1",),
     ),
+    "bf16": (("train.precision=bf16",), ("parallel.pp=2",)),
+    "bf16 experts": ((*MOE, "train.precision=bf16", "parallel.ep=2"), ("parallel.ep=1",)),
+    "fp8 experts": ((*MOE_WIDE, "train.precision=fp8_block"), ("parallel.ep=2",)),
+    "mxfp8": (("train.precision=mxfp8", "rollout.temperature=0.7"), ("parallel.dp=2",)),
+    "int4 experts": ((*MOE, "train.precision=int4_qat"), ("parallel.ep=2",)),
+    "nvfp4": (("train.precision=nvfp4",), ("parallel.dp=2",)),
 }
 """Settings at the start, and changes at the resume."""
 
@@ -36,7 +49,7 @@ def _require_equal(workplace: Workplace, name: str, *, steps: int) -> None:
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_no_log_prob_differs_before_and_after_a_resume(workplace: Workplace, kind: str) -> None:
-    name = kind.split()[-1]
+    name = kind.replace(" ", "-")
     first, changes = RUNS[kind]
     finished = workplace.miles(
         "launch", "--recipe", "tiny.yaml", "--name", name, *_sets("train.steps=3", *first)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.end_to_end.runs import Workplace, learned
+from tests.end_to_end.test_layouts import MOE
 
 
 def _sets(*pairs: str) -> list[str]:
@@ -44,3 +45,19 @@ def test_a_run_in_int4_agrees_with_its_engines_resumes_and_exports_what_it_train
 
     score = workplace.miles("eval", "int4")
     assert score.code == 0, score
+
+
+def test_engines_of_two_ranks_that_guess_hold_the_bytes_that_they_are_sent(
+    workplace: Workplace,
+) -> None:
+    """`weights.verify` compares every byte after each update, of both ranks."""
+    sets = _sets(
+        *MOE,
+        *("train.precision=nvfp4", "engines.tp=2", "rollout.speculative.kind=ngram"),
+        *("weights.channel=distributed", "weights.verify=true", "train.steps=2", "eval.every=0"),
+    )
+    finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "two", *sets)
+    assert finished.code == 0, finished
+    steps = workplace.steps("two")
+    assert len(steps) == 2 and all(each["rollout"]["accept_length"] >= 1 for each in steps)
+    assert max(each["report"]["logprob_diff_max"] for each in steps) < 1e-4

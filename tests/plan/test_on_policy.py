@@ -3,6 +3,7 @@ not shown to be."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,11 @@ def reason(plan: Plan) -> str | None:
         {"model": {"scratch": EXPERTS}, "parallel": {"ep": 2}},
         {"parallel": {"pp": 2, "dp": 2}, "train": {"updates_per_step": 2}},
         {"rollout": {"temperature": 0.7}},
+        {"train": {"precision": "bf16"}},
+        {"train": {"precision": "int4_qat"}},
+        {"train": {"precision": "nvfp4"}, "model": {"scratch": EXPERTS}},
+        {"train": {"precision": "fp8_block"}, "rollout": {"precision": "same"}},
+        {"train": {"precision": "int4_qat"}, "rollout": {"precision": "bf16"}},
     ],
     ids=str,
 )
@@ -51,6 +57,38 @@ def test_it_is_planned_with_its_reason(sections: dict) -> None:
     plan = planned(**{**sections, "train": {**BASE["train"], **sections.get("train", {})}})
     assert plan.on_policy == "exact" and "difference of 0.0" in (reason(plan) or "")
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("precision", "on_policy", "rounds"),
+    [
+        ("fp8_block", "exact", True),
+        ("mxfp8", "exact", True),
+        ("nvfp4", "exact", False),
+        ("int4_qat", "exact", False),
+        ("fp8_block", "auto", False),
+    ],
+)
+def test_inputs_are_rounded_on_a_cpu_where_both_sides_round_to_the_same_numbers(
+    precision: str, on_policy: str, rounds: bool
+) -> None:
+    plan = planned(train={"on_policy": on_policy, "precision": precision})
+    assert plan.quantises_inputs is rounds
+    why = next(each.reason for each in plan.decisions if each.key == "quantises_inputs")
+    assert ("exact" in why) is (precision in ("fp8_block", "mxfp8"))
+
+
+def test_what_exact_bfloat16_keeps_in_float32_is_planned() -> None:
+    """Engines' caches and the trainer's activations are as large as those of float32."""
+
+    def memory(**train: str) -> float:
+        reasons = {each.key: each.reason for each in planned(train=train).decisions}
+        shares = re.findall(r"(activations|cache) ([0-9.]+)", reasons["memory"])
+        return sum(float(share) for _, share in shares)
+
+    exact = {"on_policy": "exact", "precision": "bf16"}
+    assert memory(**exact) > 1.5 * memory(precision="bf16", on_policy="auto")
+    assert memory(**exact) == pytest.approx(memory(precision="fp32", on_policy="exact"), rel=0.1)
 
 
 def test_by_default_nothing_is_said_of_it() -> None:
@@ -72,7 +110,16 @@ REFUSED = {
     "weights.format=": {"weights": {"format": "some.module:form"}},
     "tp 2 of the trainer beside tp 1": {"parallel": {"tp": 2}},
     "tp 1 of the trainer beside tp 2": {"engines": {"tp": 2}},
-    "train.precision=bf16": {"train": {"precision": "bf16"}},
+    "rollout.precision=int4": {"rollout": {"precision": "int4"}},
+    "rollout.precision=mxfp8": {
+        "rollout": {"precision": "mxfp8"},
+        "train": {"precision": "fp8_block"},
+    },
+    "rounded inputs beside engines with plain": {
+        "rollout": {"precision": "bf16"},
+        "train": {"precision": "fp8_block", "quantise_inputs": True},
+    },
+    "rounded NVFP4 inputs": {"train": {"precision": "nvfp4", "quantise_inputs": True}},
     "parallel.tp=2": {"parallel": {"tp": 2}, "engines": {"tp": 2}},
     "parallel.cp=2": {"parallel": {"cp": 2}},
     "heads of 12": {"model": {"scratch": {"head_dim": 12}}},

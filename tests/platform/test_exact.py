@@ -28,6 +28,11 @@ def product(width: int, outputs: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: onednn.product(x, weight, bias)
 
 
+def product_in_bfloat16(width: int, outputs: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    weight = torch.randn(outputs, width).bfloat16()
+    return lambda x: onednn.product(x.bfloat16(), weight)
+
+
 def norm(x: torch.Tensor) -> torch.Tensor:
     return cpu_kernels.rms_norm(x, torch.linspace(0.5, 2, x.shape[1]), 1e-6)[0]
 
@@ -36,6 +41,10 @@ KERNELS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
     **{
         f"product {width} -> {outputs}": (product(width, outputs), width)
         for width, outputs in ((128, 384), (72, 307), (200, 72), (1536, 576), (64, 8), (2048, 40))
+    },
+    **{
+        f"bfloat16 product {width} -> {outputs}": (product_in_bfloat16(width, outputs), width)
+        for width, outputs in ((128, 384), (72, 307), (1536, 576), (64, 8), (2048, 40))
     },
     "norm": (norm, 72),
     "swiglu": (cpu_kernels.swiglu, 400),
@@ -70,6 +79,16 @@ def test_a_product_is_that_of_torch(shape: tuple[int, ...]) -> None:
     if x.dim() == 2:
         laid = x.t().contiguous().t()
         assert torch.equal(onednn.product(laid, weight), onednn.product(x, weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_column_has_the_same_bits_wherever_it_lies_in_the_weight(dtype: torch.dtype) -> None:
+    """Engines have q, k and v one after the other, and Megatron has them group by group."""
+    x, weight = torch.randn(33, 144).to(dtype), torch.randn(216, 144).to(dtype)
+    order = torch.randperm(216)
+    whole = onednn.product(x, weight)
+    assert torch.equal(onednn.product(x, weight[order].contiguous()), whole[:, order])
+    assert torch.equal(onednn.product(x, weight[:72].contiguous()), whole[:, :72])
 
 
 def test_it_is_not_turned_on_without_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

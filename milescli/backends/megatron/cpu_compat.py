@@ -204,16 +204,21 @@ def _mend_megatron() -> None:
 
 
 def _route_exactly() -> None:
-    """Routers multiply as the engine does."""
-    from megatron.core.transformer.moe import router
+    """Routers multiply as the engine does, and experts are added up in float32, as it does."""
+    from megatron.core.transformer.moe import router, token_dispatcher
 
     from milescli.backends.megatron.cpu import linear
 
     def gate(x: torch.Tensor, weight: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
-        out = linear.product(x.to(dtype), weight.to(dtype))
+        out = linear.product(x, weight).to(dtype)
         return out if bias is None else out + bias.to(dtype)
 
-    router.router_gating_linear = gate
+    add_up = token_dispatcher.unpermute
+
+    def unpermute(tokens: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return add_up(tokens.float(), *args, **kwargs).to(tokens.dtype)
+
+    router.router_gating_linear, token_dispatcher.unpermute = gate, unpermute
 
 
 def _maybe_to_numpy(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

@@ -19,6 +19,9 @@ ENGINE_VARIABLE = "MILES_ENGINE"
 it starts."""
 EXACT_VARIABLE = "MILES_ENGINE_EXACT"
 """Set to 1 in the environment of engines on a CPU under `train.on_policy: exact`."""
+INPUTS_VARIABLE = "MILES_ENGINE_INPUTS"
+"""Set in the environment of engines on a CPU to the format in which the trainer rounds the inputs
+of quantised layers, if it does."""
 PIECES_VARIABLE = "MILES_ENGINE_PIECES"
 """Comma-separated modules of `cpu/` that the model needs beside those that every engine on a CPU
 has."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
-from milescli.checkpoint.formats.base import Scheme
+from milescli.checkpoint.formats.base import Codec, Scheme
 from milescli.core.errors import CheckpointError
 from milescli.models.base import quantization_config
 from milescli.models.precision import Quantised
@@ -66,6 +66,13 @@ SCHEMES: Mapping[Quantised, Scheme] = {
     "mxfp4": MXFP4_STACKED,
 }
 """What is written."""
+INPUT_CODECS: Mapping[Quantised, Codec] = {
+    "fp8": fp8_block.codec((1, 128)),
+    "mxfp8": MXFP8.codec,
+    "nvfp4": NVFP4.codec,
+}
+"""Codecs of a layer's inputs [tokens, columns]: with FP8, 128 numbers of a token share a scale
+(DeepSeek-V3 technical report, section 3.3)."""
 
 
 def has_power_scales(config: Mapping[str, object]) -> bool:

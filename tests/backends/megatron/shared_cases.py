@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tests.backends.megatron.harness import policy_shard, trainer
+from tests.backends.megatron.measuring import SavedBytes, unpack
 
 SHARING = ("dense", "tied", "llama", "sandwich", "mistral")
 """Models that allow it."""
@@ -32,9 +33,13 @@ def shared_prompts(
     for shares in (False, True):
         made.learner.shares_prompts = shares
         own = made.learner._on_rank(shard, in_update=True)
-        stepped = made.step(shard, None)
+        saved = SavedBytes({each.untyped_storage().data_ptr() for each in made.model.parameters()})
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, unpack):
+            stepped = made.step(shard, None)
         seen["shared" if shares else "apart"] = {
             "positions": sum(len(microbatch.source) for microbatch in own.microbatches),
+            "longest_row": max(len(microbatch.source) for microbatch in own.microbatches),
+            "kept_bytes": saved.peak,
             "report": stepped.report,
             "logprobs": {number: row.tolist() for number, row in stepped.logprobs.items()},
         }

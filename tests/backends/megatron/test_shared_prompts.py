@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from milescli.models import parse_facts, table
+from milescli.plan.memory import MemoryModel
+from milescli.plan.static_memory import TrainerLoad
+from milescli.plan.types import TrainerLayout
 from tests.backends.megatron.algorithm_cases import VARIANTS
 from tests.backends.megatron.conftest import Worlds
 from tests.backends.megatron.layouts import ALGORITHM_EXAMPLES
 from tests.backends.megatron.shared_cases import SHARING
+from tests.backends.megatron.tiny_models import MODELS
 
 
 @pytest.mark.parametrize("model", SHARING)
@@ -23,6 +28,35 @@ def test_shared_prompts_give_the_gradients_of_whole_sequences(worlds: Worlds, mo
     for number, row in apart["logprobs"].items():
         assert shared["logprobs"][number] == pytest.approx(row, abs=2e-6)
     assert seen["scores"], "a score is of every position, so that it shares nothing"
+
+
+@pytest.mark.parametrize("model", ["dense", "tied", "llama"])
+def test_the_plan_knows_what_is_kept_of_sequences_that_share_prompts(
+    worlds: Worlds, model: str
+) -> None:
+    """Never less than a rank keeps, and less than of whole sequences."""
+    seen, facts = worlds.get("one")[f"shared prompts {model}"], parse_facts(MODELS[model])
+    apart, shared = seen["apart"], seen["shared"]
+
+    def planned(distinct: int | None) -> int:
+        load = TrainerLoad(
+            critic="none",
+            size=4,
+            row_tokens=apart["longest_row"],
+            distinct_tokens=distinct,
+            num_microbatches=1,
+            keeps_reference=False,
+            sleeps=False,
+            bucket_bytes=0,
+            on_host=True,
+            fused_swiglu=True,
+        )
+        return MemoryModel(table(facts)).stages(TrainerLayout(), load)[0].activations
+
+    assert shared["kept_bytes"] < 0.95 * apart["kept_bytes"]
+    assert apart["kept_bytes"] <= planned(None) * 1.02
+    assert shared["kept_bytes"] <= planned(shared["longest_row"]) * 1.02
+    assert planned(shared["longest_row"]) < 0.95 * planned(None)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,7 +1,7 @@
 """What a trainer of one rank under `train.on_policy: exact` says of rows of tokens: log-probs of
 every token after the first. In a process of its own, since nobody turns that off again: `python -m
-tests.backends.sglang.exact_scorer REQUEST.json`, with {"folder", "threads", "temperature", "rows",
-"microbatch_tokens", "out"}."""
+tests.backends.sglang.exact_scorer REQUEST.json`, with {"folder", "precision", "threads",
+"temperature", "rows", "microbatch_tokens", "out"}."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ def main() -> None:
     tokens = request["microbatch_tokens"]
     plan = tiny_plan("cpu")
     batch = replace(plan.batch, max_tokens_per_microbatch=tokens, max_sequence_tokens=tokens)
-    plan = replace(plan, on_policy="exact", cpu_threads=request["threads"], batch=batch)
+    plan = replace(
+        plan,
+        on_policy="exact",
+        precision=request["precision"],
+        cpu_threads=request["threads"],
+        batch=batch,
+    )
     rank = start_rank(plan, Path(request["folder"]))
     sequences = load_objective("supervised", Recipe()).sequences(
         [demonstration(row[:1], row[1:]) for row in request["rows"]]

@@ -98,18 +98,22 @@ def sampled(spec: EngineSpec, *, prompts: list[list[int]], temperature: float) -
 
 
 CASES = [
-    *((name, 1, 1, 1.0) for name in MODELS),
-    ("qwen3", 2, 1, 0.7),
-    ("qwen3", 1, 2, 1.0),
-    ("large-vocabulary", 2, 2, 1.0),
-    ("qwen3_moe", 2, 2, 0.7),
-    ("smollm2-135m", 2, 1, 1.0),
+    *((name, precision, 1, 1, 1.0) for precision in ("fp32", "bf16") for name in MODELS),
+    ("qwen3", "fp32", 2, 1, 0.7),
+    ("qwen3", "bf16", 1, 2, 0.7),
+    ("large-vocabulary", "fp32", 2, 2, 1.0),
+    ("qwen3_moe", "fp32", 2, 2, 0.7),
+    ("qwen3_moe", "bf16", 2, 1, 1.0),
+    ("smollm2-135m", "fp32", 2, 1, 1.0),
+    ("smollm2-135m", "bf16", 2, 1, 1.0),
 ]
 
 
-@pytest.mark.parametrize(("name", "engine_threads", "trainer_threads", "temperature"), CASES)
+@pytest.mark.parametrize(
+    ("name", "precision", "engine_threads", "trainer_threads", "temperature"), CASES
+)
 def test_engine_and_trainer_are_equal_bit_for_bit(
-    name, engine_threads, trainer_threads, temperature, tmp_path
+    name, precision, engine_threads, trainer_threads, temperature, tmp_path
 ) -> None:
     folder, draw = folder_of(name, tmp_path), random.Random(0)
     shared = [draw.randrange(3, 300) for _ in range(21)]
@@ -120,7 +124,7 @@ def test_engine_and_trainer_are_equal_bit_for_bit(
         model_dir=folder,
         tokenizer_dir=None,
         device_kind="cpu",
-        precision="fp32",
+        precision=precision,
         port=free_ports(1)[0],
         log_path=tmp_path / "engine.log",
         max_total_tokens=4096,
@@ -139,7 +143,14 @@ def test_engine_and_trainer_are_equal_bit_for_bit(
     metas = [reply["meta_info"] for reply in replies]
     made = [meta["output_token_logprobs"] for meta in metas]
     rows = [[*prompt, *(e[1] for e in each)] for prompt, each in zip(prompts, made, strict=True)]
-    trained = by_trainer(folder, rows, trainer_threads, temperature, tmp_path)
+    request = {
+        "folder": str(folder),
+        "precision": precision,
+        "threads": trainer_threads,
+        "temperature": temperature,
+        "rows": rows,
+    }
+    trained = by_trainer(request, tmp_path)
     for meta, each, row, trainer in zip(metas, made, rows, trained, strict=True):
         given = [entry[0] for entry in meta.get("input_token_logprobs", ())[1:]]
         said = torch.tensor([*given, *(entry[0] for entry in each)])
@@ -148,22 +159,14 @@ def test_engine_and_trainer_are_equal_bit_for_bit(
         assert int((apart != 0).sum()) == 0, f"{apart.max():.1e} at most"
 
 
-def by_trainer(
-    folder: Path, rows: list[list[int]], threads: int, temperature: float, root: Path
-) -> list[torch.Tensor]:
+def by_trainer(request: dict, root: Path) -> list[torch.Tensor]:
     """[tokens - 1] log-probs of each row, several rows in a microbatch."""
-    request = {
-        "folder": str(folder),
-        "threads": threads,
-        "temperature": temperature,
-        "rows": rows,
-        "microbatch_tokens": MOST_TOKENS,
-        "out": str(root / "scores.safetensors"),
-    }
+    out = root / "scores.safetensors"
+    request |= {"microbatch_tokens": MOST_TOKENS, "out": str(out)}
     (root / "request.json").write_text(json.dumps(request))
     command = [sys.executable, "-m", "tests.backends.sglang.exact_scorer", "request.json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
-    scores = load_file(root / "scores.safetensors")
-    return [scores[str(index)] for index in range(len(rows))]
+    scores = load_file(out)
+    return [scores[str(index)] for index in range(len(request["rows"]))]

@@ -81,6 +81,34 @@ def test_rounded_weights_get_the_same_bytes(codec: Codec) -> None:
         assert parts_equal(codec.quantise(codec.dequantise(once)), once)
 
 
+def by_448(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers and scales by the rule of TransformerEngine's Float8BlockScaling, and that of
+    MXFP8BlockScaling: a block is multiplied by the largest power of two that is at most 448 / its
+    largest number (`recipe_common.cuh`)."""
+    largest = base.block_maxima(weight, block)
+    factor = torch.where(largest > 0, 448.0 / largest, torch.ones_like(largest))
+    inverse = 1 / (factor.view(torch.int32) & 0x7F800000).view(torch.float32)
+    scaled = weight.float() / base.expand(inverse, block, like=weight, offset=(0, 0))
+    return scaled.clamp(-448, 448).to(torch.float8_e4m3fn), inverse
+
+
+@pytest.mark.parametrize("name", ["fp8 by powers", "mxfp8"])
+def test_rounded_weights_get_the_same_bytes_by_the_rule_of_448(name: str) -> None:
+    """A trainer that multiplies by TransformerEngine's kernels would multiply by what engines are
+    sent, if it is given rounded weights; of others it makes other numbers."""
+    codec, others = CODECS[name], 0
+    between = weights()[0].float()
+    between[0, 0] = 456 * 2.0**-12  # the largest number; by one rule the scale is twice the other's
+    for weight in (*weights(), between):
+        parts = codec.quantise(weight, None)
+        again, scale = by_448(codec.rounded(weight), codec.block)
+        zero = base.block_maxima(weight, codec.block) == 0
+        assert torch.equal(again.view(torch.uint8), parts["values"].view(torch.uint8))
+        assert torch.equal(scale[~zero], codec.scales(parts)[~zero])
+        others += int((by_448(weight, codec.block)[1] != codec.scales(parts)).sum())
+    assert others > 0, "the rules differ for weights that were not rounded"
+
+
 @pytest.mark.parametrize("name", ["fp8 by powers", "mxfp8", "nvfp4", "mxfp4"])
 def test_bfloat16_holds_the_numbers_of_formats_whose_scales_are_short(name: str) -> None:
     """So a trainer in bfloat16 multiplies by the numbers that engines do."""

@@ -16,24 +16,15 @@ from megatron.core.models.gpt import GPTModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.saving import last_change
 from milescli.backends.megatron.state.weights import LocalWeight, cut
-from milescli.checkpoint.formats import fp8_block
 from milescli.checkpoint.formats.base import Codec, rounded_by_rows
-from milescli.checkpoint.formats.schemes import SCHEMES, scheme_of
+from milescli.checkpoint.formats.schemes import INPUT_CODECS, scheme_of
 from milescli.checkpoint.formats.stored import largest_of, rounded, stored
 from milescli.models.base import Entry, WeightTable, read_config
-from milescli.models.precision import Choice, Quantised, with_single_experts
+from milescli.models.precision import Choice, with_single_experts
 from milescli.plan.precision import quantised
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.weights.base import Bucket
-
-INPUT_CODECS: Mapping[Quantised, Codec] = {
-    "fp8": fp8_block.codec((1, 128)),
-    "mxfp8": SCHEMES["mxfp8"].codec,
-    "nvfp4": SCHEMES["nvfp4"].codec,
-}
-"""Codecs of a layer's inputs [tokens, columns]: with FP8, 128 numbers of a token share a scale
-(DeepSeek-V3 technical report, section 3.3)."""
 
 
 class QuantisedLayers:

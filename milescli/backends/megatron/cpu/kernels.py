@@ -9,6 +9,11 @@ import torch
 from milescli.platform import cpu_kernels, exact
 
 
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Compute x / sqrt(mean(x^2) + eps) * weight of x [..., H], in float32, rounded once."""
+    return CpuRmsNorm.apply(x.float(), weight.float(), eps).to(x.dtype)
+
+
 class CpuRmsNorm(torch.autograd.Function):
     """Computes x / sqrt(mean(x^2) + eps) * weight for x [..., H] float32, weight [H] float32."""
 
@@ -40,7 +45,21 @@ def is_for(query: torch.Tensor, longest: int, *, skips: bool = False) -> bool:
     most = _SKIPPING * _MOST_VALUES if skips else _MOST_VALUES
     is_faster = size <= _WIDEST_HEAD and longest * size <= most
     fits = size % cpu_kernels.LANES == 0 and (is_faster or exact.is_on())
-    return fits and cpu_kernels.suit(query)
+    return fits and (exact.is_on() or cpu_kernels.suit(query))
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts: torch.Tensor,
+    longest: int,
+    scale: float,
+    skips: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute `ShortAttention` in float32, rounded once."""
+    wide = (query.float(), key.float(), value.float())
+    return ShortAttention.apply(*wide, starts, longest, scale, skips).to(query.dtype)
 
 
 class ShortAttention(torch.autograd.Function):

@@ -7,35 +7,35 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 
-from milescli.platform import cpu_kernels
+from milescli.platform import cpu_kernels, exact
 
 
 def is_plain(config: TransformerConfig) -> bool:
-    """Return True if the MLPs of a model are silu(gate) * up in float32, without a cap or an
-    offset."""
+    """Return True if the MLPs of a model are silu(gate) * up without a cap or an offset, and are
+    computed in float32: under `exact` those of a bfloat16 model too."""
     return (
         config.activation_func is F.silu
         and config.gated_linear_unit
         and config.activation_func_clamp_value is None
         and config.glu_linear_offset == 0.0
-        and config.params_dtype is torch.float32
+        and (config.params_dtype is torch.float32 or exact.is_on())
     )
 
 
 def swiglu(
     x: torch.Tensor, bias: torch.Tensor | None, fp8_input_store: bool = False, offload: bool = False
 ) -> torch.Tensor:
-    """Compute SwiGLU, [..., 2 F] -> [..., F], with the signature of Megatron's
-    `bias_swiglu_impl`."""
-    return SwiGlu.apply(x if bias is None else x + bias)
+    """Compute SwiGLU, [..., 2 F] -> [..., F], in float32, rounded once. The signature is that of
+    Megatron's `bias_swiglu_impl`."""
+    return SwiGlu.apply((x if bias is None else x + bias).float()).to(x.dtype)
 
 
 def weighted_swiglu(
     x: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor, fp8_input_store: bool = False
 ) -> torch.Tensor:
-    """Compute SwiGLU times the experts' `weights` [..., 1], with the signature of Megatron's
-    `weighted_bias_swiglu_impl`."""
-    return swiglu(x, bias) * weights.to(x.dtype)
+    """Compute SwiGLU times the experts' `weights` [..., 1], in float32, rounded once. The signature
+    is that of Megatron's `weighted_bias_swiglu_impl`."""
+    return (swiglu(x.float(), bias) * weights.float()).to(x.dtype)
 
 
 class SwiGlu(torch.autograd.Function):

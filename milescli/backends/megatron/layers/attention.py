@@ -14,7 +14,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.backends import cuda
 
-from milescli.backends.megatron.cpu.kernels import ShortAttention, is_for
+from milescli.backends.megatron.cpu.kernels import attend as attend_short
+from milescli.backends.megatron.cpu.kernels import is_for
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.chunks import Cells, Chunks, make_chunks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
@@ -393,10 +394,10 @@ class PackedAttention(MegatronModule):
         if whole and row.shared and is_for(query, longest, skips=True):
             cells, skips = row.shared.cells, row.shared.skips
             parts = (cells.gather(query), cells.fill(key), cells.fill(value))
-            attended = ShortAttention.apply(*parts, starts, longest, self.scale, skips)
+            attended = attend_short(*parts, starts, longest, self.scale, skips)
             return cells.empty(attended).flatten(1)
         if whole and not row.shared and is_for(query, longest):
-            attended = ShortAttention.apply(query, key, value, starts, longest, self.scale)
+            attended = attend_short(query, key, value, starts, longest, self.scale)
             return attended.flatten(1)
         query, key, value = row.queries.fill(query), row.keys.fill(key), row.keys.fill(value)
         parts = []
@@ -437,7 +438,7 @@ class PackedAttention(MegatronModule):
         if grid.is_causal and is_for(query, longest := query.shape[1]):
             flat = (x.flatten(0, 1) for x in (query, key, value))
             starts = torch.arange(0, len(query) * longest + 1, longest, dtype=torch.int32)
-            attended = ShortAttention.apply(*flat, starts, longest, self.scale)
+            attended = attend_short(*flat, starts, longest, self.scale)
             return attended.view(query.shape)
         out = F.scaled_dot_product_attention(
             query.transpose(1, 2),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from milescli.models.facts import Rope, RopeScaling
-from milescli.platform import cpu_kernels
+from milescli.platform import cpu_kernels, exact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +152,9 @@ def _rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, *, back: bool
 ) -> torch.Tensor:
     """x [S, heads, d], cos and sin [S, 1, d / 2]. `back`: the other way round."""
-    if not interleaved and cpu_kernels.suit(x, cos, sin):
-        return cpu_kernels.rotate(x, cos.flatten(1), sin.flatten(1), back=back)
+    if not interleaved and (exact.is_on() or cpu_kernels.suit(x, cos, sin)):
+        turned = cpu_kernels.rotate(x.float(), cos.flatten(1), sin.flatten(1), back=back)
+        return turned.to(x.dtype)
     if back:
         sin = -sin
     wide = x.float()

@@ -28,7 +28,12 @@ from milescli.backends.sglang.launch.speculation import (
     cpu_pieces,
     speculation_arguments,
 )
-from milescli.backends.sglang.plugin import ENGINE_VARIABLE, EXACT_VARIABLE, PIECES_VARIABLE
+from milescli.backends.sglang.plugin import (
+    ENGINE_VARIABLE,
+    EXACT_VARIABLE,
+    INPUTS_VARIABLE,
+    PIECES_VARIABLE,
+)
 from milescli.core.private import without_secrets
 from milescli.models.adapter import engine_slots
 from milescli.models.base import quantization_config
@@ -244,6 +249,7 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily, *, quantised: bool) ->
     }
     if spec.exact:
         env[EXACT_VARIABLE] = "1"
+        env["SGLANG_ROPE_CACHE_FP32"] = "1"  # else it has the model's dtype
     modules, pieces = {family.module}, [*family.pieces]
     if spec.speculation is not None:
         drafted = draft_config(spec)
@@ -253,6 +259,8 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily, *, quantised: bool) ->
         pieces.append("adapter")
     if quantised:
         pieces.append("quantised")
+        if spec.input_format is not None:
+            env[INPUTS_VARIABLE] = spec.input_format
     env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(modules))
     env[PIECES_VARIABLE] = ",".join(dict.fromkeys(pieces))
     if spec.tp > 1:

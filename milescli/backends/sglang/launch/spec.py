@@ -21,6 +21,7 @@ from milescli.core.errors import MachineError, RecipeError
 from milescli.models import ModelFacts, parse_facts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.base import CONFIG_NAME
+from milescli.models.precision import Quantised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,9 @@ class EngineSpec:
     """A request's seed counts, and a token does not depend on the batch it was sampled in."""
     exact: bool = False
     """On a CPU: its log-probs have the bits of the trainer's (`train.on_policy: exact`)."""
+    input_format: Quantised | None = None
+    """On a CPU: the format in which the trainer rounds the inputs of quantised layers; None: it
+    does not."""
     prefix_cache: bool | None = None
     """Keep what was computed of a prompt; None: SGLang keeps it on accelerators, and none is kept
     on a CPU."""

@@ -23,6 +23,7 @@ def install() -> None:
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.mem_cache import kv_cache_dtype
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 
     class BatchedAttention(Batched, TorchNativeAttnBackend):
@@ -42,6 +43,8 @@ def install() -> None:
             self.token_to_kv_pool.set_kv_buffer(layer, place, key, value)
 
     attention_registry.ATTENTION_BACKENDS["torch_native"] = BatchedAttention
+    if exact.is_on():  # the kernel reads float32, also the numbers of a bfloat16 model
+        kv_cache_dtype.configure_kv_cache_dtype = lambda **_: (None, torch.float32)
     # the engine's command says whether prefixes are kept; a token does not depend on it
     if "torch_native" not in choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND:
         choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
@@ -101,7 +104,7 @@ class Batched:
         self._store(layer, forward_batch, k, v)
         window = layer.sliding_window_size
         attended = cpu_kernels.attend_slots(
-            q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim).float(),
             *self.token_to_kv_pool.get_kv_buffer(layer.layer_id),
             self.req_to_token_pool.req_to_token,
             self._rows,
@@ -110,7 +113,7 @@ class Batched:
             scale=layer.scaling,
             window=0 if window is None or window < 0 else window + 1,
         )
-        return attended.flatten(1)
+        return attended.flatten(1).to(q.dtype)
 
     def init_forward_metadata(self, forward_batch) -> None:
         """Plan a forward pass; called once per pass, before the layers."""

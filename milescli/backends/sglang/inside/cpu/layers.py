@@ -40,23 +40,33 @@ def _install_elementwise() -> None:
             and not hasattr(self, "sin_cos_cache")
             and self.cos_sin_cache.dtype is torch.float32
         )
-        if not usual or offsets is not None or not query.dtype is key.dtype is torch.float32:
+        assert usual or not exact.is_on(), "the plan refuses it"
+        if not usual or offsets is not None or not (query.dtype is key.dtype and _is_wide(query)):
             return rotate_plainly(self, positions, query, key, offsets, fused_set_kv_buffer_arg)
         cosine, sine = self.cos_sin_cache.chunk(2, dim=-1)
         positions = positions.flatten()
         query, key = (
             cpu_kernels.rotate(
-                x.view(len(x), -1, self.head_size), cosine, sine, positions=positions
-            ).view(x.shape)
+                x.view(len(x), -1, self.head_size).float(), cosine, sine, positions=positions
+            )
+            .view(x.shape)
+            .to(x.dtype)
             for x in (query, key)
         )
         return query, key
 
     def normalise(self, x, residual=None, post_residual_addition=None, quant_linear=None):
         unusual = self.variance_size_override or self.override_orig_dtype or self.fp32_residual
-        plain = x.dtype is self.weight.dtype is torch.float32
+        plain = x.dtype is self.weight.dtype and _is_wide(x)
         if unusual or post_residual_addition is not None or not plain:
             return normalise_plainly(self, x, residual, post_residual_addition, quant_linear)
+        if x.dtype is not torch.float32:
+            added = x if residual is None else x + residual  # rounded first, as the trainer's are
+            normed, _ = cpu_kernels.rms_norm(
+                added.float(), self.weight.float(), self.variance_epsilon
+            )
+            normed = normed.to(x.dtype)
+            return normed if residual is None else (normed, added)
         normed, added = cpu_kernels.rms_norm(
             x, self.weight, self.variance_epsilon, residual=residual
         )
@@ -69,12 +79,18 @@ def _install_elementwise() -> None:
         return normed if residual is None else (normed, added)
 
     def gate(self, x):
-        return cpu_kernels.swiglu(x) if x.dtype is torch.float32 else gate_plainly(self, x)
+        return cpu_kernels.swiglu(x.float()).to(x.dtype) if _is_wide(x) else gate_plainly(self, x)
 
     RotaryEmbedding.forward_native = rotate_both
     RMSNorm.forward_native = normalise
     Gemma3RMSNorm.forward_native = normalise_around_zero
     SiluAndMul.forward_native = gate
+
+
+def _is_wide(x: torch.Tensor) -> bool:
+    """Return True for what the kernels compute in float32: under `exact` bfloat16 too, which is
+    rounded once at the end, as the trainer does."""
+    return x.dtype is torch.float32 or (exact.is_on() and x.dtype is torch.bfloat16)
 
 
 def _install_products() -> None:
@@ -91,7 +107,8 @@ def _install_products() -> None:
     def compute_lm_head(self, hidden_states, lm_head, *arguments, **settings):
         weight = getattr(lm_head, "weight", None)
         plain = not (self.use_fp32_lm_head or hasattr(lm_head, "set_lora"))
-        if plain and weight is not None and hidden_states.dtype is weight.dtype is torch.float32:
+        plain = plain and weight is not None and hidden_states.dtype is weight.dtype
+        if plain and _is_wide(hidden_states):
             return product(hidden_states, weight, None)
         return compute(self, hidden_states, lm_head, *arguments, **settings)
 
@@ -116,16 +133,22 @@ def _not_pinned(*args: object, **kwargs: object) -> None:
     """Pinning is for copies to a GPU."""
 
 
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 def experts_in_order(layer, x: torch.Tensor, topk_output, config) -> torch.Tensor:
     """Compute the chosen experts of x [tokens, hidden] -> the same shape, as Megatron does: each is
     weighted before its second matrix, and they are added in the order of their numbers. The
     signature is that of SGLang's `moe_forward_native`."""
     assert config.activation == "silu" and getattr(layer, "w13_weight_bias", None) is None
+    of_input = getattr(layer, "rounded_input", _as_it_is)
     weights, ids, _ = topk_output
-    out, chosen = torch.zeros_like(x), ids.long()
+    out, chosen = torch.zeros_like(x, dtype=torch.float32), ids.long()
     for expert in chosen.unique().tolist():
         rows, place = (chosen == expert).nonzero(as_tuple=True)
-        inner = cpu_kernels.swiglu(product(x[rows], layer.w13_weight[expert]))
-        inner *= weights[rows, place, None]
-        out.index_add_(0, rows, product(inner, layer.w2_weight[expert]))
-    return out
+        both = product(of_input(x[rows]), layer.w13_weight[expert])
+        inner = cpu_kernels.swiglu(both.float()) * weights[rows, place, None]
+        down = product(of_input(inner.to(x.dtype)), layer.w2_weight[expert])
+        out.index_add_(0, rows, down.float())
+    return out.to(x.dtype)

@@ -3,23 +3,29 @@ SGLang's kernels for them are for accelerators.
 
 A layer holds the bytes and scales as they were loaded, so that an update finds them. From them it
 makes plain weights once, where SGLang would repack them for its kernels, and then computes as an
-unquantised layer does. Activations are not quantised. No memory is saved: a weight takes its bytes
-and the plain copy.
+unquantised layer does. Inputs are rounded where the trainer rounds them. No memory is saved: a
+weight takes its bytes and the plain copy.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from milescli.backends.sglang.inside.cpu.layers import experts_in_order
+from milescli.backends.sglang.plugin import INPUTS_VARIABLE
 from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
-from milescli.checkpoint.formats.base import Codec, dequantise_by_rows
+from milescli.checkpoint.formats.base import Codec, dequantise_by_rows, rounded_by_rows
+from milescli.checkpoint.formats.schemes import INPUT_CODECS
+from milescli.models.precision import Quantised
 
 _QUANTISATION = "sglang.srt.layers.quantization"
 _MODELOPT = f"{_QUANTISATION}.modelopt_quant"
@@ -29,12 +35,24 @@ _PLAIN = "plain_weights"
 """Attribute of a layer that holds its `_Plain`."""
 
 
+@functools.cache
+def _input_codec() -> Codec | None:
+    """The codec of inputs in this process; None: they stay as they are."""
+    form = os.environ.get(INPUTS_VARIABLE)
+    return None if form is None else INPUT_CODECS[cast("Quantised", form)]
+
+
 class _Plain:
     """Stands for a layer, with the weights that SGLang's methods of unquantised layers read."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         """Take the layer; weights are set as attributes."""
         self._layer = layer
+
+    def rounded_input(self, x: Tensor) -> Tensor:
+        """Return the inputs [tokens, columns] as the layer multiplies them."""
+        codec = _input_codec()
+        return x if codec is None else rounded_by_rows(codec, x)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
@@ -125,11 +143,15 @@ _METHODS = (
 
 def install() -> None:
     """Let SGLang's quantised layers compute on a CPU."""
+    from sglang.srt.layers.moe import fused_moe_native
+
     _accept_cpu()
     for method in _METHODS:
         _install_method(getattr(import_module(method.module), method.name), method)
     _install_nvfp4_experts()
     _install_latent()
+    if _input_codec() is not None:
+        fused_moe_native.moe_forward_native = experts_in_order
 
 
 def _accept_cpu() -> None:
@@ -165,7 +187,8 @@ def _install_method(stock: type, method: _Method) -> None:
                 setattr(plain, name, weight)
 
     def multiply(self, layer, x, bias=None):
-        return UnquantizedLinearMethod.apply(self, getattr(layer, _PLAIN), x, bias)
+        plain = getattr(layer, _PLAIN)
+        return UnquantizedLinearMethod.apply(self, plain, plain.rounded_input(x), bias)
 
     def create_runner(self, layer, moe_runner_config):
         self.moe_runner_config = moe_runner_config
