@@ -1,11 +1,19 @@
-"""What the Markdown files name is there: links, and paths of this repository."""
+"""What the Markdown files name is there: links, paths of this repository, verbs and their flags,
+keys of recipes."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from milescli.commands.app import app
+from milescli.recipe.keys import keys, sections
+from milescli.recipe.layers import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -20,3 +28,57 @@ def test_what_a_page_names_exists(page: Path) -> None:
     paths = re.findall(rf"`(?:[\w -]+ )?({OURS})[^`]*`", text)
     missing += [path for path in paths if not (ROOT / path).exists()]
     assert not missing
+
+
+GUIDES = [page for page in PAGES if page.name != "CHANGELOG.md"]
+FILES = re.compile(r"\.(jsonl|json|parquet|arrow|csv|py|txt|yaml)$")
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_commands_and_keys_of_a_page_exist(page: Path) -> None:
+    text = page.read_text()
+    pieces = [*re.findall(r"`([^`\n]+)`", text), *re.findall(r"^    .+$", text, re.M)]
+    wrong = [name for piece in pieces for name in (*_unknown_keys(piece), *_unknown_words(piece))]
+    assert not wrong
+
+
+@cache
+def _flags() -> dict[str, set[str]]:
+    """Return the flags of each verb."""
+    verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return {
+        name: {
+            flag
+            for one in (verb, *getattr(verb, "commands", {}).values())
+            for option in one.params
+            for flag in option.opts
+        }
+        for name, verb in verbs.items()
+    }
+
+
+@cache
+def _keys() -> set[str]:
+    return {*readable(), *sections(), *keys()}
+
+
+def _unknown_keys(piece: str) -> list[str]:
+    named = re.findall(r"--set '?([\w.]+)=", piece)
+    alone = re.fullmatch(r"([a-z]\w*(?:\.\w+)+)(?:=.*)?", piece.strip())
+    if alone and alone[1].partition(".")[0] in sections() and not FILES.search(alone[1]):
+        named.append(alone[1])
+    return [name for name in named if name not in _keys()]
+
+
+def _unknown_words(piece: str) -> list[str]:
+    """Verbs, and flags that follow one."""
+    wrong = []
+    for verb, rest in re.findall(r"(?:^|[\s|;&(])miles ([a-z][\w-]*)([^|;#]*)", piece):
+        if verb not in _flags():
+            wrong.append(f"miles {verb}")
+            continue
+        flags = re.findall(r"(?<![\w-])--[a-z][\w-]+", rest)
+        wrong += [
+            f"miles {verb} {flag}" for flag in flags if flag not in {*_flags()[verb], "--help"}
+        ]
+    return wrong

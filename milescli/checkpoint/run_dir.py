@@ -35,6 +35,7 @@ LAYOUT = {
     "events.jsonl": "everything that happened, one JSON object a line",
     "metrics.jsonl": "the scalars of every step",
     "tensorboard/": "the same, for `tensorboard --logdir`",
+    "wandb/": "what Weights & Biases keeps there, where `run.trackers` names it",
     "run.svg": "a picture of the last frame, to show around",
     "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
@@ -281,7 +282,11 @@ def resume_command(shown: str, *, step: int | None, num_steps: int | None = None
     it, `step` that of its newest checkpoint if any, `num_steps` the number of steps if known."""
     if step is not None and step == num_steps:
         return f"miles export {shown} --to DIR   # all its {step} steps are done and saved"
-    where = "begins again: it had saved nothing" if step is None else f"goes on from step {step}"
+    where = (
+        "goes on where it was saved, before step 1" if step == 0 else f"goes on from step {step}"
+    )
+    if step is None:
+        where = "begins again: it had saved nothing"
     return f"miles resume {shown}   # {where}"
 
 
@@ -344,7 +349,7 @@ def running_error(run: RunDir) -> MilesError:
     """Return the error of a command that needs a run on which a driver works."""
     host, _, driver = _content(run.lock_file).strip().partition(" ")
     here = driver.isdecimal() and host == socket.gethostname()
-    stop = [f"kill {driver}   # it saves and stops, as by Ctrl-C"] if here else []
+    stop = [f"miles stop {run.shown}   # it saves and stops, as by Ctrl-C"] if here else []
     where = f", process {driver} on {host}" if driver else ""
     return MilesError(
         f"run `{run.name}` is running",

@@ -6,24 +6,28 @@ The verbs live in their own files.
 from __future__ import annotations
 
 import atexit
+import difflib
 import errno
 import gc
 import io
 import os
 import platform
+import shlex
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from milescli import __version__
 from milescli.commands import (
     algorithms,
+    compare,
     convert,
     data,
     doctor,
@@ -32,14 +36,17 @@ from milescli.commands import (
     export,
     help,
     launch,
+    logs,
     models,
     plugins,
     profile,
     recipes,
     report,
     resume,
+    rm,
     runs,
     status,
+    stop,
     ui,
     why,
 )
@@ -85,11 +92,13 @@ miles {version}: post-train language models with reinforcement learning
   miles envs, miles tools             what a model can act in, and call
   miles plugins                       what you can bring
   miles data check train.jsonl        what a run would see of it
-  miles launch --recipe quickstart    train
+  miles launch quickstart             train
   miles runs                          what was trained
+  miles stop RUN, logs RUN, rm RUN    from another shell
   miles status RUN --watch            is it learning, where is the time?
   miles ui                            a live page of it, in your browser
   miles report RUN --to FILE.html     one file to show around; of two runs: compared
+  miles compare RUN OTHER             what differs, and which learns better
   miles why RUN                       what ended it
   miles profile RUN                   where its time goes, while it runs
   miles resume RUN --steps 80         go on
@@ -124,7 +133,7 @@ app = typer.Typer(
 for module in (
     *(launch, resume, evaluate, export, convert),
     *(data, models, recipes, algorithms, env, plugins),
-    *(runs, status, ui, report, why, profile, doctor, help),
+    *(runs, status, stop, logs, rm, ui, report, compare, why, profile, doctor, help),
 ):
     module.register(app)
 
@@ -144,6 +153,16 @@ def first_page(
         raise typer.Exit
     if context.invoked_subcommand is None:
         output.text(FIRST_PAGE.format(version=__version__))
+
+
+def _program() -> Any:
+    """Return the group of all verbs. Flags show no type in its help."""
+    program = typer.main.get_command(app)
+    for command in (program, *program.commands.values()):  # type: ignore[attr-defined]
+        for option in command.params:
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+    return program
 
 
 def _leave_garbage() -> None:
@@ -183,9 +202,7 @@ def _run(argv: list[str] | None) -> int:
                 why="whoever started this has closed its standard output (`>&-`)",
                 fix="leave it open, or throw away what comes: > /dev/null",
             )
-        result = typer.main.get_command(app).main(
-            args=argv, prog_name="miles", standalone_mode=False, obj=output
-        )
+        result = _program().main(args=argv, prog_name="miles", standalone_mode=False, obj=output)
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.DONE
     except MilesError as error:
@@ -196,7 +213,7 @@ def _run(argv: list[str] | None) -> int:
         say(error=error.as_dict())
         return error.exit_code
     except typer.TyperException as error:
-        output.error(_usage_error(error))
+        output.error(_usage_error(error, argv))
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
@@ -265,10 +282,51 @@ def _mode(argv: list[str]) -> Mode:
     return Mode.QUIET if "--quiet" in options or "-q" in options else Mode.HUMAN
 
 
-def _usage_error(error: typer.TyperException) -> MilesError:
+OTHER_NAMES = {
+    "launch": ("train", "run", "start", "rl", "sft", "grpo", "fit"),
+    "resume": ("continue", "restart"),
+    "runs": ("list", "ls", "ps", "jobs"),
+    "stop": ("kill", "cancel", "end"),
+    "rm": ("delete", "remove", "del"),
+    "logs": ("log", "tail"),
+    "status": ("show", "info", "watch", "progress"),
+    "compare": ("diff",),
+    "eval": ("evaluate", "test", "benchmark"),
+    "export": ("save", "merge", "push"),
+    "ui": ("web", "dashboard", "board", "view"),
+    "doctor": ("check", "diagnose", "verify"),
+    "recipes": ("recipe", "config", "configs", "templates"),
+    "models": ("model", "families"),
+    "algorithms": ("algorithm", "algos"),
+    "envs": ("environments",),
+    "plugins": ("plugin",),
+}
+"""Verb -> what people call it elsewhere."""
+
+
+def _misnamed(argv: list[str], verbs: Iterable[str]) -> MilesError | None:
+    """Return the error for a verb that has another name, with the whole command line as its fix."""
+    typed = next((word for word in argv if not word.startswith("-")), "")
+    called = {name: right for right, others in OTHER_NAMES.items() for name in others}
+    known = called.get(typed)
+    like = difflib.get_close_matches(typed, [*verbs, *called], n=1, cutoff=0.7)
+    right = known or next((called.get(name, name) for name in like), None)
+    if right is None:
+        return None
+    return UsageError(
+        f"there is no command `{typed}`",
+        why=f"here it is `miles {right}`" if known else f"nearest is `{right}`",
+        fix=shlex.join(["miles", right, *argv[argv.index(typed) + 1 :]]),
+    )
+
+
+def _usage_error(error: typer.TyperException, argv: list[str]) -> MilesError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "miles"
     message = error.format_message().rstrip(".")
+    is_unknown = command == "miles" and message.startswith("No such command")
+    if is_unknown and (found := _misnamed(argv, _program().commands)):
+        return found
     return UsageError(
         message[:1].lower() + message[1:],
         why=f"`{command}` was not understood",

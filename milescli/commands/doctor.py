@@ -1,11 +1,15 @@
-"""`miles doctor`: is this machine ready."""
+"""`miles doctor`: is this machine ready. `miles version`: what is installed."""
 
 from __future__ import annotations
 
+import platform
+from contextlib import suppress
+from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from milescli import __version__
 from milescli.commands.options import OptionalRecipeOption, SetOption, verb
 from milescli.console.output import Output
 
@@ -16,6 +20,9 @@ EXAMPLES = [
     "miles doctor --json",
 ]
 
+PACKAGES = ("torch", "ray", "sglang", "megatron-core", "transformers", "transformer-engine")
+"""What `miles version` names beside its own version."""
+
 AddressOption = Annotated[
     str | None,
     typer.Option("--address", help="Check every node of this Ray cluster, too (machine.address)."),
@@ -23,8 +30,9 @@ AddressOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the verbs."""
     verb(app, "doctor", examples=EXAMPLES)(doctor)
+    verb(app, "version", examples=["miles version", "miles version --json"])(version)
 
 
 def doctor(
@@ -44,3 +52,15 @@ def doctor(
     output: Output = context.obj
     options = DoctorOptions(recipe=recipe, sets=sets or [], address=address)
     raise typer.Exit(run_doctor(options, output=output))
+
+
+def version(context: typer.Context) -> None:
+    """Print the version, and those of Python and of the engines that are installed."""
+    output: Output = context.obj
+    found = {"miles": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    found["platform"] = platform.platform()
+    output.json("version", {"version": __version__, "versions": found})
+    output.kv(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -10,23 +9,19 @@ import typer
 from milescli.checkpoint.run_dir import LAYOUT
 from milescli.commands.options import verb
 from milescli.console.output import Output
-from milescli.core.errors import EXIT_CODE_MEANINGS
+from milescli.core.errors import EXIT_CODE_MEANINGS, nearest
 
-EXAMPLES = ["miles help exit-codes", "miles help recipe", "miles help run-directory"]
-
-
-class Topic(StrEnum):
-    """Names the pages."""
-
-    EXIT_CODES = "exit-codes"
-    RECIPE = "recipe"
-    RUN_DIRECTORY = "run-directory"
-
+EXAMPLES = [
+    "miles help exit-codes",
+    "miles help recipe",
+    "miles help recipe train.optimizer.lr",
+    "miles help launch",
+]
 
 TOPICS = {
-    Topic.EXIT_CODES: "what the process says when it ends",
-    Topic.RECIPE: "every key of a recipe: type, default, meaning",
-    Topic.RUN_DIRECTORY: "the files of runs/NAME",
+    "exit-codes": "what the process says when it ends",
+    "recipe": "every key of a recipe: type, default, meaning; also of one section, or one key",
+    "run-directory": "the files of runs/NAME",
 }
 
 
@@ -37,27 +32,49 @@ def register(app: typer.Typer) -> None:
 
 def help_page(
     context: typer.Context,
-    topic: Annotated[Topic | None, typer.Argument(help="Which page.", show_default=False)] = None,
+    topic: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PAGE|VERB]",
+            help=f"{', '.join(TOPICS)}, or a verb.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KEY", help="With `recipe`: a key, or a section.", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Show a page: exit-codes, recipe or run-directory."""
+    """Show a page: exit-codes, recipe or run-directory; or the help of a verb."""
     output: Output = context.obj
-    if topic is Topic.EXIT_CODES:
+    if key is not None and topic != "recipe":
+        raise typer.BadParameter("a key belongs behind `recipe`: miles help recipe KEY")
+    if topic == "exit-codes":
         codes = [(int(code), meaning) for code, meaning in EXIT_CODE_MEANINGS.items()]
         output.json(
             "exit_codes",
             {"exit_codes": [{"code": code, "meaning": meaning} for code, meaning in codes]},
         )
         output.table(["code", "meaning"], codes)
-    elif topic is Topic.RECIPE:
+    elif topic == "recipe":
         from milescli.commands.show.listings import show_keys
 
-        show_keys(output)
-    elif topic is Topic.RUN_DIRECTORY:
+        show_keys(output, within=key)
+    elif topic == "run-directory":
         output.json("run_directory", {"files": LAYOUT})
         output.kv(LAYOUT, title="runs/NAME/")
-    else:
-        output.json("help", {"topics": {str(name): text for name, text in TOPICS.items()}})
+    elif topic is None:
+        output.json("help", {"topics": TOPICS})
         output.table(
             ["page", "what is on it"],
             [(f"miles help {name}", text) for name, text in TOPICS.items()],
         )
+    else:
+        verbs = context.find_root().command
+        if topic not in verbs.commands:  # type: ignore[attr-defined]
+            guess = nearest(topic, [*TOPICS, *verbs.commands])  # type: ignore[attr-defined]
+            hint = f"; nearest is `{guess}`" if guess else ""
+            raise typer.BadParameter(f"`{topic}` is neither a page nor a verb{hint}")
+        verbs.main(args=[topic, "--help"], prog_name="miles", standalone_mode=False, obj=output)

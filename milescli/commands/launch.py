@@ -16,6 +16,7 @@ from milescli.commands.options import (
     NodesOption,
     OnOption,
     PriceOption,
+    RecipeArgument,
     RecipeOption,
     SeedOption,
     SetOption,
@@ -29,9 +30,8 @@ from milescli.commands.options import (
 from milescli.console.output import Output
 
 EXAMPLES = [
-    "miles launch --recipe quickstart",
-    "miles launch --recipe quickstart --supervised --steps 80 --set rollout.samples_per_prompt=16",
-    "miles launch --recipe my.yaml --gpus 8 --lora 32 --dry-run -v",
+    "miles launch quickstart",
+    "miles launch my.yaml --gpus 8 --lora 32 --set rollout.samples_per_prompt=16 --supervised",
     "miles launch --recipe qwen3.6 --on 4x8xH200 --emit slurm > job.sh",
 ]
 
@@ -43,8 +43,9 @@ def register(app: typer.Typer) -> None:
 
 def launch(
     context: typer.Context,
+    wanted: RecipeArgument = None,
     *,
-    recipe: RecipeOption,
+    recipe: RecipeOption = None,
     name: NameOption = None,
     sets: SetOption = None,
     gpus: GpusOption = None,
@@ -73,7 +74,7 @@ def launch(
         run__seed=("--seed", seed),
         train__lora__rank=("--lora", lora),
     )
-    loaded = read_recipe(recipe, sets=sets, flags=flags, adapters=adapters, output=output)
+    loaded = read_recipe(wanted, recipe, sets=sets, flags=flags, adapters=adapters, output=output)
     if emit is not None:
         from milescli.commands.show.job import show_job
 

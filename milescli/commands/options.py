@@ -28,13 +28,22 @@ QuietOption = Annotated[
 ]
 
 RecipeOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--recipe",
         "-r",
         metavar="NAME|FILE",
         help="A recipe that ships, or a .yaml file.",
         autocompletion=suggest.recipes,
+    ),
+]
+RecipeArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A recipe that ships, or a .yaml file.",
+        autocompletion=suggest.recipes,
+        show_default=False,
     ),
 ]
 OptionalRecipeOption = Annotated[
@@ -210,8 +219,10 @@ def verb(
         ]
         parameters = [*signature.parameters.values(), *extra]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        about = " ".join((function.__doc__ or "").split())  # else its lines are kept as lines
+        run.__doc__, first = about, about.partition(". ")[0].rstrip(".") + "."
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name, epilog=epilog)(run)
+        app.command(name, epilog=epilog, short_help=first)(run)
         return function
 
     return register
@@ -235,22 +246,37 @@ def here() -> dict[str, object]:
 
 
 def read_recipe(
-    recipe: str,
+    positional: str | None,
+    option: str | None,
     *,
     sets: list[str] | None,
     flags: dict[str, str],
     adapters: list[str] | None,
     output: Output,
 ) -> LoadedRecipe:
-    """Load the recipe of the command line, and show its warnings."""
+    """Load the recipe of the command line, which names it as an argument or by --recipe, and show
+    its warnings."""
     from milescli.recipe.load import load
     from milescli.recipe.several import from_options
 
     further = from_options(adapters or [])
-    loaded = load(recipe, sets=sets or [], flags=flags, further=further, **here())
+    loaded = load(
+        _named(positional, option), sets=sets or [], flags=flags, further=further, **here()
+    )
     for warning in loaded.warnings:
         output.warn(warning)
     return loaded
+
+
+def _named(positional: str | None, option: str | None) -> str:
+    if positional is not None and option is not None and positional != option:
+        raise typer.BadParameter(f"`{positional}` and `--recipe {option}` name two recipes")
+    recipe = positional or option
+    if not recipe:
+        raise typer.BadParameter(
+            "say which --recipe, e.g. `miles launch quickstart`; `miles recipes` lists all"
+        )
+    return recipe
 
 
 SubjectArgument = Annotated[

@@ -207,10 +207,10 @@ class LiveRun:
         bus.listeners.append(view)
     """
 
-    def __init__(self, output: Output, *, name: str) -> None:
-        """`name`: of the run, for the title of the frame."""
+    def __init__(self, output: Output, *, name: str, history: History | None = None) -> None:
+        """`name`: of the run, for the title of the frame; `history`: of its earlier attempts."""
         self.output = output
-        self.history = History(name=name)
+        self.history = history or History(name=name)
         self._began_s = time.monotonic()
         self._milestones: deque[Text] = deque(maxlen=SVG_MILESTONES)
         self._lock = threading.RLock()  # the panel is drawn by a thread of its own

@@ -8,7 +8,7 @@ import contextlib
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ from milescli.data.images import PromptImages, as_parts
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.data.turn_places import (
     CALLS,
+    CONTENT,
     REASONING,
     ChatRenderings,
     Piece,
@@ -57,7 +58,9 @@ def marked_chat(
     learned in one of them, behind the prompt that rollout samples it from.
 
     Raises ValueError if the template leaves out a part of what is learned, or of what it answers,
-    and if it does not show where a turn begins and ends."""
+    if it does not show where a turn begins and ends, and if a learned text spells out a token at
+    which engines stop."""
+    require_no_stop(tokenizer, turns, first=first)
     chat = _Chat(tokenizer, turns, tools)
     try:
         return _sequences(chat, first)
@@ -330,6 +333,31 @@ def _lost(parts: set[str], place: int, template: str) -> str:
     return f"the chat template leaves out {named} of turn {place + 1}, or a part of it{hint}"
 
 
+def require_no_stop(tokenizer: ChatTokenizer, turns: Sequence[Turn], *, first: int = 0) -> None:
+    """Raise ValueError if what the assistant says from turn `first` on spells out a token at which
+    engines stop: the model would learn to stop there, and what follows could never be generated."""
+    for place, turn in enumerate(turns[first:], first):
+        if turn["role"] != "assistant":
+            continue
+        texts = "\0".join(_strings([turn.get(part) for part in (*REASONING, CONTENT, CALLS)]))
+        if found := _first(texts, tokenizer.stop_texts):
+            raise ValueError(
+                f"the text of turn {place + 1} (assistant) contains `{texts[slice(*found)]}`, at "
+                "which engines stop: leave it out, the chat template ends the turn"
+            )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the texts in a content or in calls, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _strings([*value.keys(), *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
 def marked_response(prompt: str, response: str) -> MarkedText:
     """Append a response to a prompt, for models without a chat template, and mark the response."""
     text = prompt + response
@@ -435,6 +463,7 @@ def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Trajectory]:
     worked = prompt.demonstration
     assert worked is not None, f"prompt {prompt.index} has no demonstration"
     if isinstance(worked, str):
+        require_no_stop(tokenizer, [{"role": "assistant", CONTENT: worked}])
         made = demonstration(prompt.token_ids, tokenizer.encode_response(worked))
         return [replace(made, image_spans=prompt.image_spans, images=prompt.images)]
     asked = as_parts(prompt.messages) if prompt.images else prompt.messages

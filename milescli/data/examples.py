@@ -19,6 +19,7 @@ from milescli.data.chat_masks import (
     marked_chat,
     marked_response,
     marked_text,
+    require_no_stop,
     tokenized,
     with_images,
 )
@@ -246,6 +247,7 @@ def _texts_of(chat: Chat, tokenizer: ChatTokenizer, *, kind: Kind) -> list[Marke
     if tokenizer.template is None:
         if chat.first + 1 != len(turns) and len(turns) > 2 + (turns[0]["role"] == "system"):
             raise ValueError("a chat of several turns needs a chat template (data.chat_template)")
+        require_no_stop(tokenizer, turns, first=len(turns) - 1)
         return [marked_response(tokenizer.render(turns[:-1]), turns[-1]["content"])]
     tools = chat.tools or None
     if kind == "pairs":

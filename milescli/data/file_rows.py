@@ -303,5 +303,25 @@ def row_named(index: int, files: Sequence[FileRows]) -> str:
     """Return where the prompt with this index stands: `row 3 of train.jsonl`."""
     if not files:
         return f"row {index + 1}"
-    number = bisect_right([file.first_index for file in files], index) - 1
-    return f"row {index - files[number].first_index + 1} of {files[number].path}"
+    file, line = _row_place(index, files)
+    return f"row {line} of {file.path}"
+
+
+def unusable(bad: Sequence[tuple[int, str]], files: Sequence[FileRows], *, what: str) -> DataError:
+    """Make the error that prompts cannot be used as `what`. `bad`: [1 or more] (index of the
+    prompt, reason)."""
+    placed = [(*_row_place(index, files), reason) for index, reason in bad]
+    path = placed[0][0].path
+    rows = [BadRow(line=line, reason=reason) for file, line, reason in placed if file.path == path]
+    return bad_rows_error(
+        f"{len(bad)} of the rows of {path} cannot be used as {what}",
+        Path(path),
+        rows,
+        num_bad=len(bad),
+    )
+
+
+def _row_place(index: int, files: Sequence[FileRows]) -> tuple[FileRows, int]:
+    """Return the file that holds the prompt with this index, and its line, counted from 1."""
+    file = files[bisect_right([file.first_index for file in files], index) - 1]
+    return file, index - file.first_index + 1

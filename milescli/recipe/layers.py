@@ -193,11 +193,13 @@ def from_ray_environment(environ: Mapping[str, str]) -> Table:
 
 
 def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
-    """Read `--set key=value` and flags (`{"machine.gpus": "--gpus 4"}`), which abbreviate it."""
+    """Read `--set key=value` and flags (`{"machine.gpus": "--gpus 4"}`), which abbreviate
+    it. Of several `--set` with one key the last counts."""
     table: Table = {}
     for name, option in flags.items():
         _add_override(table, name, option.partition(" ")[2], option=option)
-    for text in sets:
+    latest = {text.partition("=")[0].strip(): text for text in sets}
+    for text in latest.values():
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             guess = nearest_key(name.strip()) if name.strip() else None
@@ -208,6 +210,21 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
             )
         _add_override(table, name.strip(), value.strip(), option=f"--set {text}")
     return translated(table)
+
+
+def repeated(sets: Iterable[str]) -> list[str]:
+    """Return a warning for each key that `--set` names twice with different values: the last one
+    counts."""
+    last: dict[str, str] = {}
+    warnings = []
+    for text in sets:
+        name = text.partition("=")[0].strip()
+        if name in last and last[name] != text:
+            warnings.append(
+                f"`--set {last[name]}` is replaced by `--set {text}`, which comes later"
+            )
+        last[name] = text
+    return warnings
 
 
 def merge(layers: Iterable[Table]) -> Table:

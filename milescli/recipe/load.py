@@ -67,12 +67,14 @@ def load(
         layer=SettingsLayer.RECIPE,
     )
     user_files = _user_files(environ=environ, cwd=cwd, home=home, but_not=path)
+    sets = list(sets)
     words = layers.from_command_line(sets, flags or {}) | (further or {})
     table = _layered(base, user_files, environ, words)
     if "name" not in table:
         origin = Origin(layer=SettingsLayer.RECIPE, where=_shown(path, cwd, home))
         table["name"] = KeyValue(value=path.stem, text=path.stem, origin=origin)
-    return build(table, source=recipe)
+    loaded = build(table, source=recipe)
+    return replace(loaded, warnings=[*layers.repeated(sets), *loaded.warnings])
 
 
 def load_model(

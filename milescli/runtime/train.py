@@ -28,6 +28,7 @@ from milescli.core.events import EventBus, RunEnded
 from milescli.core.history import History
 from milescli.core.units import format_bytes
 from milescli.insight.memory import DeviceMemory
+from milescli.insight.reader import read_history
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.recording.listeners import Judge, attach_run_files
@@ -64,7 +65,7 @@ class RunSummary:
     """On held-out rows, before the first step; None without `data.validation`."""
     loss_after: float | None
     logprob_diff_max: float | None
-    """Largest |engine - trainer| over all steps of this attempt; None where nothing was sampled."""
+    """Largest |engine - trainer| over all steps; None where nothing was sampled."""
     logprob_diff_mean: float | None
     checkpoint: str | None
     """Newest complete checkpoint; None where each adapter has its own."""
@@ -95,7 +96,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     bus.listeners.append(judge)
     with (
         tracked(spec, bus=bus, output=output) as tracking,
-        LiveRun(output, name=run.name) as live,
+        LiveRun(output, name=run.name, history=read_history(run)) as live,
     ):
         bus.listeners.append(live)
         with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session, tracking:

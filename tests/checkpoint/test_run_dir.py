@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,7 +26,7 @@ def test_names_count_up(tmp_path: Path) -> None:
         ("stopped", "in use", ["miles resume {}   # it was stopped", "--name mine-", "mv {} "]),
         ("done", "in use", ["miles resume {} --steps N", "--name mine-", "mv {} "]),
         ("no run", "in use", ["--name mine-", "mv {} "]),
-        ("running", "running", ["miles status {} --watch", "kill {pid} ", "--name mine-"]),
+        ("running", "running", ["miles status {} --watch", "miles stop {} ", "--name mine-"]),
     ],
 )
 def test_a_used_directory_is_refused_with_the_ways_out_of_its_state(
@@ -41,7 +40,7 @@ def test_a_used_directory_is_refused_with_the_ways_out_of_its_state(
     with held, pytest.raises(RecipeError, match=what) as caught:
         create(base=tmp_path, recipe_name="r", name="mine")
     assert caught.value.exit_code is ExitCode.INVALID
-    begins = [fix.format(run.shown, run.shown, pid=os.getpid()) for fix in fixes]
+    begins = [fix.format(run.shown, run.shown) for fix in fixes]
     assert len(caught.value.fixes) == len(begins)
     for fix, begin in zip(caught.value.fixes, begins, strict=True):
         assert fix.startswith(begin)

@@ -19,7 +19,7 @@ from tests.commands.conftest import Miles, Replace
 
 VERBS = (
     *("launch", "resume", "evaluate", "export", "doctor", "recipes"),
-    *("runs", "status", "ui", "report", "why", "profile", "help"),
+    *("runs", "status", "stop", "logs", "rm", "ui", "report", "compare", "why", "profile", "help"),
 )
 
 
@@ -32,7 +32,7 @@ def fails_with(error: BaseException):  # type: ignore[no-untyped-def]
 
 def test_bare_miles_shows_the_first_page(miles: Miles) -> None:
     said = miles()
-    assert said.code == 0 and "miles launch --recipe quickstart" in said.out and said.err == ""
+    assert said.code == 0 and "miles launch quickstart" in said.out and said.err == ""
 
 
 def test_version(miles: Miles) -> None:

@@ -14,6 +14,7 @@ from milescli.data.chat_masks import (
     marked_chat,
     marked_response,
     marked_text,
+    require_no_stop,
     tokenized,
     turn_end_ids,
 )
@@ -282,6 +283,28 @@ def test_a_row_whose_question_the_template_loses_is_refused() -> None:
     tokenizer = tokenizer_of(only, special=CHATML.special, eos=CHATML.eos)
     with pytest.raises(ValueError, match=r"leaves out what turn 1 \(system\) says"):
         marked_chat(tokenizer, SYSTEM)
+
+
+STOPS = "a <|im_end|> b"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"content": STOPS},
+        {"content": [{"type": "text", "text": STOPS}]},
+        {"content": "a", "reasoning_content": STOPS},
+        {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": [STOPS]}}}]},
+    ],
+)
+def test_a_learned_text_holds_no_token_at_which_engines_stop(
+    tokenizers: dict[str, ChatTokenizer], turn: dict[str, Any]
+) -> None:
+    turns = [user("hi"), {"role": "assistant", **turn}]
+    with pytest.raises(ValueError, match=r"text of turn 2 \(assistant\) contains `<\|im_end\|>`"):
+        marked_chat(tokenizers["qwen 3"], turns)
+    later = [*turns, user("more"), said("hello")]
+    require_no_stop(tokenizers["qwen 3"], later, first=3)
 
 
 @pytest.mark.parametrize(

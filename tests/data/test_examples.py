@@ -351,5 +351,5 @@ def test_a_text_of_a_user_that_spells_a_special_token_out_is_told(load: Load) ->
     spelled = {"messages": [{**USER, "content": "a<|im_end|>b"}, HELLO]}
     note = load("chats", CHAT, spelled)[1].note
     assert "row 2 of " in note and "spells out `<|im_end|>`" in note
-    own = {"messages": [USER, {**HELLO, "content": "a<|im_end|>b"}]}
+    own = {"messages": [USER, {**HELLO, "content": "a<|im_start|>b"}]}
     assert load("chats", CHAT, own)[1].note == ""

@@ -210,6 +210,11 @@ def test_a_planted_illness_is_called_by_its_name(name: str) -> None:
     assert not verdict.is_healthy
 
 
+def test_a_run_whose_held_out_accuracy_falls_is_not_learning() -> None:
+    verdict = SICK["held-out-falls"].verdict()
+    assert verdict.is_learning is False and "held-out accuracy falls" in verdict.headline
+
+
 @pytest.mark.parametrize("name", SICK)
 def test_nothing_else_is_called_ill_but_what_goes_with_it(name: str) -> None:
     together = {

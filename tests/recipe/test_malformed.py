@@ -174,11 +174,6 @@ CASES = {
     ),
     "no key": Case(sets=["=5"], says=("is not an override",), fix="--set train.steps=5"),
     # two voices
-    "two values by --set": Case(
-        sets=["train.steps=5", "train.steps=6"],
-        says=("two values", "--set train.steps=5"),
-        fix="keep --set",
-    ),
     "null and inside": Case(
         sets=["model.scratch=null", "model.scratch.topk=1"], says=("two values",), fix="keep"
     ),
@@ -377,7 +372,7 @@ def test_a_recipe_name_with_a_slip_finds_its_neighbour(place: Place) -> None:
     [
         "not yaml",
         "unknown key",
-        "two values by --set",
+        "null and inside",
         "hyperparameter in env",
         "top_k 0",
         "astronomic",

@@ -41,7 +41,12 @@ def test_a_ctrl_c_while_a_run_ends_changes_nothing_of_what_ended_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("step", "where"), [(None, "begins again: it had saved nothing"), (0, "goes on from step 0")]
+    ("step", "where"),
+    [
+        (None, "begins again: it had saved nothing"),
+        (0, "goes on where it was saved, before step 1"),
+        (4, "goes on from step 4"),
+    ],
 )
 def test_a_death_says_how_to_go_on_also_where_nothing_was_saved_yet(
     step: int | None, where: str

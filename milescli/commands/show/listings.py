@@ -385,24 +385,50 @@ On the command line: --set KEY=VALUE. Strongest first:
 """
 
 
-def show_keys(output: Output) -> None:
-    """Print all recipe keys, section by section."""
+def show_keys(output: Output, *, within: str | None = None) -> None:
+    """Print recipe keys, section by section: all, or the key or section `within`. Raises
+    RecipeError if there is none of that name."""
     from milescli.recipe.keys import keys, sections
+    from milescli.recipe.layers import example, unknown_key
 
+    shown = [key for key in keys().values() if _is_within(key.name, within)]
+    if not shown:
+        assert within is not None
+        raise unknown_key(
+            within,
+            where="the command line",
+            fix=lambda guess: f"miles help recipe {guess}" if guess else "miles help recipe",
+        )
     payload = [
         {"key": key.name, "wants": key.wants, "default": key.default, "doc": key.doc}
-        for key in keys().values()
+        for key in shown
     ]
     output.json("recipe_keys", {"keys": payload})
-    if output.mode is Mode.HUMAN:
+    if within == shown[0].name:
+        (key,) = shown
+        output.kv(
+            {
+                "key": key.name,
+                "takes": key.wants,
+                "default": _default(key),
+                "meaning": key.doc or "-",
+                "set it": f"--set {key.name}={example(key)}",
+            }
+        )
+        return
+    if output.mode is Mode.HUMAN and within is None:
         output.text(INTRO)
     for name in ["", *sections()]:
-        inside = [key for key in keys().values() if key.name.rpartition(".")[0] == name]
+        inside = [key for key in shown if key.name.rpartition(".")[0] == name]
         rows = [(key.name, _default(key), _meaning(key)) for key in inside]
         if rows:
             title = f"{name}: {sections()[name].doc}" if name else "recipe"
             output.table(["key", "default", "meaning"], rows, title=title)
             output.blank()
+
+
+def _is_within(name: str, within: str | None) -> bool:
+    return within is None or name == within or name.startswith(f"{within}.")
 
 
 def _default(key: RecipeKey) -> str:

@@ -16,7 +16,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Pair, Prompt, Trajectory
-from milescli.data.chat_masks import demonstrated, unsampled
+from milescli.data.chat_masks import unsampled
 from milescli.data.example_rows import CHOSEN, REJECTED, Kind, RowField
 from milescli.data.examples import ExampleReport, load_examples
 from milescli.data.file_rows import FileRows, evenly, row_named
@@ -33,7 +33,7 @@ from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.rollout.episode.roles import conversation_of, role_demonstrations, roles_of
+from milescli.rollout.episode.roles import conversation_of, roles_of
 from milescli.rollout.rewards import needs_label
 from milescli.runtime.inputs.checks import INPUTS, Outcome, Subject, outcomes
 from milescli.runtime.inputs.data_files import (
@@ -44,6 +44,7 @@ from milescli.runtime.inputs.data_files import (
     texts_for_vocabulary,
     with_foreign_tasks,
     with_local_files,
+    worked_lines,
 )
 from milescli.runtime.inputs.file_looks import (
     NUM_MEASURED,
@@ -319,9 +320,10 @@ def _checked(
             continue
         measured = part.loaded.source.some(NUM_MEASURED)
         part.images = look_at_images(prompt.images for prompt in measured)
-        shown = measured[:NUM_SHOWN]
         try:
-            for prompt in shown:
+            if part.field == "demonstrations":
+                worked_lines(measured, tokenizer, roles=part.roles, files=files)
+            for prompt in measured[:NUM_SHOWN]:
                 part.rendered += rendered(
                     prompt, tokenizer, field=part.field, roles=part.roles, files=files
                 )
@@ -429,14 +431,11 @@ def rendered(
     files: Sequence[FileRows],
 ) -> list[Rendered]:
     """Render a prompt as text, token by token; a demonstration with its response. Of an episode of
-    several `roles` what each sees; a prompt as the first does. Raises as `role_demonstrations`."""
+    several `roles` what each sees; a prompt as the first does. Raises as `worked_lines`."""
     lines = {"": unsampled(prompt.token_ids, bytes(len(prompt.token_ids)))}
     worked = field == "demonstrations" and prompt.demonstration is not None
-    if worked and roles:
-        lines = role_demonstrations(prompt, tokenizer, roles=roles)
-    elif worked:
-        several = demonstrated(prompt, tokenizer)
-        lines = {f"part {at}" if several[1:] else "": line for at, line in enumerate(several, 1)}
+    if worked:
+        lines = worked_lines([prompt], tokenizer, roles=roles, files=files)[prompt.index]
     elif roles:
         first = next(iter(roles))
         text = tokenizer.render(conversation_of(first, roles, prompt=prompt, turns=()))

@@ -22,7 +22,7 @@ from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated
 from milescli.data.example_rows import Kind
 from milescli.data.file_prompts import FilePrompts
-from milescli.data.file_rows import by_file, evenly, row_named
+from milescli.data.file_rows import FileRows, by_file, evenly, row_named, unusable
 from milescli.data.held_out_leaks import NEAR_HELDOUT, NEAR_ROWS, Leak, exact_leaks, near_leaks
 from milescli.data.images import DATA_URL
 from milescli.data.mixed_prompts import MixedPrompts
@@ -30,6 +30,7 @@ from milescli.data.prompt_source import file_named
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tasks import TASK_PREFIX, is_held_out_by_us, is_task, write_task
 from milescli.data.tokenizer import ChatTokenizer
+from milescli.recipe.agents import Role
 from milescli.recipe.data import Data, MixSource
 from milescli.recipe.data_files import FIELDS, is_hub, names_in, parse_hub
 from milescli.recipe.schema import Recipe, Rollout
@@ -290,13 +291,10 @@ def demonstrations_of(
     """Return the worked responses on their loss masks; of large files as many as the warm-up
     takes."""
     most = recipe.warmup.steps * recipe.warmup.batch_size
-    roles = roles_of(recipe.rollout)
-    trajectories = list[Trajectory]()
-    for prompt in source.some(most):
-        if prompt.demonstration is not None and roles:
-            trajectories += role_demonstrations(prompt, tokenizer, roles=roles).values()
-        elif prompt.demonstration is not None:
-            trajectories += demonstrated(prompt, tokenizer)
+    lines = worked_lines(
+        source.some(most), tokenizer, roles=roles_of(recipe.rollout), files=source.files
+    )
+    trajectories = [line for shown in lines.values() for line in shown.values()]
     if not trajectories:
         raise DataError(
             f"`{recipe.data.demonstrations}` has no worked responses",
@@ -312,6 +310,35 @@ def demonstrations_of(
             fix=f"--set warmup.max_loss_tokens={longest}",
         )
     return trajectories
+
+
+def worked_lines(
+    prompts: Iterable[Prompt],
+    tokenizer: ChatTokenizer,
+    *,
+    roles: Mapping[str, Role],
+    files: Sequence[FileRows],
+) -> dict[int, dict[str, Trajectory]]:
+    """Return, by index of the prompts that have a worked response, what is learned of each: by
+    role in an episode of several `roles`, else by `part 1`, `part 2`, or by an empty name where
+    there is one. Raises DataError, with their rows, if some cannot be learned from."""
+    made, bad = dict[int, dict[str, Trajectory]](), list[tuple[int, str]]()
+    for prompt in prompts:
+        if prompt.demonstration is None:
+            continue
+        try:
+            if roles:
+                made[prompt.index] = role_demonstrations(prompt, tokenizer, roles=roles)
+                continue
+            several = demonstrated(prompt, tokenizer)
+        except ValueError as error:
+            bad.append((prompt.index, str(error)))
+            continue
+        parts = enumerate(several, 1)
+        made[prompt.index] = {f"part {at}" if several[1:] else "": line for at, line in parts}
+    if bad:
+        raise unusable(bad, files, what="demonstrations")
+    return made
 
 
 def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:

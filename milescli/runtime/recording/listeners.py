@@ -49,6 +49,7 @@ class Judge:
         self._thread: threading.Thread | None = None
         self._verdict: Verdict | None = None
         self._told: tuple[object, ...] | None = None
+        self._headline: str | None = None
         self._due = 0.0
         self._fault: Exception | None = None
         self._is_fault_told = False
@@ -74,7 +75,7 @@ class Judge:
             self._begin()
             assert self._thread is not None, "it was begun"
             self._thread.join(END_S)
-        self._tell()
+        self._tell(is_last=True)
 
     def memory(self) -> list[DeviceMemory]:
         """Return the most that processes or devices held, beside what the plan said; empty where
@@ -101,7 +102,8 @@ class Judge:
         now = time.monotonic()
         self._due = now + max(EVERY_S, (now - began) / SHARE)
 
-    def _tell(self) -> None:
+    def _tell(self, *, is_last: bool = False) -> None:
+        """Emit the verdict where it has changed; at the end also where its figures alone have."""
         fault, verdict = self._fault, self._verdict
         if fault is not None and not self._is_fault_told:
             self._is_fault_told = True
@@ -111,9 +113,12 @@ class Judge:
             return
         worse = [one for one in verdict.findings if one.level is not Level.HINT]
         told = (verdict.is_learning, *(one.name for one in worse))
-        if told == self._told or (self._told is None and verdict.is_learning is None and not worse):
+        is_stale = is_last and self._headline not in (None, verdict.headline)
+        if (told == self._told and not is_stale) or (
+            self._told is None and verdict.is_learning is None and not worse
+        ):
             return
-        self._told = told
+        self._told, self._headline = told, verdict.headline
         self._bus.emit(
             VerdictGiven(
                 step=verdict.step,

@@ -89,6 +89,18 @@ def test_of_several_roles_each_conversation_is_shown(tmp_path: Path) -> None:
     assert "one: 1" in "".join(demonstrations[1].tokens)
 
 
+def test_a_demonstration_that_cannot_be_learned_is_named_by_its_row(tmp_path: Path) -> None:
+    rows = [{**_row(f"{n}?"), "demonstration": "so" + "<|im_end|>" * (n == 7)} for n in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "my.yaml").write_text("model: {scratch: {}}\nrollout: {reward: gsm8k}\n")
+    sets = [f"data.{name}={tmp_path}/a.jsonl" for name in ("prompts", "demonstrations")]
+    loaded = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    check = check_recipe(loaded.recipe, model=None, output=Output(stderr=io.StringIO()))
+    (problem,) = check.problems
+    assert "cannot be used as demonstrations" in problem.what
+    assert problem.why.startswith("line 8: ") and "`<|im_end|>`" in problem.why
+
+
 def test_a_histogram_counts_each_length_once() -> None:
     lengths = sorted(n * n % 101 for n in range(300))
     ranges = histogram(lengths)

@@ -1,0 +1,211 @@
+"""Stops a run from another shell, reads its logs, deletes it. None of these needs the process that
+started it: the run's lock names its driver. Called by `miles stop`, `miles logs` and `miles rm`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.checkpoint.run_dir import (
+    ADAPTERS,
+    LAYOUT,
+    RECIPE_FILE,
+    RunDir,
+    is_locked,
+    running_error,
+)
+from milescli.checkpoint.run_lock import lock
+from milescli.core.errors import CheckpointError, MachineError, MilesError
+
+LOOK_S = 0.2
+"""Seconds between two looks at the lock of a run that stops, or at a log that is followed."""
+MARKS = ("manifest.json", "events.jsonl")
+"""At least one of these lies in a run directory that miles made, beside `recipe.yaml`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """Names the process that works on a run."""
+
+    host: str
+    pid: int
+
+
+def driver_of(run: RunDir) -> Driver | None:
+    """Return the process that works on a run; None if the run is not locked. Raises MilesError if
+    the lock does not name it."""
+    if not is_locked(run):
+        return None
+    host, _, pid = run.lock_file.read_text(encoding="utf-8").strip().partition(" ")
+    if not pid.isdecimal():
+        raise running_error(run)
+    return Driver(host=host, pid=int(pid))
+
+
+def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
+    """Signal the driver of a run to save and stop, as Ctrl-C does, and wait until it has ended.
+    `at_once`: a second signal follows, so that what came after the newest checkpoint is not saved.
+    Returns False if the run was not running.
+
+    Raises MachineError if the driver is on another host, and MilesError if it has not ended after
+    `timeout_s` seconds."""
+    driver = driver_of(run)
+    if driver is None:
+        return False
+    if driver.host != socket.gethostname():
+        raise MachineError(
+            f"run `{run.name}` is not driven from this computer",
+            why=f"process {driver.pid} on {driver.host} works on it, and this is "
+            f"{socket.gethostname()}",
+            fix=f"ssh {driver.host} miles stop {run.path}",
+        )
+    if not _holds(driver.pid, run.lock_file):
+        raise MachineError(
+            f"the driver of run `{run.name}` cannot be reached from here",
+            why=f"its lock names process {driver.pid}, which does not hold it: it runs in another "
+            "container, or the folder is shared with another computer",
+            fix=f"miles stop {run.shown}   # where it was launched",
+        )
+    for number in (signal.SIGTERM, signal.SIGINT)[: 1 + at_once]:
+        with suppress(ProcessLookupError):  # it ended by itself
+            os.kill(driver.pid, number)
+    until = time.monotonic() + timeout_s
+    while driver_of(run) == driver:
+        if time.monotonic() > until:
+            raise MilesError(
+                f"run `{run.name}` has not stopped yet",
+                why=f"process {driver.pid} was told to save and stop, and still works after "
+                f"{timeout_s:g} s: it finishes what it is at, then writes a checkpoint",
+                fix=[
+                    f"miles status {run.shown}   # what is it at?",
+                    f"miles stop {run.shown} --now   # without saving",
+                ],
+            )
+        time.sleep(LOOK_S)
+    return True
+
+
+def logs_of(run: RunDir, *, attempt: int | None) -> list[Path]:
+    """Return the logs of an attempt, of the newest without a number; those that changed last come
+    first. Raises CheckpointError if there is none."""
+    attempts = run.attempts()
+    wanted = run.path / "logs" / f"attempt_{attempt}" if attempt else next(reversed(attempts), None)
+    known = wanted.iterdir() if wanted in attempts else ()
+    files = [one for one in known if one.suffix in (".log", ".txt")]
+    if not files:
+        named = ", ".join(one.name.partition("_")[2] for one in attempts) or "none"
+        raise CheckpointError(
+            f"run `{run.name}` has no log" + (f" of attempt {attempt}" if attempt else " yet"),
+            why=f"its attempts: {named}",
+            fix=f"miles status {run.shown}",
+        )
+    return sorted(files, key=lambda one: (-one.stat().st_mtime, one.name))
+
+
+def last_lines(file: Path, lines: int) -> tuple[str, int]:
+    """Return the last lines of a log, and its size in bytes."""
+    with open(file, "rb") as opened:
+        end = opened.seek(0, os.SEEK_END)
+        opened.seek(max(0, end - lines * _LINE_BYTES))
+        text = opened.read(end - opened.tell()).decode(errors="replace")
+    return "\n".join(text.splitlines()[-lines:] if lines else []), end
+
+
+def added_lines(file: Path, end: int, run: RunDir) -> Iterator[str]:
+    """Yield whole lines that are added to a log behind byte `end`, until its run is no longer
+    running."""
+    rest = b""
+    while True:
+        goes_on = is_locked(run)
+        with open(file, "rb") as opened:
+            opened.seek(end)
+            rest += opened.read()
+            end = opened.tell()
+        whole, newline, rest = rest.rpartition(b"\n")
+        if newline:
+            yield whole.decode(errors="replace")
+        if not goes_on:
+            return
+        time.sleep(LOOK_S)
+
+
+def size_bytes(run: RunDir) -> int:
+    """Return how much room the files of a run take; links count nothing."""
+    total = 0
+    for folder, _, names in os.walk(run.path):
+        for name in names:
+            with suppress(OSError):  # deleted meanwhile
+                total += os.lstat(Path(folder, name)).st_size
+    return total
+
+
+def require_deletable(run: RunDir) -> None:
+    """Raise CheckpointError if the folder holds something that miles did not write, or is a part of
+    a run; MilesError if the run is running."""
+    if run.path.parent.name == ADAPTERS and RunDir(run.path.parent.parent).is_run:
+        raise CheckpointError(
+            f"`{run.name}` is a part of a run",
+            why="it is one of the adapters that the run trains together",
+            fix=f"miles rm {run.path.parent.parent}   # all of them",
+        )
+    if is_locked(run):
+        raise running_error(run)
+    others = sorted(entry.name for entry in run.path.iterdir() if not _is_ours(entry.name))
+    why = None
+    if run.path.is_symlink():
+        why = f"it is a link to {run.path.resolve()}"
+    elif not any((run.path / mark).is_file() for mark in MARKS):
+        why = f"it holds neither {' nor '.join(MARKS)}: no run was started in it"
+    elif others:
+        named = ", ".join(f"`{name}`" for name in others[:3]) + ", ..." * (len(others) > 3)
+        why = f"it also holds {named}, which no run of miles writes"
+    if why is not None:
+        raise CheckpointError(
+            f"{run.shown} is not deleted",
+            why=why,
+            fix=f"ls -la {run.shown}   # move what you want to keep",
+        )
+
+
+def _is_ours(name: str) -> bool:
+    known = {part.partition("/")[0] for entry in LAYOUT for part in entry.split(", ")}
+    return name in known or name.startswith(".") or re.fullmatch(_MODEL, name) is not None
+
+
+def delete(run: RunDir) -> None:
+    """Delete a run. It is renamed first, so that a deletion that is interrupted leaves no half of a
+    run behind. Raises as `require_deletable`."""
+    require_deletable(run)
+    with lock(run):
+        doomed = run.path.with_name(f".deleted-{run.path.name}-{os.getpid()}")
+        run.path.rename(doomed)
+        (doomed / RECIPE_FILE).unlink()  # what is left if this is interrupted is no run
+        shutil.rmtree(doomed)
+
+
+_LINE_BYTES = 2000
+"""Bytes that are read for a line that is shown."""
+_MODEL = r"(score|critic|teacher-\d+)-model|(reward|draft|role)-model-[0-9a-f]{8}"
+"""Folders of models that miles made for a run beside the one that it trains."""
+
+
+def _holds(pid: int, lock_file: Path) -> bool:
+    """Return True if the process has the file open, or if this system does not show that."""
+    opened = Path(f"/proc/{pid}/fd")
+    try:
+        wanted = lock_file.stat()
+        for link in opened.iterdir():
+            with suppress(OSError):
+                if os.path.samestat(link.stat(), wanted):
+                    return True
+    except OSError:
+        return not Path("/proc/self/fd").exists()
+    return False

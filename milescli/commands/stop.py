@@ -1,0 +1,48 @@
+"""`miles stop`: stop a run from another shell than the one that started it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from milescli.commands.find_run import find_run
+from milescli.commands.options import RunArgument, verb
+from milescli.console.output import Output
+
+EXAMPLES = ["miles stop quickstart-1", "miles stop quickstart-1 --now"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "stop", examples=EXAMPLES)(stop)
+
+
+def stop(
+    context: typer.Context,
+    run: RunArgument,
+    *,
+    now: Annotated[bool, typer.Option("--now", help="Stop at once, without saving.")] = False,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0.0, metavar="SECONDS", help="Wait for it so long.")
+    ] = 600.0,
+) -> None:
+    """Save and stop a run that is running, as Ctrl-C in its terminal does."""
+    folder = find_run(run)
+    from milescli.checkpoint.run_control import stop as stop_run
+    from milescli.checkpoint.run_dir import is_locked, open_run, resume_command, step_saved
+    from milescli.checkpoint.run_lock import state_of
+
+    output: Output = context.obj
+    opened = open_run(folder)
+    if is_locked(opened):
+        output.note(f"{opened.name} finishes what it is at, " + "saves " * (not now) + "and stops")
+    was_running = stop_run(opened, timeout_s=wait_s, at_once=now)
+    saved = step_saved(opened.events())
+    state = state_of(opened)
+    payload = {"run": str(folder), "state": state, "was_running": was_running, "step": saved}
+    output.json("stop", payload)
+    if not was_running:
+        output.success(f"{opened.name} was not running: it is {state}")
+        return
+    output.success(f"{opened.name} is {state}; {resume_command(opened.shown, step=saved)}")
