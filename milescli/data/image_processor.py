@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 
 from milescli.core.errors import CheckpointError, DataError
 from milescli.core.types import Image
+from milescli.models import parse_facts
+from milescli.models.base import read_config
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image as Picture
 
 CONFIG_NAME = "preprocessor_config.json"
+_WHOLE_NAME = "processor_config.json"
+"""Of newer folders: the settings are its `image_processor`."""
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64 * 10**6
 """Of a file before it is resized; a larger one is no picture of a prompt, but fills the memory."""
@@ -38,7 +42,7 @@ class ImageProcessor:
         processor, or with one of another kind."""
         import numpy as np
 
-        settings = _read(folder / CONFIG_NAME)
+        settings = _settings(folder, kind="Qwen2VLImageProcessor")
         sizes = settings.get("size") or {}
         self._patch = int(settings.get("patch_size", 14))
         self._frames = int(settings.get("temporal_patch_size", 2))
@@ -66,6 +70,13 @@ class ImageProcessor:
             num_tokens=rows * columns // self._merge**2,
         )
 
+    def _numbers(self, pixels: np.ndarray) -> np.ndarray:
+        """[rows, columns, channels] of pixels -> [channels, rows, columns] float32"""
+        import numpy as np
+
+        scaled = (pixels.astype(np.float64) * self._scale).astype(np.float32)
+        return ((scaled - self._mean) / self._std).transpose(2, 0, 1)
+
     def patches(self, png: bytes) -> np.ndarray:
         """Return [patches, numbers of a patch] float32 of a file that `read` has made."""
         import numpy as np
@@ -75,8 +86,7 @@ class ImageProcessor:
             rows, columns = self._grid(*picture.size)
             size = (columns * self._patch, rows * self._patch)
             pixels = np.asarray(picture.resize(size, Pillow.Resampling.BICUBIC))
-        scaled = (pixels.astype(np.float64) * self._scale).astype(np.float32)
-        frame = ((scaled - self._mean) / self._std).transpose(2, 0, 1)
+        frame = self._numbers(pixels)
         video = np.broadcast_to(frame, (self._frames, *frame.shape)).reshape(
             self._frames,
             len(frame),
@@ -106,6 +116,61 @@ class ImageProcessor:
             grow = math.sqrt(self._least / (height * width))
             rows, columns = (math.ceil(side * grow / unit) * unit for side in (height, width))
         return rows // self._patch, columns // self._patch
+
+
+class SquareProcessor(ImageProcessor):
+    """Does what `Gemma3ImageProcessor` of transformers does with its PIL backend, bit for bit,
+    without pan and scan: every picture becomes a square of the same pixels."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the settings of a model's folder. Raises CheckpointError for a folder without a
+        processor, with one of another kind, or with one that is not the model's."""
+        import numpy as np
+
+        settings = _settings(folder, kind="Gemma3ImageProcessor")
+        vision = parse_facts(read_config(folder)).vision
+        assert vision is not None and vision.tower == "siglip", folder
+        self._patch, self._merge = vision.patch_shape[2], vision.merge_size
+        self._rows = math.isqrt(vision.num_positions)
+        self._scale = float(settings.get("rescale_factor", 1 / 255))
+        self._mean = np.array(settings.get("image_mean", (0.5, 0.5, 0.5)), np.float32)
+        self._std = np.array(settings.get("image_std", (0.5, 0.5, 0.5)), np.float32)
+        self._resample = int(settings.get("resample", 2))
+        side, sizes = self._rows * self._patch, settings.get("size") or {}
+        found = [sizes.get(name, 224) for name in ("height", "width")]
+        for name, wanted, value in (
+            ("do_pan_and_scan", False, bool(settings.get("do_pan_and_scan"))),
+            ("size", [side, side], found),
+        ):
+            if value != wanted:
+                raise CheckpointError(
+                    f"the image processor of `{folder}` cannot be used: `{name}` is {value}",
+                    why="miles shows a picture of this family whole and once, as a square of the "
+                    f"{side} x {side} pixels that the model's tower has",
+                    fix=f"set `{name}` to {json.dumps(wanted)} in {CONFIG_NAME}",
+                )
+
+    def patches(self, png: bytes) -> np.ndarray:
+        """Return [patches, numbers of a patch] float32 of a file that `read` has made."""
+        import numpy as np
+        from PIL import Image as Pillow
+
+        side = self._rows * self._patch
+        with Pillow.open(io.BytesIO(png)) as picture:
+            resized = picture.resize((side, side), Pillow.Resampling(self._resample))
+        frame = self._numbers(np.asarray(resized))
+        cut = frame.reshape(len(frame), self._rows, self._patch, self._rows, self._patch)
+        return np.ascontiguousarray(cut.transpose(1, 3, 0, 2, 4).reshape(self._rows**2, -1))
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        return self._rows, self._rows
+
+
+def load_processor(folder: Path) -> ImageProcessor:
+    """Return the processor of a model that sees images. Raises CheckpointError as its class."""
+    vision = parse_facts(read_config(folder)).vision
+    is_square = vision is not None and vision.tower == "siglip"
+    return SquareProcessor(folder) if is_square else ImageProcessor(folder)
 
 
 def normalised(data: bytes) -> Picture:
@@ -176,20 +241,24 @@ def _too_large(size: str, bound: str) -> DataError:
     )
 
 
-def _read(path: Path) -> dict:
+def _settings(folder: Path, *, kind: str) -> dict:
+    path = folder / CONFIG_NAME
+    whole = not path.is_file() and (folder / _WHOLE_NAME).is_file()
+    path = folder / _WHOLE_NAME if whole else path
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        settings = settings["image_processor"] if whole else settings
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError) as error:
         raise CheckpointError(
-            f"`{path.parent}` has no image processor",
+            f"`{folder}` has no image processor",
             why=f"{path.name}: {error}",
             fix="fetch the model again: a vision-language model needs this file",
         ) from error
-    kind = str(settings.get("image_processor_type", ""))
-    if not kind.startswith("Qwen2VLImageProcessor"):
+    found = str(settings.get("image_processor_type", ""))
+    if not found.startswith(kind):
         raise CheckpointError(
-            f"the image processor `{kind}` of `{path.parent}` is not known",
-            why="miles cuts pictures as Qwen2VLImageProcessor does",
-            fix="use a model of the Qwen2.5-VL or Qwen3-VL families",
+            f"the image processor `{found}` of `{folder}` is not known",
+            why=f"miles cuts pictures of this family as {kind} does",
+            fix="fetch the model again, or use one of Gemma 3, Qwen2.5-VL or Qwen3-VL",
         )
     return settings

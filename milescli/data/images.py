@@ -18,7 +18,12 @@ from typing import Any
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Image, ImageSpan
 from milescli.data.fetched_images import fetched
-from milescli.data.image_processor import MAX_FILE_BYTES, ImageProcessor, normalised
+from milescli.data.image_processor import (
+    MAX_FILE_BYTES,
+    ImageProcessor,
+    load_processor,
+    normalised,
+)
 from milescli.data.tables import kind_of
 from milescli.models import parse_facts
 
@@ -52,13 +57,16 @@ class PromptImages:
     response ends where one is sampled."""
     mark_ids: tuple[int, ...] = ()
     """The tokens that mark the place of an image: its token between a start and an end."""
+    opening_id: int | None = None
+    """The token that chat templates write for an image, in whose place come its own between two
+    ends, on lines by themselves (Gemma 3); None: they write `token_id`."""
     fetches: bool = False
     """Whether images at an address are fetched (`data.remote_images`)."""
 
     @cached_property
     def processor(self) -> ImageProcessor:
         """Return the model's processor. Raises CheckpointError if its folder has none."""
-        return ImageProcessor(self.folder)
+        return load_processor(self.folder)
 
     def read(self, source: Source, *, base: Path) -> Image:
         """Return the image that a row names. `base`: where relative paths begin. Raises ValueError
@@ -128,6 +136,15 @@ def prompt_images(folder: Path) -> PromptImages | None:
         return None
     if vision is None:
         return None
+    if vision.tower == "siglip":
+        opening, closing = (
+            config.get(f"{end}_token_index", default)
+            for end, default in (("boi", 255_999), ("eoi", 256_000))
+        )
+        token = vision.image_token_id
+        return PromptImages(
+            folder, token, (token, opening), (opening, token, closing), opening_id=opening
+        )
     named = (config.get(name) for name in ("image_token_id", "video_token_id"))
     reserved = tuple(token for token in named if isinstance(token, int))
     ends = [config.get(f"vision_{end}_token_id") for end in ("start", "end")]

@@ -128,15 +128,14 @@ class ChatTokenizer:
             if tools:
                 raise ValueError("without a chat template nobody tells the model of its tools")
             return _raw(messages)
-        return str(
-            self.inner.apply_chat_template(
-                list(messages),
-                chat_template=self.template,
-                tools=list(tools) if tools else None,
-                tokenize=False,
-                add_generation_prompt=opens_answer,
-            )
+        text = self.inner.apply_chat_template(
+            list(messages),
+            chat_template=self.template,
+            tools=list(tools) if tools else None,
+            tokenize=False,
+            add_generation_prompt=opens_answer,
         )
+        return self._opened(str(text))
 
     def render_marked(
         self,
@@ -150,7 +149,7 @@ class ChatTokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         tools, messages = tools or self.tools, self._in_form(messages)
-        _, spans = render_jinja_template(
+        texts, spans = render_jinja_template(
             conversations=[list(messages)],
             tools=list(tools) if tools else None,
             chat_template=self.template,
@@ -158,14 +157,25 @@ class ChatTokenizer:
             add_generation_prompt=opens_answer,
             **self.inner.special_tokens_map,
         )
-        return [(start, end) for start, end in spans[0]]
+        before = [len(self._opened(texts[0][:place])) for span in spans[0] for place in span]
+        return list(zip(before[::2], before[1::2], strict=True))
+
+    def _opened(self, text: str) -> str:
+        """Return what a template has written with each mark of an image as the model reads it."""
+        sees = self.images
+        if sees is None or sees.opening_id is None:
+            return text
+        opening, *rest = self.inner.convert_ids_to_tokens(list(sees.mark_ids))
+        return text.replace(opening, f"\n\n{opening}{''.join(rest)}\n\n")
 
     def _in_form(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages with images as the template takes them: as text, with the tokens that
         mark an image, where it knows no parts."""
         if self.images is None or self._knows_parts:
             return messages
-        mark = "".join(self.inner.convert_ids_to_tokens(list(self.images.mark_ids)))
+        opening = self.images.opening_id
+        marks = list(self.images.mark_ids) if opening is None else [opening]
+        mark = "".join(self.inner.convert_ids_to_tokens(marks))
         return [
             {**message, "content": "".join(part.get("text", mark) for part in message["content"])}
             if isinstance(message.get("content"), list)
@@ -183,7 +193,8 @@ class ChatTokenizer:
             text = self.inner.apply_chat_template(
                 shown, chat_template=self.template, tokenize=False
             )
-            return str(self.inner.convert_ids_to_tokens(self.images.token_id)) in str(text)
+            written = self.images.opening_id or self.images.token_id
+            return str(self.inner.convert_ids_to_tokens(written)) in str(text)
         return False
 
     def encode_chats(

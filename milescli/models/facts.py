@@ -83,13 +83,17 @@ class Rope:
     """The three take turns from the first angle on (Qwen3-VL), instead of one after the other."""
 
 
+_PROJECTORS = ("vision.merger.", "vision.deepstack_merger_list.", "vision.multi_modal_projector.")
+"""Before the Megatron names of what turns a tower's features into tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
     """Describes the tower that makes tokens of images, and its projector. The trainer computes it
     with transformers' module, in front of the decoder."""
 
-    tower: Literal["qwen2_5_vl", "qwen3_vl"]
-    """Which module."""
+    tower: Literal["qwen2_5_vl", "qwen3_vl", "siglip"]
+    """Which module; siglip: with Gemma 3's projector behind it."""
     config: str
     """JSON of the `vision_config`, of which that module is made."""
     depth: int
@@ -107,12 +111,14 @@ class Vision:
     """Layers of the tower, from 0, whose projected outputs are added to the outputs of as many
     first layers of the decoder (arXiv 2406.04334)."""
     image_token_id: int
+    mutual: bool = False
+    """Tokens of an image see each other, those behind them, too (Gemma 3)."""
     trained: Literal["frozen", "projector", "all"] = "frozen"
     """Which of its weights are trained (`model.vision`)."""
 
     def trains(self, name: str) -> bool:
         """Return True if the weight of this Megatron name, which the tower has, is trained."""
-        is_projector = name.startswith(("vision.merger.", "vision.deepstack_merger_list."))
+        is_projector = name.startswith(_PROJECTORS)
         return self.trained == "all" or (self.trained == "projector" and is_projector)
 
 

@@ -1,10 +1,11 @@
-"""Vision-language models of the Qwen line: facts of the tower and of multimodal rotary positions,
-and the rules of the tower's weights. The decoder is that of a text family; the family files put the
-two together."""
+"""Vision-language models: facts of the towers of the Qwen line and of Gemma 3, and of multimodal
+rotary positions, and the rules of a tower's weights. The decoder is that of a text family; the
+family files put the two together."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -16,6 +17,7 @@ from milescli.models.facts import ModelFacts, Rope, Vision
 from milescli.models.transforms import alone, same
 
 _ROPES = ("rope_parameters", "rope_scaling")
+_SIGLIP_TYPE = "siglip_vision_model"
 _SIZES: Mapping[str, Mapping[str, int]] = {
     "qwen2_5_vl": {"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14},
     "qwen3_vl": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16},
@@ -32,8 +34,9 @@ def with_vision(facts: ModelFacts, trained: Literal["frozen", "projector", "all"
         return facts
     raise CheckpointError(
         f"a `{facts.family}` model has no vision tower that could be trained",
-        why=f"`model.vision` is {trained}; towers of qwen2_5_vl, qwen3_vl and qwen3_vl_moe are "
-        "computed" + (", and that of this release is passed through" if facts.multimodal else ""),
+        why=f"`model.vision` is {trained}; towers of gemma3, qwen2_5_vl, qwen3_vl and qwen3_vl_moe "
+        "are computed"
+        + (", and that of this release is passed through" if facts.multimodal else ""),
         fix=["--set model.vision=frozen", "--set model.path=Qwen/Qwen2.5-VL-7B-Instruct"],
     )
 
@@ -122,6 +125,69 @@ def vision(
     )
 
 
+_SIGLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 16,
+}
+"""transformers' defaults for fields that a `vision_config` of `siglip_vision_model` omits."""
+
+
+def siglip(config: Mapping[str, object], *, hidden_size: int) -> Vision:
+    """Parse Gemma 3's tower and projector from a multimodal config. Every image is made a square of
+    as many pixels, and becomes as many tokens. Raises CheckpointError for sizes of which no whole
+    tokens can be made."""
+    given = config.get("vision_config")
+    if not isinstance(given, Mapping) or given.get("model_type", _SIGLIP_TYPE) != _SIGLIP_TYPE:
+        raise _unusable("vision_config", why=f"it is no `{_SIGLIP_TYPE}`")
+    sizes = {**_SIGLIP, **{key: value for key, value in given.items() if value is not None}}
+    side, patch = (fields.number(sizes, name, kind=int) for name in ("image_size", "patch_size"))
+    tokens = fields.number(config, "mm_tokens_per_image", default=256, kind=int)
+    rows, of_tokens = side // patch, math.isqrt(tokens)
+    if side % patch or of_tokens**2 != tokens or not tokens or rows % of_tokens:
+        raise _unusable(
+            "mm_tokens_per_image",
+            why=f"{rows} x {rows} patches of an image of {side} pixels do not make up {tokens} "
+            "tokens in a square",
+        )
+    token = fields.number(
+        config,
+        "image_token_id" if "image_token_id" in config else "image_token_index",
+        default=262_144,
+        kind=int,
+    )
+    return Vision(
+        tower="siglip",
+        config=json.dumps(dict(given), sort_keys=True),
+        depth=fields.number(sizes, "num_hidden_layers", kind=int),
+        hidden_size=fields.number(sizes, "hidden_size", kind=int),
+        ffn_hidden_size=fields.number(sizes, "intermediate_size", kind=int),
+        out_hidden_size=hidden_size,
+        patch_shape=(fields.number(sizes, "num_channels", kind=int), 1, patch, patch),
+        merge_size=rows // of_tokens,
+        num_positions=rows**2,
+        image_token_id=token,
+        mutual=True,
+    )
+
+
+def siglip_rules(vision: Vision) -> tuple[Rule, ...]:
+    """Return the rules of Gemma 3's tower and projector: named as in releases, and as transformers
+    writes them and has them in memory."""
+    made = []
+    for rule in rules(vision, hf=""):
+        written = rule.hf[0]
+        released = written.replace("vision_tower.", "vision_tower.vision_model.", 1)
+        others = dict.fromkeys((written, f"model.{written}", f"model.{released}"))
+        forms = tuple(replace(rule, hf=(name,)) for name in others if name != released)
+        made.append(replace(rule, hf=(released,), alternatives=forms))
+    return tuple(made)
+
+
 def rules(vision: Vision, *, hf: str) -> tuple[Rule, ...]:
     """Return the rules of the tower's weights, in its own order; `hf` is the prefix of their names
     on disk. Every tensor-parallel rank holds all of them."""
@@ -192,9 +258,34 @@ def _of_qwen3(vision: Vision) -> Tensors:
         yield from _linear(merger + "linear_fc2", vision.out_hidden_size, merged)
 
 
+def _of_siglip(vision: Vision) -> Tensors:
+    size, wide, (channels, _, patch, _) = (
+        vision.hidden_size,
+        vision.ffn_hidden_size,
+        vision.patch_shape,
+    )
+    tower = "vision_tower."
+    yield tower + "embeddings.patch_embedding.weight", (size, channels, patch, patch)
+    yield tower + "embeddings.patch_embedding.bias", (size,)
+    yield tower + "embeddings.position_embedding.weight", (vision.num_positions, size)
+    for number in range(vision.depth):
+        block = f"{tower}encoder.layers.{number}."
+        yield from _norm(block + "layer_norm1", size)
+        yield from _norm(block + "layer_norm2", size)
+        for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
+            yield from _linear(f"{block}self_attn.{name}", size, size)
+        yield from _linear(block + "mlp.fc1", wide, size)
+        yield from _linear(block + "mlp.fc2", size, wide)
+    yield from _norm(tower + "post_layernorm", size)
+    projector = "multi_modal_projector."
+    yield projector + "mm_input_projection_weight", (size, vision.out_hidden_size)
+    yield projector + "mm_soft_emb_norm.weight", (size,)
+
+
 _TENSORS: Mapping[str, Callable[[Vision], Tensors]] = {
     "qwen2_5_vl": _of_qwen2_5,
     "qwen3_vl": _of_qwen3,
+    "siglip": _of_siglip,
 }
 
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL, dense and with experts: the text model here, images in
+"""Gemma 3, Qwen2.5-VL and Qwen3-VL, dense and with experts: the text model here, images in
 `tests/backends/megatron/vision_cases.py`."""
 
 from __future__ import annotations
@@ -51,10 +51,45 @@ def config(family: str, *, text: dict | None = None, tower: dict | None = None, 
     }
 
 
+GEMMA = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 44,
+        "vocab_size": 131,
+        # an image may be wider than the window, and then its tokens see each other all the same
+        "sliding_window": 3,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "query_pre_attn_scalar": 20,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    },
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 24,
+        "intermediate_size": 28,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "image_size": 16,
+        "patch_size": 4,
+        "vision_use_head": False,
+    },
+    "mm_tokens_per_image": 4,
+    "boi_token_index": 122,
+    "eoi_token_index": 123,
+    "image_token_index": 120,
+}
 _EP = {"ep": 2, "dp": 2}
 _PP = {"pp": 2, "first_stage_layers": 2}
 _TIED = {"tie_word_embeddings": True}
 CASES = {
+    "gemma3-vl": Case(GEMMA, layouts=({"tp": 2, "sequence_parallel": True}, _PP)),
     "qwen2-5-vl": Case(config("qwen2_5_vl"), layouts=({"tp": 2, "sequence_parallel": True}, _PP)),
     "qwen2-5-vl-tied": Case(config("qwen2_5_vl", text=_TIED, **_TIED), layouts=(_PP,)),
     "qwen3-vl": Case(config("qwen3_vl"), layouts=({"tp": 2, "sequence_parallel": True}, _PP)),

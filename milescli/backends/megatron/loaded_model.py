@@ -89,6 +89,6 @@ class LoadedModel:
         """Return the reader of the model's images; None if it sees none."""
         if self.facts.vision is None:
             return None
-        from milescli.data.image_processor import ImageProcessor
+        from milescli.data.image_processor import load_processor
 
-        return ImageProcessor(self.folder).patches
+        return load_processor(self.folder).patches

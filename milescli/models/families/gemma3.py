@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from milescli.core.errors import CheckpointError
-from milescli.models import fields, hybrid, layers
+from milescli.models import fields, hybrid, layers, vision
 from milescli.models.base import Rule, WeightTable
 from milescli.models.facts import Layer, Mixer, ModelFacts, Rope
 from milescli.models.families import llama
@@ -16,6 +16,8 @@ from milescli.models.families import llama
 _NESTED = "language_model."
 """Before every name of the text model in a multimodal release."""
 _TOWERS = (r"^(model\.)?vision_tower\.", r"^(model\.)?multi_modal_projector\.")
+_UNUSED = (r"^(model\.)?vision_tower\.(vision_model\.)?head\.",)
+"""What a SigLIP tower has for its own training: nothing of it reaches the decoder."""
 _CHECKED = "releases of this family have it so, and nothing else was checked"
 
 _SIZES = {
@@ -68,6 +70,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         ** -0.5,
         eos_token_ids=fields.eos_token_ids(config) or plain.eos_token_ids,
         multimodal=multimodal,
+        vision=vision.siglip(config, hidden_size=plain.hidden_size)
+        if multimodal and "vision_config" in config
+        else None,
     )
 
 
@@ -108,9 +113,12 @@ def table(facts: ModelFacts) -> WeightTable:
         layers.MLP_DOWN,
         POST_MLP,
     )
-    return WeightTable(
-        facts=facts, rules=_as_released(rules) if facts.multimodal else rules, passthrough=_TOWERS
-    )
+    if facts.multimodal:
+        rules = _as_released(rules)
+    if facts.vision is None:  # a config that does not describe its tower: past the trainer with it
+        return WeightTable(facts=facts, rules=rules, passthrough=_TOWERS)
+    tower = vision.siglip_rules(facts.vision)
+    return WeightTable(facts=facts, rules=(*tower, *rules), passthrough=_UNUSED)
 
 
 def _as_released(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:

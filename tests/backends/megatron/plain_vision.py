@@ -16,7 +16,26 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.backends.megatron.vision_cases import GROUPS, OPTIMIZER, PROCESSOR, ROWS, file_of
+from tests.backends.megatron.vision_cases import (
+    OPTIMIZER,
+    PROCESSOR,
+    SQUARE_PROCESSOR,
+    file_of,
+    groups_of,
+    rows_of,
+)
+
+_TOWERS = (".visual.", ".vision_tower.", ".multi_modal_projector.")
+
+
+def squares(files: list[bytes]) -> torch.Tensor:
+    """[images, channels, rows, columns] by transformers' own processor."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    settings = {name: v for name, v in SQUARE_PROCESSOR.items() if name != "image_processor_type"}
+    processor = Gemma3ImageProcessorPil(**{**settings, "size": dict(settings["size"])})
+    made = processor([Image.open(io.BytesIO(file)) for file in files], return_tensors="np")
+    return torch.from_numpy(made["pixel_values"])
 
 
 def patches(file: bytes) -> torch.Tensor:
@@ -38,22 +57,26 @@ def logits(model: torch.nn.Module, row: dict) -> torch.Tensor:
         for image in row["images"]:
             _, rows, columns = image["grid"]
             kinds[0, image["start"] : image["start"] + rows * columns // 4] = 1
+        files = [file_of(image) for image in row["images"]]
+        if model.config.model_type == "gemma3":
+            seen = {"pixel_values": squares(files), "token_type_ids": kinds}
+            return model(input_ids=ids, use_cache=False, **seen).logits[0]
         seen = {
-            "pixel_values": torch.cat([patches(file_of(image)) for image in row["images"]]),
+            "pixel_values": torch.cat([patches(file) for file in files]),
             "image_grid_thw": torch.tensor([image["grid"] for image in row["images"]]),
             "mm_token_type_ids": kinds,
         }
     return model(input_ids=ids, use_cache=False, **seen).logits[0]
 
 
-def supervised() -> Iterator[tuple[dict, float]]:
+def supervised(rows: list[dict]) -> Iterator[tuple[dict, float]]:
     """Each row with the weight of its tokens' log-probs."""
-    yield from ((row, 1.0) for row in ROWS)
+    yield from ((row, 1.0) for row in rows)
 
 
-def grpo() -> Iterator[tuple[dict, float]]:
+def grpo(rows: list[dict]) -> Iterator[tuple[dict, float]]:
     """The same, by arXiv 2402.03300, section 4.1.2."""
-    for group in GROUPS:
+    for group in groups_of(rows):
         rewards = [float(row is group[-1]) for row in group]
         mean, std = statistics.mean(rewards), statistics.stdev(rewards)
         yield from ((row, (r - mean) / (std + 1e-6)) for row, r in zip(group, rewards, strict=True))
@@ -76,7 +99,8 @@ def loaded(folder: Path) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(folder)
-    config._experts_implementation = config.text_config._experts_implementation = "eager"
+    if config.model_type != "gemma3":
+        config._experts_implementation = config.text_config._experts_implementation = "eager"
     config.text_config.tie_word_embeddings = config.tie_word_embeddings
     return AutoModelForImageTextToText.from_pretrained(folder, config=config, dtype=torch.float32)
 
@@ -87,16 +111,17 @@ def main() -> None:
     torch.set_num_threads(1)
     for kind in ("after", "frozen"):
         model = loaded(folder)
+        every = rows_of(model.config.to_dict())
         trained = [
             parameter
             for name, parameter in model.named_parameters()
-            if kind == "after" or ".visual." not in name
+            if kind == "after" or not any(tower in name for tower in _TOWERS)
         ]
         for parameter in set(model.parameters()) - set(trained):
             parameter.requires_grad_(False)
         if kind == "after":
             with torch.no_grad():
-                out |= {f"logits.{n}": logits(model, row).clone() for n, row in enumerate(ROWS)}
+                out |= {f"logits.{n}": logits(model, row).clone() for n, row in enumerate(every)}
         optimizer = torch.optim.AdamW(
             [
                 {
@@ -109,9 +134,9 @@ def main() -> None:
             betas=(0.9, 0.98),
             eps=OPTIMIZER["eps"],
         )
-        for rows in (supervised, grpo):
-            step(model, list(rows()))
-            if rows is supervised and kind == "after":
+        for weighted in (supervised, grpo):
+            step(model, list(weighted(every)))
+            if weighted is supervised and kind == "after":
                 out |= {
                     f"gradient.{name}": parameter.grad.clone()
                     for name, parameter in model.named_parameters()

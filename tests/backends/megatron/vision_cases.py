@@ -56,13 +56,51 @@ ROWS = [
     _row([(6, 6, 4)], [11, 12]),
     _row([88, (4, 6, 1)], [7, 7, 9]),
 ]
-GROUPS = [(ROWS[1], ROWS[4]), (ROWS[2], ROWS[0], ROWS[3])]
-"""Samples that are compared with each other; the reward of a group's last is 1."""
+SQUARE_PROCESSOR = {
+    "image_processor_type": "Gemma3ImageProcessor",
+    "do_pan_and_scan": False,
+    "image_mean": [0.5, 0.4, 0.5],
+    "image_std": [0.5, 0.5, 0.3],
+    "size": {"height": 4 * PATCH, "width": 4 * PATCH},
+}
+"""Of Gemma 3: pictures of other sizes become squares of 4 x 4 patches."""
+
+
+def _squared(row: dict) -> dict:
+    """The same row for a model that makes four tokens of every image."""
+    ids, images, token = [], [], 0
+    for image in row["images"]:
+        _, rows, columns = image["grid"]
+        ids += row["ids"][token : image["start"]]
+        images.append({**image, "start": len(ids), "grid": [1, 4, 4], "size": (rows, columns)})
+        ids += [IMAGE] * 4
+        token = image["start"] + rows * columns // 4
+    prompt = row["prompt"] - token
+    ids += row["ids"][token:]
+    return {"prompt": len(ids) - len(row["ids"][token:]) + prompt, "ids": ids, "images": images}
+
+
+SQUARE_ROWS = [_squared(row) for row in ROWS]
+
+
+def processor_of(config: dict) -> dict:
+    """preprocessor_config.json of a model with this config.json."""
+    return SQUARE_PROCESSOR if config["model_type"] == "gemma3" else PROCESSOR
+
+
+def rows_of(config: dict) -> list[dict]:
+    """ROWS, as a model with this config.json sees them."""
+    return SQUARE_ROWS if config["model_type"] == "gemma3" else ROWS
+
+
+def groups_of(rows: list[dict]) -> list[tuple[dict, ...]]:
+    """Samples that are compared with each other; the reward of a group's last is 1."""
+    return [(rows[1], rows[4]), (rows[2], rows[0], rows[3])]
 
 
 def file_of(image: dict) -> bytes:
     """A PNG of noise."""
-    _, rows, columns = image["grid"]
+    rows, columns = image.get("size", image["grid"][1:])
     generator = np.random.default_rng(image["seed"])
     pixels = generator.integers(0, 256, (PATCH * rows, PATCH * columns, 3), np.uint8)
     buffer = io.BytesIO()
@@ -89,8 +127,9 @@ def _trajectory(row: dict, *, sampled: bool) -> Trajectory:
 
 
 def shard_of(made, *, objective: str = "supervised", rows: list | None = None) -> TrainShard:
-    """This rank's part of ROWS, or of GROUPS for the objective `policy`."""
-    items: list = [_trajectory(row, sampled=False) for row in (rows or ROWS)]
+    """This rank's part of ROWS, or of their groups for the objective `policy`."""
+    every = SQUARE_ROWS if made.policy.facts.vision.tower == "siglip" else ROWS
+    items: list = [_trajectory(row, sampled=False) for row in (rows or every)]
     if objective == "policy":
         items = [
             make_group(
@@ -101,14 +140,14 @@ def shard_of(made, *, objective: str = "supervised", rows: list | None = None) -
                     for index, row in enumerate(group)
                 ]
             )
-            for group in GROUPS
+            for group in groups_of(every)
         ]
     batch = pack(
         load_objective(objective, made.recipe).sequences(items),
         objective=objective,
         dp=made.mesh.layout.dp,
         max_tokens_per_microbatch=45,
-        images={str(image["seed"]): file_of(image) for row in ROWS for image in row["images"]},
+        images={str(image["seed"]): file_of(image) for row in every for image in row["images"]},
     )
     return batch.shards[made.mesh.dp_rank]
 
@@ -177,7 +216,7 @@ def vision_gradients(
         logits.append(made.policy.passes._head(hidden[0]).logits().float().clone())
         return logits[-1].sum()
 
-    for row in ROWS:
+    for row in SQUARE_ROWS if made.policy.facts.vision.tower == "siglip" else ROWS:
         own = made.learner._on_rank(shard_of(made, rows=[row]))
         with torch.no_grad():
             made.policy.passes._run(own.microbatches, keep, forward_only=True)

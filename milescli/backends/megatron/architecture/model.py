@@ -189,12 +189,12 @@ def build_model(
     layers = [layer_of(first + index) for index in range(get_num_layers_to_build(config))]
     spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm(engine=engine))
     made: Callable[..., GPTModel] = GPTModel
-    if facts.embedding_scale is not None:
+    if facts.vision is not None and mesh.is_first_stage:
+        made = partial(VisionGpt, vision=facts.vision, scale=facts.embedding_scale)
+    elif facts.embedding_scale is not None:
         made = partial(ScaledEmbeddings, scale=facts.embedding_scale)
     elif facts.trains_mtp:
         made = mtp.GptWithMtp
-    elif facts.vision is not None and mesh.is_first_stage:
-        made = partial(VisionGpt, vision=facts.vision)
     of_mtp = None
     if facts.trains_mtp and mesh.is_last_stage:
         of_mtp = mtp.block_spec(

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+from types import SimpleNamespace
 
 import torch
-from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import scatter_to_sequence_parallel_region as scatter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from milescli.backends.megatron.layers.heads import ScaledEmbeddings
 from milescli.backends.megatron.step.images import RowImages
 from milescli.models.facts import ModelFacts, Vision
 
 _TOWERS = {
     "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel"),
     "qwen3_vl": ("qwen3_vl", "Qwen3VLVisionModel"),
+    "siglip": ("siglip", "SiglipVisionModel"),
 }
 """Tower -> (module of transformers, its class)."""
 
@@ -35,12 +38,47 @@ def build_tower(
     kind = getattr(module, name)
     with torch.device(device):
         # not `.to(dtype)`: the frequencies of its rotary embedding stay in float32
-        tower = kind._from_config(kind.config_class(**json.loads(vision.config)), dtype=dtype)
+        config = kind.config_class(**json.loads(vision.config))
+        if vision.tower == "siglip":
+            config.vision_use_head = False
+        tower = kind._from_config(config, dtype=dtype)
+        if vision.tower == "siglip":
+            tower = SquareTower(tower, vision)
     for weight, parameter in tower.named_parameters():
         parameter.requires_grad_(vision.trains(f"vision.{weight}"))
     if recomputes and vision.trained == "all":
-        tower.gradient_checkpointing_enable({"use_reentrant": False})
+        blocks = getattr(tower, "vision_tower", tower)
+        blocks.gradient_checkpointing_enable({"use_reentrant": False})
     return tower
+
+
+class SquareTower(torch.nn.Module):
+    """Gemma 3's tower and projector, called as the towers of the Qwen line are."""
+
+    def __init__(self, tower: torch.nn.Module, vision: Vision) -> None:
+        """`tower` is a SiglipVisionModel."""
+        super().__init__()
+        from transformers import Gemma3Config
+        from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
+
+        rows = math.isqrt(vision.num_positions)
+        config = Gemma3Config(
+            text_config={"hidden_size": vision.out_hidden_size},
+            vision_config=json.loads(vision.config),
+            mm_tokens_per_image=(rows // vision.merge_size) ** 2,
+        )
+        self.vision_tower = tower
+        self.multi_modal_projector = Gemma3MultiModalProjector(config).to(tower.dtype)
+        self._patch_shape = vision.patch_shape
+
+    def forward(self, patches: torch.Tensor, *, grid_thw: torch.Tensor, return_dict: bool):
+        """Called by VisionGpt with [patches, numbers of a patch] of whole images."""
+        channels, _, high, wide = self._patch_shape
+        _, rows, columns = grid_thw[0].tolist()
+        pixels = patches.view(-1, rows, columns, channels, high, wide)
+        pixels = pixels.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, rows * high, columns * wide)
+        seen = self.vision_tower(pixel_values=pixels, return_dict=return_dict).last_hidden_state
+        return SimpleNamespace(pooler_output=self.multi_modal_projector(seen).flatten(0, 1))
 
 
 class DeepstackLayer(TransformerLayer):
@@ -66,11 +104,13 @@ def adapt(spec: ModuleSpec, facts: ModelFacts) -> ModuleSpec:
     return spec
 
 
-class VisionGpt(GPTModel):
+class VisionGpt(ScaledEmbeddings):
     """The first stage of a vision-language model. Its `vision` is the tower."""
 
-    def __init__(self, *, vision: Vision, **options) -> None:
-        super().__init__(**options)
+    def __init__(self, *, vision: Vision, scale: float | None = None, **options) -> None:
+        """`scale` multiplies the embeddings of text; features of images are as the tower gives
+        them."""
+        super().__init__(scale=scale, **options)
         config = self.config
         device = torch.device("cpu" if config.use_cpu_initialization else "cuda")
         self.vision = build_tower(

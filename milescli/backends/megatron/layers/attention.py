@@ -3,6 +3,7 @@ a row of packed sequences, with context parallelism. Used wherever TransformerEn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from milescli.backends.megatron.layers.blockwise import Block, attend, make_bloc
 from milescli.backends.megatron.layers.chunks import Cells, Chunks, make_chunks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.backends.megatron.step.rows import RowLayout, RowShape, zigzag
+from milescli.core.types import ImageSpan
 from milescli.models.facts import ModelFacts
 
 _LENGTH_SPREAD = 0.7
@@ -64,6 +66,9 @@ class Grid:
     lengths: list[int]
     """[N] of the sequences, padding included"""
     device: torch.device
+    together: tuple[np.ndarray, np.ndarray] | None = None
+    """First and last place [N, Q] of the image whose token a query is, its own place where it is
+    text; None where no tokens see those behind them."""
     _blocks: dict[int, list[Block]] = field(default_factory=dict)
 
     def blocks(self, window: int) -> list[Block]:
@@ -73,7 +78,11 @@ class Grid:
             window = 0
         if window not in self._blocks:
             self._blocks[window] = make_blocks(
-                self.places, num_keys=self.shape[2], window=window, device=self.device
+                self.places,
+                num_keys=self.shape[2],
+                window=window,
+                device=self.device,
+                together=self.together,
             )
         return self._blocks[window]
 
@@ -123,14 +132,20 @@ def pack_row(
     device: torch.device,
     tokens: torch.Tensor | None = None,
     rotary: torch.Tensor | None = None,
+    images: Sequence[Sequence[ImageSpan]] = (),
 ) -> PackedRow:
     """Compute everything about a row that all layers share, once. `tokens` are the ids [S] at the
-    positions of this rank; `rotary` [3, S] are positions of M-RoPE, None: of text alone."""
+    positions of this rank; `rotary` [3, S] are positions of M-RoPE, None: of text alone. `images`
+    are those of each sequence that is not empty."""
     cu = torch.tensor(row.cu_seqlens, dtype=torch.int32, device=device)
     padded = torch.tensor(row.cu_seqlens_padded, dtype=torch.int32, device=device)
     lengths = np.diff(row.cu_seqlens_padded)
     members = _group_lengths(lengths)
+    spans = images if facts.vision is not None and facts.vision.mutual and any(images) else ()
     grids = [_grid(lengths[which], shape=shape, device=device) for which in members]
+    for grid, which in zip(grids, members, strict=True):
+        own = [spans[number] if number < len(spans) else () for number in which.tolist()]
+        grid.together = _together(grid.places, own) if any(own) else None
     order, shared = _gathered_order(lengths, cp=shape.cp), None
     if row.shared is not None and row.skips is not None:
         order = row.shared.numpy()
@@ -233,6 +248,19 @@ def _grid(lengths: np.ndarray, *, shape: RowShape, device: torch.device) -> Grid
         lengths=lengths.tolist(),
         device=device,
     )
+
+
+def _together(
+    places: np.ndarray, images: Sequence[Sequence[ImageSpan]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """[N, Q] -> first and last place of the image that holds each query, or its own."""
+    first, last = places.copy(), places.copy()
+    for number, spans in enumerate(images):
+        for span in spans:
+            end = span.start + span.num_tokens
+            within = (places[number] >= span.start) & (places[number] < end)
+            first[number, within], last[number, within] = span.start, end - 1
+    return first, last
 
 
 def _gathered_order(lengths: np.ndarray, *, cp: int) -> np.ndarray | None:
@@ -390,6 +418,7 @@ class PackedAttention(MegatronModule):
             )
         longest = row.max_seqlen_q
         whole = self.cp_group.size() == 1 and self._is_plain(query, value, longest)
+        whole = whole and all(grid.together is None for grid in row.grids)
         starts = row.cu_seqlens_q_padded
         if whole and row.shared and is_for(query, longest, skips=True):
             cells, skips = row.shared.cells, row.shared.skips
@@ -423,7 +452,7 @@ class PackedAttention(MegatronModule):
 
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
         """[N, Q, heads, d], [N, K, groups, d] and [N, K, groups, v] -> [N, Q, heads, v]"""
-        is_plain = self._is_plain(query, value, grid.shape[2])
+        is_plain = self._is_plain(query, value, grid.shape[2]) and grid.together is None
         if not (is_plain and has_kernel(query, key, grid=grid)):
             blocks = grid.blocks(self.window)
             return attend(

@@ -22,43 +22,57 @@ class Block:
 
     queries: slice
     keys: slice
-    places: torch.Tensor
-    """[N or 1, 1, 1, queries, 1] place in its sequence of each query"""
-    window: int
-    """Keys that a query sees, its own included; 0 for all up to its own."""
+    first: torch.Tensor | None
+    """[N or 1, 1, 1, queries, 1] the first key that each query sees; None: the first of all"""
+    last: torch.Tensor
+    """The same, the last one"""
 
     def hidden(self) -> torch.Tensor:
         """Return the mask [N or 1, 1, 1, queries, keys] bool, True where the query does not see the
         key. Made on demand: all masks at once would be the square that blocks avoid."""
-        keys = torch.arange(self.keys.start, self.keys.stop, device=self.places.device)
-        hidden = keys > self.places
-        return hidden.logical_or_(keys <= self.places - self.window) if self.window else hidden
+        keys = torch.arange(self.keys.start, self.keys.stop, device=self.last.device)
+        hidden = keys > self.last
+        return hidden if self.first is None else hidden.logical_or_(keys < self.first)
 
 
 def make_blocks(
-    places: np.ndarray, *, num_keys: int, window: int, device: torch.device
+    places: np.ndarray,
+    *,
+    num_keys: int,
+    window: int,
+    device: torch.device,
+    together: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> list[Block]:
     """Make the blocks of queries at `places` [N, Q] in their sequences. A query sees the keys up to
-    its own place, at most `window` of them (0: all)."""
-    if places.shape[0] > 1 and bool((places == places[:1]).all()):
+    its own place, at most `window` of them (0: all), and those of `together` in any case: the
+    first and the last [N, Q] of the image that a query is of, its own place where it is text."""
+    if together is None and places.shape[0] > 1 and bool((places == places[:1]).all()):
         places = places[:1]
+    first, last = np.maximum(places - window + 1, 0) if window else None, places
+    if together is not None:
+        first = None if first is None else np.minimum(first, together[0])
+        last = together[1]
     # a block of as many queries as the window is wide looks at half as many keys again as it needs
     # to
     size = min(max(window, _MIN_BLOCK), _MAX_BLOCK) if window else _MAX_BLOCK
     blocks = []
-    for first in range(0, places.shape[1], size):
-        here = places[:, first : first + size]
-        low = max(int(here.min()) - window + 1, 0) if window else 0
-        high = min(int(here.max()) + 1, num_keys)
+    for start in range(0, places.shape[1], size):
+        queries = slice(start, min(start + size, places.shape[1]))
+        low = 0 if first is None else int(first[:, queries].min())
+        high = min(int(last[:, queries].max()) + 1, num_keys)
         blocks.append(
             Block(
-                queries=slice(first, first + here.shape[1]),
+                queries=queries,
                 keys=slice(low, high),
-                places=torch.from_numpy(here.copy())[:, None, None, :, None].to(device),
-                window=window,
+                first=None if first is None else _by_query(first[:, queries], device),
+                last=_by_query(last[:, queries], device),
             )
         )
     return blocks
+
+
+def _by_query(places: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(places.copy())[:, None, None, :, None].to(device)
 
 
 def attend(

@@ -18,11 +18,11 @@ class ScaledEmbeddings(GPTModel):
     """Multiplies GPTModel's embeddings by a number that is rounded to their dtype, as Hugging Face
     does, where they are computed, so under any layout."""
 
-    def __init__(self, *, scale: float, **options) -> None:
-        """Pass `options` to GPTModel."""
+    def __init__(self, *, scale: float | None, **options) -> None:
+        """Pass `options` to GPTModel. `scale` None leaves the embeddings as they are."""
         super().__init__(**options)
         self.embedding_scale = scale
-        if self.pre_process:
+        if self.pre_process and scale is not None:
             self.embedding.register_forward_hook(self._scale)
 
     def _scale(self, module, inputs, embeddings: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,14 @@ class RankShard:
                 facts=facts,
                 device=device,
                 tokens=tokens,
-                rotary=None if places is None else places.rotary(row.source),
+                rotary=places.rotary(row.source) if places and _turns_by_place(facts) else None,
+                images=[
+                    self.shard.image_spans[i]
+                    for i, n in zip(indices, lengths, strict=True)
+                    if n > 1
+                ]
+                if self.shard.image_spans
+                else (),
             ),
             input_ids=tokens[None],
             positions=row.positions.to(device)[None],
@@ -287,6 +294,11 @@ class RankShard:
             dist.all_reduce(whole, group=self._mesh.cp_group)
             sequences = list(whole.cpu().split([len(values) for values in sequences]))
         return None if self._mesh.cp_rank else [values.numpy() for values in sequences]
+
+
+def _turns_by_place(facts: ModelFacts) -> bool:
+    """Return whether the place of a token in its image turns its keys and queries (M-RoPE)."""
+    return facts.rope is not None and facts.rope.sections is not None
 
 
 def _sees_nothing(_: bytes) -> np.ndarray:
