@@ -102,6 +102,9 @@ def load_model(
     }
     user_files = _user_files(environ=environ, cwd=cwd, home=home, but_not=None)
     table = _layered(base, user_files, environ, layers.from_command_line(sets, flags or {}))
+    bound = "eval.max_response_tokens"
+    if "rollout.max_response_tokens" in table and table[bound].origin == origin:
+        del table[bound]  # who bounds responses means these
     return build(table, source=model)
 
 

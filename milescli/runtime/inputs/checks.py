@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from milescli.agents.environment import try_environment
+from milescli.backends.sglang.launch.servable import fault_of_images
 from milescli.console.output import Output
-from milescli.core.errors import MilesError
+from milescli.core.errors import DataError, MilesError
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.models import ModelFacts
@@ -143,6 +144,18 @@ def _positions(subject: Subject) -> None:
         require_positions(subject.recipe, subject.facts)
 
 
+def _shown_images(subject: Subject) -> None:
+    assert subject.facts is not None, "the check needs the facts"
+    if fault := fault_of_images(subject.facts):
+        for part, _ in subject.prompts:
+            if any(prompt.images for prompt in part.first(token_checks.NUM_LOOKED_AT)):
+                raise DataError(
+                    f"no engine shows images to a `{subject.facts.family}` model",
+                    why=fault,
+                    fix=["--set data.train=FILE   # learn from rows", "miles models"],
+                )
+
+
 def _adapter(subject: Subject) -> None:
     assert subject.facts is not None, "the check needs the facts"
     require_adapter(subject.recipe, subject.facts)
@@ -217,6 +230,12 @@ INPUTS = (
         compares="the longest prompt and response with the positions of the model",
         run=_positions,
         needs=("facts",),
+    ),
+    Check(
+        name="images",
+        compares="images of prompts with what engines show to the model",
+        run=_shown_images,
+        needs=("facts", "prompts"),
     ),
     Check(
         name="adapter",

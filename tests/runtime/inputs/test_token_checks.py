@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,15 @@ import pytest
 from milescli.core.types import Prompt
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.models import parse_facts
+from milescli.runtime.inputs.checks import INPUTS, outcomes
 from milescli.runtime.inputs.token_checks import (
     foreign_markers,
     special_texts,
     unembedded,
     unknown_ends,
 )
+from tests.families.cases import ALL
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +69,19 @@ def test_tokens_without_an_embedding_are_named(tokenizer: ChatTokenizer) -> None
     small.num_embeddings = small.vocab_size - 2
     (said,) = _told(small)
     assert "2 tokens more than the model's embedding has rows" in said
+
+
+@pytest.mark.parametrize(("family", "is_refused"), [("gemma3-vl", True), ("qwen3-vl", False)])
+def test_images_that_no_engine_shows_are_refused_before_one_starts(
+    family: str, is_refused: bool
+) -> None:
+    plain = Prompt(index=0, token_ids=[1], text="a")
+    shown: Any = replace(plain, images=(SimpleNamespace(sha256="a"),))
+    check = next(one for one in INPUTS if one.name == "images")
+    for prompts, refused in (([plain], False), ([plain, shown], is_refused)):
+        part = SimpleNamespace(first=lambda count, prompts=prompts: prompts[:count])
+        subject: Any = SimpleNamespace(
+            facts=parse_facts(ALL[family].config), prompts=[(part, None)], missing={}
+        )
+        (outcome,) = outcomes([check], subject)
+        assert (outcome.refusal is not None) is refused

@@ -296,6 +296,16 @@ def fault_of_record(facts: ModelFacts) -> str | None:
     return _UNRECORDED.get(facts.family)
 
 
+def fault_of_images(facts: ModelFacts) -> str | None:
+    """Return why no engine shows images to the model; None if no fault is known."""
+    if facts.vision is not None and facts.vision.tower == "siglip":
+        return (
+            "SGLang 0.5.20 expands an image of Gemma 3 that is sent as tokens to one token too "
+            "many, which the trainer does not compute"
+        )
+    return None
+
+
 _DEEPSEEK: dict[str, object] = {
     "moe_layer_freq": 1,
     "topk_method": "noaux_tc",
