@@ -202,7 +202,7 @@ ADVANTAGES = PlugPoint(
     signature="(*, groups, settings) -> [groups][samples] floats, or arrays of tokens",
     about="how much better a sample is than others",
     builtin=_all_of(
-        "milescli.train.advantages.builtin",
+        "milescli.train.advantages",
         *("grpo", "rloo", "reinforce", "remax", "opo", "gpg", "gigpo", "turns"),
         *("pass_at_k", "best_of_n", "max_rl"),
     ),
@@ -223,7 +223,7 @@ SURROGATES = PlugPoint(
     signature="(*, log_ratio, advantages, tokens, settings) -> SurrogateTerms",
     about="the term of the loss that advantages drive",
     builtin=_all_of(
-        "milescli.train.surrogates.builtin",
+        "milescli.train.surrogates",
         *("clip", "reinforce", "cispo", "topr", "gmpo", "sapo", "dppo_tv", "dppo_kl"),
         *("clip_cov", "kl_cov"),
     ),
@@ -235,7 +235,7 @@ CORRECTIONS = PlugPoint(
     key="train.correction.kind",
     signature="(*, log_ratio, tokens, settings) -> Correction",
     about="weighs what trainer and engine do not agree on",
-    builtin=_all_of("milescli.train.corrections.importance", "importance"),
+    builtin=_all_of("milescli.train.corrections", "importance"),
     off="none",
     runs_in="rank",
     contract=f"{_TRAIN}:check_correction",
@@ -255,7 +255,7 @@ RULES = PlugPoint(
     key="train.optimizer.rule",
     signature="(*, weight, grad, first, second, step, lr, weight_decay, settings) -> None",
     about="changes a weight by its gradient, on each rank",
-    builtin=_all_of("milescli.train.update_rules", "adamw", "lion", "sgd"),
+    builtin=_all_of("milescli.train.optimizers", "adamw", "lion", "sgd"),
     runs_in="rank",
     contract=f"{_TRAIN}:check_rule",
 )

@@ -35,7 +35,6 @@ from milescli.runtime.planning import engine_spec
 from milescli.runtime.recovery.engines import EngineActors, Engines
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.spec import RunSpec
-from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
 SCORER_TARGET = "milescli.backends.megatron.score_rank:ScoreRank"
@@ -421,3 +420,22 @@ def write_start(spec: RunSpec) -> None:
     zeros = {name: torch.zeros(size) for name, size in of_adapter.hf_shapes().items()}
     base_model = spec.inputs.model_dir
     write_adapter(folder, adapter_of(zeros, of_adapter, shape, base_model=base_model))
+
+
+def sharing_ranks(slots: Sequence[Slot], engine: int, *, on_cpu: bool) -> list[int]:
+    """Return [tp] the trainer rank for each rank of the engine: the one on its own device; on a CPU
+    the first on its node, so that each node holds one copy of a bucket. Returns an empty list if an
+    engine rank has none: its weights must come through a group."""
+    shards = sorted(
+        (slot for slot in slots if slot.engine == engine), key=lambda slot: slot.engine_rank or 0
+    )
+    if on_cpu:
+        first: dict[int, int] = {}
+        for slot in slots:
+            if slot.trainer_rank is not None:
+                first[slot.node] = min(slot.trainer_rank, first.get(slot.node, slot.trainer_rank))
+        owners = [first.get(shard.node) for shard in shards]
+    else:
+        owners = [shard.trainer_rank for shard in shards]
+    ranks = [rank for rank in owners if rank is not None]
+    return ranks if len(ranks) == len(shards) else []

@@ -82,7 +82,7 @@ def test_a_name_that_is_no_module_is_refused(tmp_path: Path) -> None:
 
 def test_the_kind_is_told_by_the_parameters() -> None:
     assert point_that_fits(f"{bad_rewards.__name__}:good").kind == "reward"
-    assert point_that_fits("milescli.train.surrogates.builtin:sapo").kind == "surrogate"
+    assert point_that_fits("milescli.train.surrogates:sapo").kind == "surrogate"
     for path, why in (
         ("milescli.rollout.collect.selectors:keep_all", "as several do"),
         ("os:getcwd", "as none does"),

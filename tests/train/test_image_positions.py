@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
+from milescli.backends.megatron.step.images import rotary_positions
 from milescli.core.types import ImageSpan
-from milescli.train.image_positions import rotary_positions
 
 MERGE = 2
 VISION = SimpleNamespace(spatial_merge_size=MERGE, tokens_per_second=2)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.weights.buckets import has_quantised, layout, write_flat
+from milescli.weights.base import has_quantised, layout, write_flat
 
 tensors = st.lists(
     st.tuples(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from milescli.plan.types import Slot
-from milescli.weights.sharing import sharing_ranks
+from milescli.runtime.build import sharing_ranks
 
 
 def slots(*places: tuple[int, int | None, int | None, int | None]) -> list[Slot]:

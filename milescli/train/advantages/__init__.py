@@ -3,17 +3,19 @@ or an import path."""
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Union
+from typing import Protocol, Union
+
+import numpy as np
 
 from milescli.core.errors import RecipeError
 from milescli.core.role_views import has_role_rewards, views_of
-from milescli.core.types import Group, Sample
+from milescli.core.types import Group, Sample, Trajectory
 from milescli.core.user_code import mend, name_of
 from milescli.recipe.train import Train
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Advantage = Union[float, "Sequence[np.ndarray]"]
 """The advantage of one sample: a number, which all of its tokens share, or for each of its
@@ -105,3 +107,284 @@ def _fault(sample: Sample, value: Advantage) -> str | None:
         return f"arrays of shapes {shapes} for trajectories of {wanted}"
     bad = [float(row[~np.isfinite(row)][0]) for row in value if not np.isfinite(row).all()]
     return f"{bad[0]}" if bad else None
+
+
+# --- the estimators that are built in
+
+STD_FLOOR = 1e-6
+"""Added to a standard deviation before dividing by it."""
+
+
+def grpo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
+    """A_i = (r_i - mean of the group) / std (GRPO, arXiv 2402.03300, section 4.1.2).
+
+    std by `settings.normalize_std`: of the group, or of the whole batch's rewards (arXiv
+    2508.08221, section 4), or 1 (Dr. GRPO, arXiv 2503.20783). It is the sample standard deviation
+    (n - 1); a single sample has none and gets 0.
+    """
+    batch_std = std_of([reward for group in groups for reward in group.rewards])
+    advantages = []
+    for group in groups:
+        mean = statistics.fmean(group.rewards)
+        std = {"group": std_of(group.rewards), "batch": batch_std, "none": 1.0}[
+            settings.normalize_std
+        ]
+        scale = 1.0 if settings.normalize_std == "none" else 1.0 / (std + STD_FLOOR)
+        advantages.append([(reward - mean) * scale for reward in group.rewards])
+    return advantages
+
+
+def std_of(values: Sequence[float]) -> float:
+    """Return the sample standard deviation; 0 for a single value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def reinforce(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
+    """A_i = r_i (REINFORCE, Williams 1992; REINFORCE++, arXiv 2501.03262, whitens it later)."""
+    return [list(group.rewards) for group in groups]
+
+
+def rloo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
+    """A_i = r_i - mean of the other rewards of the group (RLOO, arXiv 2402.14740, section 3.3). A
+    single sample gets its reward."""
+    return [
+        [reward - _mean_of_others(group, reward) for reward in group.rewards] for group in groups
+    ]
+
+
+def opo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
+    """A_i = r_i - mean of the group, each reward weighted by its response's trained tokens (OPO,
+    arXiv 2505.23585): the baseline of least variance where a token's gradients are alike. A
+    single sample gets its reward."""
+    rows = []
+    for group in groups:
+        lengths = [sample.num_loss_tokens for sample in group.samples]
+        weighted = sum(n * reward for n, reward in zip(lengths, group.rewards, strict=True))
+        baseline = weighted / sum(lengths) if len(lengths) > 1 and sum(lengths) else 0.0
+        rows.append([reward - baseline for reward in group.rewards])
+    return rows
+
+
+def remax(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
+    """A_i = r_i - reward of the greedy response to the same prompt (ReMax, arXiv 2310.10505),
+    which the collector samples beside the others."""
+    rows = []
+    for group in groups:
+        assert group.greedy_reward is not None, (
+            f"prompt {group.prompt.index} has no greedy response"
+        )
+        rows.append([reward - group.greedy_reward for reward in group.rewards])
+    return rows
+
+
+remax.needs_greedy = True  # type: ignore[attr-defined]
+
+
+def gpg(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
+    """A_i = alpha (r_i - mean of the group); alpha = samples / samples of groups whose rewards
+    differ (GPG, arXiv 2504.02546): groups that teach nothing do not water the others down."""
+    total = sum(len(group.samples) for group in groups)
+    telling = sum(len(group.samples) for group in groups if len(set(group.rewards)) > 1)
+    alpha = total / max(telling, 1)
+    means = [statistics.fmean(group.rewards) for group in groups]
+    return [
+        [alpha * (reward - mean) for reward in group.rewards]
+        for group, mean in zip(groups, means, strict=True)
+    ]
+
+
+def _mean_of_others(group: Group, reward: float) -> float:
+    others = len(group.rewards) - 1
+    return (sum(group.rewards) - reward) / others if others else 0.0
+
+
+def pass_at_k(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
+    """Of pass@k, the chance that one of k = `pass_k` samples is right (Pass@k training, arXiv
+    2508.10751). N: samples; W: wrong ones, reward 0 or less; C: binomials:
+
+    p = 1 - C(W, k) / C(N, k), s = sqrt(p (1 - p)); a right sample gets (1 - p) / s, a wrong one
+    (1 - p - C(W - 1, k - 1) / C(N - 1, k - 1)) / s; all get 0 where s is 0.
+    """
+    k, rows = settings.pass_k, []
+    for group in groups:
+        count = len(group.rewards)
+        wrong = sum(reward <= 0 for reward in group.rewards)
+        fails = math.comb(wrong, k) / math.comb(count, k) if count >= k else 1.0
+        spread = math.sqrt(fails * (1.0 - fails))
+        if not spread:
+            rows.append([0.0] * count)
+            continue
+        fails_given_wrong = math.comb(wrong - 1, k - 1) / math.comb(count - 1, k - 1)
+        right_value, wrong_value = fails / spread, (fails - fails_given_wrong) / spread
+        rows.append([right_value if reward > 0 else wrong_value for reward in group.rewards])
+    return rows
+
+
+def best_of_n(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
+    """The best sample of a group gets its lead over the second, divided by the std that
+    `normalize_std` says; the others 0 (arXiv 2503.19595). The first of equals is the
+    best; a single sample gets 0."""
+    batch_std = std_of([reward for group in groups for reward in group.rewards])
+    rows = []
+    for group in groups:
+        row = [0.0] * len(group.rewards)
+        if len(row) > 1:
+            best, second = sorted(group.rewards, reverse=True)[:2]
+            stds = {"group": std_of(group.rewards), "batch": batch_std}
+            scale = (
+                stds[settings.normalize_std] + STD_FLOOR if settings.normalize_std in stds else 1
+            )
+            row[group.rewards.index(best)] = (best - second) / scale
+        rows.append(row)
+    return rows
+
+
+def max_rl(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
+    """A_i = (r_i - mean) / mean of the group (MaxRL, arXiv 2602.02710): the gradient of the
+    likelihood of being right, so that hard prompts weigh more. 0 where the mean is 0."""
+    rows = []
+    for group in groups:
+        if min(group.rewards) < 0:
+            raise RecipeError(
+                f"`max_rl` cannot take the reward {min(group.rewards):g}",
+                why=f"prompt {group.prompt.index}: it divides by the mean reward as by a chance of "
+                "being right, so rewards are 0 or more",
+                fix="--set train.advantage=grpo",
+            )
+        mean = statistics.fmean(group.rewards)
+        rows.append([(reward - mean) / mean if mean else 0.0 for reward in group.rewards])
+    return rows
+
+
+Place = tuple[int, int, int]
+"""(sample, trajectory, turn)"""
+
+
+def turns(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarray]]]:
+    """A of turn t = (G_t - mean) / std over the group's samples that have a turn t; G_t = sum over
+    its turns j >= t of gamma^(j - t) r_j: a turn is held against what others got from the same
+    turn on, and not credited with what was got before it (GRPO, arXiv 2402.03300, turn by turn, as
+    process rewards in its section 4.1.3). r: the rewards of turns; what the sample's reward is
+    beyond their sum is the last turn's. std by `settings.normalize_std`; a turn that no other
+    sample has gets 0."""
+    rows = [[returns_of(each, gamma=settings.gamma) for each in group.samples] for group in groups]
+    batch_std = std_of([value for row in rows for sample in row for value in sample.values()])
+    return [
+        [
+            _spread(sample, own)
+            for sample, own in zip(group.samples, _compared(row, batch_std, settings), strict=True)
+        ]
+        for group, row in zip(groups, rows, strict=True)
+    ]
+
+
+def returns_of(sample: Sample, *, gamma: float) -> dict[tuple[int, int], float]:
+    """Map each (trajectory, turn) to its return: the discounted rewards from that turn on in its
+    trajectory. The part of the sample's reward that exceeds the rewards of turns comes at the end
+    of each trajectory."""
+    rewards = [
+        [_sum_of(trajectory, span) for span in _turns(trajectory)]
+        for trajectory in sample.trajectories
+    ]
+    rest = (sample.reward or 0.0) - sum(map(sum, rewards))
+    made = dict[tuple[int, int], float]()
+    for index, row in enumerate(rewards):
+        following = rest
+        for turn in reversed(range(len(row))):
+            is_last = turn == len(row) - 1
+            following = row[turn] + (following if is_last else gamma * following)
+            made[index, turn] = following
+    return made
+
+
+def _sum_of(trajectory: Trajectory, span: tuple[int, int]) -> float:
+    rewards = trajectory.rewards
+    return float(sum(rewards[span[0] : span[1]])) if rewards is not None else 0.0
+
+
+def _compared(
+    row: Sequence[dict[tuple[int, int], float]], batch_std: float, settings: Train
+) -> list[dict[tuple[int, int], float]]:
+    """Of each sample of a group, by place."""
+    meetings: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for sample in row:
+        for place, value in sample.items():
+            meetings[place].append(value)
+
+    def scale(values: Sequence[float]) -> float:
+        stds = {"group": std_of(values), "batch": batch_std}
+        std = stds.get(settings.normalize_std)
+        return 1.0 if std is None else 1.0 / (std + STD_FLOOR)
+
+    scales = {place: scale(values) for place, values in meetings.items()}
+    means = {place: statistics.fmean(values) for place, values in meetings.items()}
+    return [
+        {place: (value - means[place]) * scales[place] for place, value in sample.items()}
+        for sample in row
+    ]
+
+
+def _spread(sample: Sample, own: dict[tuple[int, int], float]) -> list[np.ndarray]:
+    made = []
+    for index, trajectory in enumerate(sample.trajectories):
+        row = np.zeros(trajectory.num_tokens, np.float32)
+        for turn, (begin, end) in enumerate(_turns(trajectory)):
+            row[begin:end] = own[index, turn]
+        made.append(row)
+    return made
+
+
+def gigpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarray]]]:
+    """A of a turn = GRPO's of its sample + `turn_weight` x its own (GiGPO, arXiv 2505.10978).
+
+    A turn's own: its return (`returns_of`), less the mean over the group's turns that answered the
+    same observation, over their std unless `normalize_std` is none. An observation is the tokens
+    between the turn before and this one; a turn that meets no other there gets 0."""
+    episodes = grpo(groups=groups, settings=settings)
+    return [_of_group(group, row, settings) for group, row in zip(groups, episodes, strict=True)]
+
+
+def _of_group(group: Group, episode: Sequence[float], settings: Train) -> list[list[np.ndarray]]:
+    turns = {
+        (i, j): _turns(trajectory)
+        for i, sample in enumerate(group.samples)
+        for j, trajectory in enumerate(sample.trajectories)
+    }
+    returns: dict[Place, float] = {
+        (i, j, t): value
+        for i, sample in enumerate(group.samples)
+        for (j, t), value in returns_of(sample, gamma=settings.gamma).items()
+    }
+    meetings: defaultdict[bytes, list[Place]] = defaultdict(list)
+    for (i, j), spans in turns.items():
+        ids = np.frombuffer(group.samples[i].trajectories[j].token_ids, np.int32)
+        before = 0
+        for t, (begin, end) in enumerate(spans):
+            meetings[ids[before:begin].tobytes()].append((i, j, t))
+            before = end
+    own = dict.fromkeys(returns, 0.0)
+    for places in meetings.values():
+        values = [returns[place] for place in places]
+        if len(values) > 1:
+            mean = statistics.fmean(values)
+            scale = 1.0 if settings.normalize_std == "none" else std_of(values) + STD_FLOOR
+            own.update(
+                (place, (value - mean) / scale) for place, value in zip(places, values, strict=True)
+            )
+    made: list[list[np.ndarray]] = []
+    for i, sample in enumerate(group.samples):
+        rows = []
+        for j, trajectory in enumerate(sample.trajectories):
+            row = np.full(trajectory.num_tokens, episode[i], np.float32)
+            for t, (begin, end) in enumerate(turns[i, j]):
+                row[begin:end] += settings.turn_weight * own[i, j, t]
+            rows.append(row)
+        made.append(rows)
+    return made
+
+
+def _turns(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """[begin, end) of each run of tokens that the policy sampled."""
+    mask = np.frombuffer(trajectory.loss_mask, np.int8)
+    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

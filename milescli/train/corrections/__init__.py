@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
 
 from milescli.recipe.train import Train
-from milescli.train.positions import require_each
-
-if TYPE_CHECKING:
-    import torch
-
-    from milescli.train.packed_tokens import PackedTokens
+from milescli.train.kl import MAX_LOG_RATIO
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import require_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +44,71 @@ def corrected(
     values = made.weights if isinstance(made, Correction) else None
     require_each(correction, values, made, kind="correction", of="weights", count=len(log_ratio))
     return made
+
+
+# --- the correction that is built in
+
+_SMALLEST_MEAN = 1e-8
+"""Where all weights of a step are 0, they stay it."""
+
+
+def importance(*, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train) -> Correction:
+    """w = pi_trainer / pi_engine of each token, of its sequence (the product), or its sequence's
+    geometric mean, by `correction.level`; bounded by `correction.mode`:
+
+    truncate: min(w, high) (TIS, fengyao.notion.site/off-policy-rl); clip: between low and high;
+    mask: 0 outside of [low, high] (IcePop, arXiv 2510.18855); none: 1.
+
+    Then, by their settings: divided by its mean over the step; 0 for sequences with a token below
+    `veto`; 0 where the ratio at `reject_level` is outside of [reject_low, reject_high].
+    """
+    rule = settings.correction
+    ratio = _ratio(log_ratio, rule.level, tokens)
+    weights = {
+        "truncate": ratio.clamp(max=rule.high),
+        "clip": ratio.clamp(rule.low, rule.high),
+        "mask": torch.where(_is_within(ratio, rule.low, rule.high), ratio, 0.0),
+        "none": torch.ones_like(ratio),
+    }[rule.mode]
+    if rule.normalize:
+        mean = _mean(weights, tokens, by_token=rule.level == "token")
+        weights = weights / mean.clamp(min=_SMALLEST_MEAN)
+    is_accepted = torch.ones_like(tokens.loss_mask)
+    if rule.veto is not None:
+        is_low = (log_ratio.exp() < rule.veto) & tokens.loss_mask
+        is_accepted &= tokens.spread(tokens.sum_by_sequence(is_low)) == 0
+    if rule.reject_level != "none":
+        judged = _ratio(log_ratio, rule.reject_level, tokens)
+        is_accepted &= _is_within(judged, rule.reject_low, rule.reject_high)
+    return Correction(
+        weights=weights * is_accepted,
+        figures={
+            "correction_ratio": ratio,
+            "correction_bounded": (weights == 0).float()
+            if rule.mode == "mask"
+            else (~_is_within(ratio, rule.low, rule.high)).float(),
+            "correction_rejected": (~is_accepted).float(),
+        },
+    )
+
+
+def _ratio(log_ratio: torch.Tensor, level: str, tokens: PackedTokens) -> torch.Tensor:
+    """[S], its logarithm between +-MAX_LOG_RATIO."""
+    if level != "token":
+        total = tokens.sum_by_sequence(log_ratio)
+        if level == "geometric":
+            total = total / tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
+        log_ratio = tokens.spread(total)
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _is_within(ratio: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    return (ratio >= low) & (ratio <= high)
+
+
+def _mean(weights: torch.Tensor, tokens: PackedTokens, *, by_token: bool) -> torch.Tensor:
+    """Over the trained tokens of the step, or over its sequences, each once."""
+    if by_token:
+        return tokens.reduce(weights, "mean")
+    share = tokens.spread(1.0 / tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0))
+    return tokens.reduce(weights * share, "sum") / tokens.reduce(share, "sum")

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import ADVANTAGES
 from milescli.recipe.train import Train
-from milescli.train.advantages import estimate
-from milescli.train.advantages.builtin import grpo
+from milescli.train.advantages import estimate, grpo
 from milescli.workers.isolated import resolve_isolated
 from tests.samples import rewarded
 

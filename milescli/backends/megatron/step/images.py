@@ -11,7 +11,6 @@ import torch
 
 from milescli.core.types import ImageSpan
 from milescli.train.base import TrainShard
-from milescli.train.image_positions import rotary_positions
 
 Grid = tuple[int, int, int]
 ReadPatches = Callable[[bytes], np.ndarray]
@@ -90,3 +89,31 @@ class ShardPlaces:
         image = np.where(inputs >= 0, self._image[inputs.clip(0)], -1)
         place = np.where(image >= 0, first[image] + self._token[inputs.clip(0)], -1)
         return RowImages(step=self._step, grids=grids, place=torch.from_numpy(place))
+
+
+# --- rotary positions
+
+
+def rotary_positions(num_tokens: int, spans: Sequence[ImageSpan], *, merge_size: int) -> np.ndarray:
+    """Return [3, num_tokens] int64: time, row and column of each token. All three of a text token
+    are one more than the largest before it. Those of an image's tokens are its place in the grid of
+    tokens, counted from there on. `merge_size` rows and columns of patches are one token."""
+    positions = np.empty((3, num_tokens), np.int64)
+    token = following = 0
+    for span in spans:
+        before = span.start - token
+        positions[:, token : span.start] = following + np.arange(before)
+        following += before
+        frames, rows, columns = (
+            span.grid[0],
+            span.grid[1] // merge_size,
+            span.grid[2] // merge_size,
+        )
+        token = span.start + span.num_tokens
+        assert frames * rows * columns == span.num_tokens, (span, merge_size)
+        positions[:, span.start : token] = following + np.indices((frames, rows, columns)).reshape(
+            3, -1
+        )
+        following += max(rows, columns)
+    positions[:, token:] = following + np.arange(num_tokens - token)
+    return positions

@@ -19,8 +19,7 @@ from milescli.backends.sglang.weights.group import WeightGroup
 from milescli.backends.sglang.weights.shared_tensor import SharedBuffer, plain_payload
 from milescli.core.errors import MachineError, MilesError, MismatchError
 from milescli.core.types import EngineAddress
-from milescli.weights.base import Bucket
-from milescli.weights.buckets import Slice, has_quantised, layout, write_flat
+from milescli.weights.base import Bucket, Slice, has_quantised, layout, write_flat
 
 DEFAULT_TIMEOUT_S = 600.0
 """For an engine to load one bucket; a run sets `request_timeout_s` of the recipe."""

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 from milescli.backends.sglang.client.http import Orders, Reply
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
-from milescli.weights.buckets import Slice
+from milescli.weights.base import Slice
 
 POLL_S = 0.002
 """Between two looks at whether a broadcast has left."""

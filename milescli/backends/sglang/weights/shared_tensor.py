@@ -19,7 +19,7 @@ from torch.multiprocessing import reductions
 
 from milescli.core.errors import DISK_FULL, MachineError
 from milescli.core.units import MIB, format_bytes
-from milescli.weights.buckets import Slice
+from milescli.weights.base import Slice
 
 FOLDER = Path("/dev/shm")
 ROOM_WITHIN_S = 10.0

@@ -18,7 +18,7 @@ from torch.multiprocessing import reductions
 from milescli.backends.sglang.inside import corrections
 from milescli.backends.sglang.weights import shared_tensor
 from milescli.core.errors import MachineError
-from milescli.weights.buckets import layout
+from milescli.weights.base import layout
 
 
 def test_a_handle_names_its_device_by_what_is_the_same_under_every_visibility(monkeypatch):
