@@ -84,4 +84,5 @@ def _line(output: Output) -> str | None:
             return input("> ")
         except EOFError:
             return None
-    return sys.stdin.readline().rstrip("\n") or None
+    line = sys.stdin.readline()
+    return line.rstrip("\n") if line else None
