@@ -122,7 +122,9 @@ def _home(point: PlugPoint) -> str:
     if not modules:
         return "none does: it is the user's"
     if len(modules) == 1:
-        return f"`{modules.pop().replace('.', '/')}.py`"
+        path = modules.pop().replace(".", "/")
+        is_package = (Path(__file__).parents[2] / path).is_dir()
+        return f"`{path}{'/__init__' * is_package}.py`"
     folders = {module.rpartition(".")[0].replace(".", "/") + "/" for module in modules}
     outermost = [
         folder
