@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,14 @@ from milescli.core.errors import ExitCode, Interrupted, RecipeError, Terminated
 from milescli.runtime.recovery.stops import check_stopped, stop_recorded
 
 TERM = SystemExit(ExitCode.TERMINATED)
+
+
+@pytest.fixture(autouse=True)
+def hangup() -> Iterator[None]:
+    """SIGHUP is heard, also where pytest runs below `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
