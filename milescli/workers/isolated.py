@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -46,7 +47,7 @@ class _Lane:
         process = self.process
         try:
             process.ready.result()  # bounded by the process itself
-            _, reply = process.call(list(sys.path), *args)
+            _, reply = process.call(os.getcwd(), list(sys.path), *args)
             if not concurrent.futures.wait([reply], timeout=bound_s).done:
                 raise NoReply(process.end_and_say_where())
             return reply.result()
@@ -158,6 +159,7 @@ _MADE: dict[int, Any] = {}
 
 
 def call_there(
+    folder: str,
     paths: list[str],
     path: str,
     number: int,
@@ -166,8 +168,10 @@ def call_there(
     args: tuple[Any, ...],
     options: Mapping[str, Any] | None,
 ) -> Any:
-    """In the other process, which imports from `paths`: call what `path` names, or the object that
-    it makes, or a method of that; without `options`, return a property of it."""
+    """In the other process, which imports from `paths` and stands in `folder`: call what `path`
+    names, or the object that it makes, or a method of that; without `options`, return a property of
+    it."""
+    _follow(folder)
     sys.path[:] = paths
     target: Any = imported(path)
     if made_with is not None:
@@ -180,3 +184,16 @@ def call_there(
         return target
     made = target(*args, **options)
     return list(islice(made, MAX_YIELDED)) if isinstance(made, Iterator) else made
+
+
+def _follow(folder: str) -> None:
+    """Go where the caller has gone since the call before. A process whose folder was deleted cannot
+    even import torch: oneMKL does not find it then."""
+    global _followed
+    if folder != _followed:
+        os.chdir(folder)
+        _followed = folder
+
+
+_followed = ""
+"""Where the caller was at the call before."""

@@ -27,6 +27,11 @@ def counted(*, number: int) -> int:
     return COUNT
 
 
+def folder(*, number: int) -> str:
+    """Where it is called."""
+    return os.getcwd()
+
+
 def raising(*, number: int) -> int:
     """Its author's mistake."""
     return number // 0

@@ -114,6 +114,18 @@ def test_two_objects_of_one_factory_do_not_share_what_they_hold() -> None:
     assert [counter.state for counter in counters] == [6, 51]
 
 
+def test_it_goes_where_its_caller_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its folder is gone, oneMKL would end it at its first product."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    monkeypatch.chdir(first)
+    assert _piece("folder")(number=0) == str(first)
+    monkeypatch.chdir(second)
+    first.rmdir()
+    assert _piece("folder")(number=0) == str(second)
+
+
 def test_a_process_that_ended_between_two_calls_is_not_replaced_in_silence() -> None:
     counting = _piece("counting")
     counting(number=2)
