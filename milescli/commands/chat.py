@@ -33,8 +33,9 @@ def chat(
     *,
     system: Annotated[str, typer.Option("--system", help="A system message.")] = "",
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0: always the likeliest token.")
-    ] = 0.0,
+        float | None,
+        typer.Option("--temperature", min=0.0, help="0: the likeliest token; as `eval` says."),
+    ] = None,
     reply_tokens: Annotated[
         int, typer.Option("--reply-tokens", min=1, help="Bound on one reply.")
     ] = 512,
@@ -53,15 +54,15 @@ def chat(
     from milescli.runtime.evaluation.sets import EvalWish
 
     output: Output = context.obj
-    name, at, step = subject.partition("@")
-    model, steps = (name, step) if at and step.isdecimal() else (subject, None)
-    if find_measured(model).endpoint is not None:
+    if find_measured(subject).endpoint is not None:
         raise typer.BadParameter("an endpoint is no model that engines can be started for")
     settings = SETTINGS | {
         "rollout.max_response_tokens": str(tokens),
         "rollout.max_turn_tokens": str(min(reply_tokens, tokens)),
-        "eval.temperature": str(temperature),
+        "eval.max_response_tokens": str(tokens),
     }
+    if temperature is not None:
+        settings["eval.temperature"] = str(temperature)
     changes = [*(f"{key}={value}" for key, value in settings.items()), *(sets or ())]
 
     def said(reply: Reply, pieces: Sequence[tuple[str, float]]) -> None:
@@ -74,7 +75,7 @@ def chat(
 
     asked = Chat(read=lambda: _line(output), said=said, note=output.note, system=system)
     wish = EvalWish(data=["task:seeds"], sets=changes)
-    measure.measured(model, wish, measure.Options(steps=steps, ask=asked.ask), output=output)
+    measure.measured(subject, wish, measure.Options(ask=asked.ask), output=output)
 
 
 def _line(output: Output) -> str | None:

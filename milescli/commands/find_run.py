@@ -89,10 +89,13 @@ class Measured:
 
 
 def find_measured(text: str) -> Measured:
-    """Return the run, checkpoint folder, model or endpoint that the text means. Raises
-    CheckpointError as `find_run`."""
+    """Return the run, checkpoint (RUN@STEP or its folder), model or endpoint that the text means.
+    Raises CheckpointError as `find_run`."""
     if re.match(r"https?://", text):
         return Measured(endpoint=text)
+    name, at, number = text.rpartition("@")
+    if at and number.isdecimal() and not Path(text).expanduser().exists():
+        return Measured(run=find_run(name), step=int(number))
     folder = Path(text).expanduser()
     run = folder.absolute().parent.parent
     step = re.fullmatch(r"step_(\d+)", folder.name)

@@ -60,10 +60,10 @@ def logs(
     opened = open_run(folder)
     files = logs_of(opened, attempt=attempt)
     if log is None:
-        rows = [(file.stem, file.stat().st_size, _age(file)) for file in files]
+        rows = [(file.stem, file.stat().st_size, _changed(file)) for file in files]
         listed = [{"log": name, "size_bytes": size} for name, size, _ in rows]
         output.json("logs", {"folder": str(files[0].parent), "logs": listed})
-        shown = [(name, format_bytes(size), age) for name, size, age in rows]
+        shown = [(name, format_bytes(size), changed) for name, size, changed in rows]
         output.table(["log", "size", "changed"], shown)
         output.note(f"show one: miles logs {opened.shown} {rows[0][0]}")
         return
@@ -82,5 +82,5 @@ def logs(
         output.text(text)
 
 
-def _age(file: Path) -> str:
+def _changed(file: Path) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(file.stat().st_mtime))

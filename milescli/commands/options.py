@@ -56,6 +56,19 @@ OptionalRecipeOption = Annotated[
         autocompletion=suggest.recipes,
     ),
 ]
+
+
+def _say_repeated(context: typer.Context, sets: list[str] | None) -> list[str] | None:
+    """Warn of a key that `--set` names twice with different values: the last one counts."""
+    last: dict[str, str] = {}
+    for text in sets or ():
+        name = text.partition("=")[0].strip()
+        if last.setdefault(name, text) != text and context.obj is not None:
+            context.obj.warn(f"`--set {text}` replaces `--set {last[name]}`: the last one counts")
+        last[name] = text
+    return sets
+
+
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -64,6 +77,7 @@ SetOption = Annotated[
         metavar="KEY=VALUE",
         help="Set a recipe key; may be repeated.",
         autocompletion=suggest.overrides,
+        callback=_say_repeated,
     ),
 ]
 RunArgument = Annotated[
@@ -283,7 +297,8 @@ SubjectArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN|CHECKPOINT|MODEL|URL",
-        help="A run, one of its checkpoints, a model's folder or name on the hub, or an endpoint.",
+        help="A run, one of its checkpoints (RUN@STEP, or its folder), a model's folder or name on "
+        "the hub, or an endpoint.",
         autocompletion=suggest.runs,
         show_default=False,
     ),

@@ -118,9 +118,8 @@ def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output:
     from milescli.runtime.evaluation.sets import EvalWish
 
     assert wish.model is not None, wish
-    name, at, step = wish.model.partition("@")
-    model, steps = (name, step) if at and step.isdecimal() else (wish.model, None)
-    screen = _Screen(output, Path(model).name)
+    run = find_measured(wish.model).run
+    screen = _Screen(output, Path(wish.model).name if run is None else run.name)
     watched = WatchedEpisode(
         settings=settings,
         prompt=prompt,
@@ -136,13 +135,13 @@ def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output:
         "eval.num_prompts": "1",
         **_NOBODY_ELSE,
     }
-    if find_measured(model).run is None:
+    if run is None:
         sets |= {"rollout.max_response_tokens": str(CONVERSATION)}
         sets |= {"rollout.max_turn_tokens": str(TURN)}
     sets |= {key: value for key, _, value in (text.partition("=") for text in wish.sets)}
     request = EvalWish(data=["task:seeds"], sets=[f"{key}={value}" for key, value in sets.items()])
-    options = measure.Options(steps=steps, ask=watched.ask)
-    measure.measured(model, request, options, output=output)
+    options = measure.Options(ask=watched.ask)
+    measure.measured(wish.model, request, options, output=output)
     screen.end(wish)
 
 

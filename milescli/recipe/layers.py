@@ -212,21 +212,6 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
     return translated(table)
 
 
-def repeated(sets: Iterable[str]) -> list[str]:
-    """Return a warning for each key that `--set` names twice with different values: the last one
-    counts."""
-    last: dict[str, str] = {}
-    warnings = []
-    for text in sets:
-        name = text.partition("=")[0].strip()
-        if name in last and last[name] != text:
-            warnings.append(
-                f"`--set {last[name]}` is replaced by `--set {text}`, which comes later"
-            )
-        last[name] = text
-    return warnings
-
-
 def merge(layers: Iterable[Table]) -> Table:
     """Merge the layers; later ones win. Setting a section to null removes what lower layers set
     inside it; an algorithm removes what another one set."""

@@ -67,14 +67,12 @@ def load(
         layer=SettingsLayer.RECIPE,
     )
     user_files = _user_files(environ=environ, cwd=cwd, home=home, but_not=path)
-    sets = list(sets)
     words = layers.from_command_line(sets, flags or {}) | (further or {})
     table = _layered(base, user_files, environ, words)
     if "name" not in table:
         origin = Origin(layer=SettingsLayer.RECIPE, where=_shown(path, cwd, home))
         table["name"] = KeyValue(value=path.stem, text=path.stem, origin=origin)
-    loaded = build(table, source=recipe)
-    return replace(loaded, warnings=[*layers.repeated(sets), *loaded.warnings])
+    return build(table, source=recipe)
 
 
 def load_model(
@@ -102,9 +100,9 @@ def load_model(
     }
     user_files = _user_files(environ=environ, cwd=cwd, home=home, but_not=None)
     table = _layered(base, user_files, environ, layers.from_command_line(sets, flags or {}))
-    bound = "eval.max_response_tokens"
-    if "rollout.max_response_tokens" in table and table[bound].origin == origin:
-        del table[bound]  # who bounds responses means these
+    bound = table.get("eval.max_response_tokens")
+    if bound is not None and bound.origin == origin and "rollout.max_response_tokens" in table:
+        del table["eval.max_response_tokens"]  # who bounds responses means these
     return build(table, source=model)
 
 

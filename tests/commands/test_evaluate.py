@@ -97,6 +97,7 @@ def test_what_is_measured_is_known_by_what_lies_there(miles: Miles, run_dir: Pat
     assert find_measured("quickstart-1").run == Path.cwd() / run_dir
     checkpoint = find_measured(str(run_dir / "checkpoints" / "step_20"))
     assert checkpoint == Measured(run=Path.cwd() / run_dir, step=20)
+    assert find_measured("quickstart-1@20").step == 20
     assert find_measured("model") == Measured(model="model")
     assert find_measured("Qwen/Qwen3-0.6B") == Measured(model="Qwen/Qwen3-0.6B")
 

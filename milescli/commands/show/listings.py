@@ -388,16 +388,18 @@ On the command line: --set KEY=VALUE. Strongest first:
 def show_keys(output: Output, *, within: str | None = None) -> None:
     """Print recipe keys, section by section: all, or the key or section `within`. Raises
     RecipeError if there is none of that name."""
-    from milescli.recipe.keys import keys, sections
-    from milescli.recipe.layers import example, unknown_key
+    from milescli.core.errors import RecipeError
+    from milescli.recipe.keys import keys, nearest_key, sections
+    from milescli.recipe.layers import example
 
     shown = [key for key in keys().values() if _is_within(key.name, within)]
     if not shown:
         assert within is not None
-        raise unknown_key(
-            within,
-            where="the command line",
-            fix=lambda guess: f"miles help recipe {guess}" if guess else "miles help recipe",
+        guess = nearest_key(within)
+        raise RecipeError(
+            f"no recipe key is called `{within}`",
+            why=f"nearest is `{guess}`" if guess else "no section is called so either",
+            fix=f"miles help recipe {guess or ''}".rstrip(),
         )
     payload = [
         {"key": key.name, "wants": key.wants, "default": key.default, "doc": key.doc}

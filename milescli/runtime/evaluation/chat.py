@@ -98,6 +98,7 @@ class Chat:
         """Hold conversations until the person ends the last one (an `Ask`)."""
         recipe = asked[0].set.recipe
         self.pieces = spec.inputs.tokenizer.pieces
+        self.system = self.system or recipe.data.system_prompt or ""
         episodes = episodes_of(spec, recipe, engines, output=output)
         episodes = replace(episodes, agent=self, agent_name="chat", retries=0)
         output.note(

@@ -152,7 +152,10 @@ def _shown_images(subject: Subject) -> None:
                 raise DataError(
                     f"no engine shows images to a `{subject.facts.family}` model",
                     why=fault,
-                    fix=["--set data.train=FILE   # learn from rows", "miles models"],
+                    fix=[
+                        "--set data.ignore_columns=images   # learn from the texts alone",
+                        "--set model.path=Qwen/Qwen2.5-VL-7B-Instruct",
+                    ],
                 )
 
 
