@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -79,11 +81,15 @@ def chat(
 
 
 def _line(output: Output) -> str | None:
-    """Return the next line of the person, or of a pipe; None at its end."""
+    """Return the next line of the person, or of a pipe; None at its end. With `--json` a line may
+    be {"text": "..."}, whose text may hold line breaks."""
     if output.mode is Mode.HUMAN and sys.stdin.isatty():
         try:
             return input("> ")
         except EOFError:
             return None
     line = sys.stdin.readline()
+    if output.mode is Mode.JSON and line.startswith('{"text": '):
+        with suppress(ValueError):  # else it is what the person says
+            return str(json.loads(line)["text"])
     return line.rstrip("\n") if line else None

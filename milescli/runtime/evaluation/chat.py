@@ -101,6 +101,7 @@ class Chat:
         self.system = self.system or recipe.data.system_prompt or ""
         episodes = episodes_of(spec, recipe, engines, output=output)
         episodes = replace(episodes, agent=self, agent_name="chat", retries=0)
+        output.json("chat", {"name": name, "step": step})
         output.note(
             f"{name}, step {step}: {NEW} begins again, {SYSTEM} TEXT sets who it is, Ctrl-D ends"
         )
