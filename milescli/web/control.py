@@ -34,8 +34,9 @@ LONGEST_TEXT = 20_000
 """Characters of what a person says at once, and of a command."""
 OUTPUT_BYTES = 16 * 1024
 """Of the end of a command's output that the page shows."""
-IDLE_S = 900.0
-"""Seconds after which a chat to which nobody speaks or listens is ended."""
+IDLE_S = 180.0
+"""Seconds after which a chat is ended of which no page asks; an open page asks at least each
+minute."""
 STOP_S = 20.0
 """Seconds that chats are given to end with the server."""
 

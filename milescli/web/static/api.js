@@ -61,13 +61,14 @@ export async function get(path, query, { signal } = {}) {
   return answered(answer, path);
 }
 
-/** POST of JSON, of a server with `--control`. Raises ApiError. */
-export async function post(path, body) {
+/** POST of JSON, of a server with `--control`. `isLeaving`: it is sent although the page is left.
+ * Raises ApiError. */
+export async function post(path, body, { isLeaving = false } = {}) {
   let answer;
   try {
     answer = await fetch(path, { method: "POST", credentials: "same-origin",
       headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}),
-      signal: AbortSignal.timeout(LIMIT_MS) });
+      keepalive: isLeaving, signal: AbortSignal.timeout(LIMIT_MS) });
   } catch {
     throw new ApiError({
       what: "The server does not answer",

@@ -9,7 +9,7 @@ import { empty } from "./states.js";
 /** Says of a running run what it does now; of one that ended, that it did no step. */
 export function beginningCard(summary, { phases, warmup }) {
   if (summary.state === "not started") {
-    return empty("It has not started", "Figures show up here with the first step.");
+    return empty("No step is done yet", "Figures show up here with the first step.");
   }
   const isRunning = summary.state === "running";
   const title = isRunning ? "Before the first step" : "It ended before its first step";

@@ -29,8 +29,7 @@ class ChatPage {
     this.start = h("button", { class: "main-button", id: "chat-start",
       on: { click: () => this.begin() } }, "Start");
     this.note = h("p", { class: "muted small", role: "status" },
-      "Each model is started in an engine of its own, which takes memory until you end the chat. "
-        + "It ends by itself when you leave this page, or after 15 minutes.");
+      "Each model is started in an engine of its own, which takes memory until you leave this page.");
     this.columns = h("div", { class: "chats" });
     this.text = h("textarea", { id: "chat-text", rows: 3, placeholder: "Say something; Enter sends "
       + "it, Shift+Enter begins a new line", "aria-label": "Say something", disabled: true,
@@ -39,6 +38,8 @@ class ChatPage {
       event.preventDefault();
       this.say();
     } } });
+    this.leave = () => this.end({ isLeaving: true });
+    addEventListener("pagehide", this.leave);
     show(root, h("div", { class: "card stack" }, h("div", { class: "tools" },
       h("label", {}, "Step", this.step),
       h("label", {}, this.isBeside, "beside it the model before the first step"),
@@ -118,15 +119,16 @@ class ChatPage {
     }
   }
 
-  async end() {
+  async end({ isLeaving = false } = {}) {
     const ended = this.sides.splice(0);
     this.text.disabled = true;
     await Promise.all(ended.map(({ chat }) =>
-      post(`api/control/chats/${chat.id}/end`).catch(() => null)));
+      post(`api/control/chats/${chat.id}/end`, {}, { isLeaving }).catch(() => null)));
   }
 
   close() {
     this.isClosed = true;
+    removeEventListener("pagehide", this.leave);
     this.end();
   }
 }
