@@ -33,7 +33,14 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang.inside import adapter, corrections, quantised, routing, verify
+    from milescli.backends.sglang.inside import (
+        adapter,
+        corrections,
+        gemma_images,
+        quantised,
+        routing,
+        verify,
+    )
     from milescli.backends.sglang.launch import key
 
     try:
@@ -60,6 +67,8 @@ def register() -> None:
             if os.environ.get(EXACT_VARIABLE) == "1":
                 exact.turn_on()
             cpu.install(tuple(filter(None, os.environ.get(PIECES_VARIABLE, "").split(","))))
+        if os.environ.get(gemma_images.IMAGES_VARIABLE) == "1":
+            gemma_images.install(device_kind)
     except Exception as error:  # SGLang would log it and go on; it does not catch SystemExit
         raise SystemExit(
             f"miles: its pieces do not fit this SGLang: {type(error).__name__}: {error}"

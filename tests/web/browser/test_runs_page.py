@@ -17,6 +17,7 @@ from milescli.core.events import PhaseStarted, RunEnded, WarmupStepDone
 from tests.fake_run import WrittenRun, eval_done, report
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
+from tests.web.browser.test_accessibility import violations
 
 NUM_RUNS = 40
 ERROR = {"error": "trainer rank 0 died", "why": "the kernel ended it", "fix": ["miles resume bad"]}
@@ -95,6 +96,15 @@ def test_what_ended_a_run_comes_first(many: str, tab: Opener) -> None:
     assert page.locator("#control-resume").count() == 1
     told.go("run=bad&page=logs")
     assert "bad failed at step 0" in told.text(".log")
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_pages_of_runs_in_trouble_violate_no_rule(many: str, tab: Opener, width: int) -> None:
+    told = tab(many, width=width)
+    told.open("run=bad")
+    for run in ("bad", "warm"):
+        found = violations(told, f"run={run}&base=sweep-01", ["overview", "runs", "chat"])
+        assert not found, found
 
 
 def test_a_warmup_shows_its_progress_and_its_loss(many: str, tab: Opener) -> None:
