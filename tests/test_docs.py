@@ -1,5 +1,5 @@
-"""What the Markdown files name is there: links, paths of this repository, verbs and their flags,
-keys of recipes."""
+"""What the Markdown files name exists: links, headings, paths of this repository, verbs and their
+flags, keys of recipes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,24 @@ def test_what_a_page_names_exists(page: Path) -> None:
     paths = re.findall(rf"`(?:[\w -]+ )?({OURS})[^`]*`", text)
     missing += [path for path in paths if not (ROOT / path).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_headings_that_a_page_links_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    missing = [
+        f"{file}#{anchor}"
+        for file, anchor in links
+        if anchor not in _anchors((page.parent / file) if file else page)
+    ]
+    assert not missing
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 GUIDES = [page for page in PAGES if page.name != "CHANGELOG.md"]
