@@ -100,3 +100,27 @@ def _unknown_words(piece: str) -> list[str]:
             f"miles {verb} {flag}" for flag in flags if flag not in {*_flags()[verb], "--help"}
         ]
     return wrong
+
+
+def test_each_question_has_one_link_and_a_command() -> None:
+    text = (ROOT / "docs" / "questions.md").read_text()
+    questions = re.split(r"^(?=\*\*\d+\. )", text, flags=re.M)[1:]
+    assert len(questions) == 20
+    links = [len(re.findall(r"\]\(", question)) for question in questions]
+    commands = [len(re.findall(r"^    miles ", question, re.M)) for question in questions]
+    assert links == commands == [1] * 20
+
+
+def test_a_guide_opens_with_its_purpose_and_a_command() -> None:
+    guides = sorted((ROOT / "docs").glob("*.md"))
+    late = {
+        page.name: first
+        for page in guides
+        if not (first := _line_of_first_command(page)) or first > 12
+    }
+    assert len(guides) > 40 and not late
+
+
+def _line_of_first_command(page: Path) -> int | None:
+    numbered = enumerate(page.read_text().splitlines(), start=1)
+    return next((number for number, line in numbered if re.match(r" {4}\w", line)), None)
