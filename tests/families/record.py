@@ -113,8 +113,8 @@ types these numbers.
   Megatron and back unchanged. Each model was also computed and published in one process.
 - **converted**: Hugging Face -> `torch_dist` -> Hugging Face with every byte of every tensor equal,
   and the checkpoint in between loaded by Megatron's own `dist_checkpointing`.
-- **served on CPU**: SGLang's log-probs were compared with transformers' (for Gemma 3, of its text
-  models). On an accelerator SGLang serves many more families; miles has run none of them there.
+- **served on CPU**: SGLang's log-probs were compared with transformers'. On an accelerator SGLang
+  serves many more families; miles has run none of them there.
 
 | family | stands for | logits | bit for bit under | converted | served on CPU | tiny models |
 |---|---|---|---|---|---|---|
