@@ -98,6 +98,7 @@ miles {version}: post-train language models with reinforcement learning
   miles launch quickstart             train
   miles runs                          what was trained
   miles stop RUN, logs RUN, rm RUN    from another shell
+  miles note RUN TEXT                 what you want to remember of it
   miles status RUN --watch            is it learning, where is the time?
   miles ui                            a live page of it, in your browser
   miles report RUN --to FILE.html     one file to show around; of two runs: compared

@@ -64,8 +64,6 @@ def ui(
     folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
     shown = shown_runs(None if runs else folder, [find_run(run) for run in runs or ()])
     door = open_door(host=host, port=port, state=state_folder(), can_control=control)
-    if port is None and door.gate.port != DEFAULT_PORT:
-        output.note(f"port {DEFAULT_PORT} is taken: the page is at a free one")
     if not door.is_loopback:
         output.warn(
             f"{host} can be reached from other computers: whoever has the URL can {what}, and what "
@@ -77,6 +75,8 @@ def ui(
         output.json("ui", {"url": door.url, "host": host, "port": door.gate.port})
         output.text(door.url)
         output.note(f"whoever has this URL can {what}; Ctrl-C ends it")
+        if port is None and door.gate.port != DEFAULT_PORT:
+            output.note(f"port {DEFAULT_PORT} is taken, so this one was free")
         if opens:  # not here: what it opens is served behind us, and it may wait for that
             options = {"url": door.url, "failed": output.warn}
             threading.Thread(target=open_page, kwargs=options, daemon=True).start()

@@ -196,25 +196,9 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
 
         return send(request, await site.readers.run(read), CONTENT_TYPE)
 
-    async def changing(request: Request) -> Response:
-        body = await _json_of(request)
-        return await site.reply(
-            request, lambda: _changed(site, request, body), threads=site.readers
-        )
-
-    async def reading_control(request: Request) -> Response:
-        return await site.reply(
-            request, lambda: _control_state(site, request.path_params), threads=site.readers
-        )
-
     of_run = "/api/runs/{id}"
-    control = CONTROL.rstrip("/")
     routes = [
-        Route(f"{control}/jobs", reading_control),
-        Route(f"{control}/chats/{{number:int}}", reading_control),
-        Route(f"{control}/launch", changing, methods=["POST"]),
-        Route(f"{control}/runs/{{id}}/{{act}}", changing, methods=["POST"]),
-        Route(f"{control}/chats/{{number:int}}/{{act}}", changing, methods=["POST"]),
+        *_control_routes(site),
         Route("/", file),
         Route("/static/{file:path}", file),
         Route("/metrics", metrics),
@@ -255,6 +239,29 @@ def send(request: Request, body: Body, media_type: str) -> Response:
     if body.is_packed:
         headers["content-encoding"] = "gzip"
     return Response(body.data, headers=headers, media_type=media_type)
+
+
+def _control_routes(site: Site) -> list[Route]:
+    """Of what the page may start and stop."""
+
+    async def changing(request: Request) -> Response:
+        body = await _json_of(request)
+        return await site.reply(
+            request, lambda: _changed(site, request, body), threads=site.readers
+        )
+
+    async def reading(request: Request) -> Response:
+        names = request.path_params
+        return await site.reply(request, lambda: _control_state(site, names), threads=site.readers)
+
+    control = CONTROL.rstrip("/")
+    return [
+        Route(f"{control}/jobs", reading),
+        Route(f"{control}/chats/{{number:int}}", reading),
+        Route(f"{control}/launch", changing, methods=["POST"]),
+        Route(f"{control}/runs/{{id}}/{{act}}", changing, methods=["POST"]),
+        Route(f"{control}/chats/{{number:int}}/{{act}}", changing, methods=["POST"]),
+    ]
 
 
 MAX_BODY_BYTES = 128 * 1024

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-IMAGES_VARIABLE = "MILES_ENGINE_GEMMA_IMAGES"
-"""Set to 1 in the environment of engines that serve a Gemma 3 with its tower."""
 _OUTER = ("model.vision_tower.", "model.multi_modal_projector.", "model.language_model.")
 
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from milescli.backends.sglang.inside.adapter import ADAPTER_VARIABLE
-from milescli.backends.sglang.inside.gemma_images import IMAGES_VARIABLE
 from milescli.backends.sglang.inside.routing import ROUTING_VARIABLE
 from milescli.backends.sglang.launch.kernels import has_flash_attention, kernel_environment
 from milescli.backends.sglang.launch.key import KEY_VARIABLE
@@ -32,6 +31,7 @@ from milescli.backends.sglang.launch.speculation import (
 from milescli.backends.sglang.plugin import (
     ENGINE_VARIABLE,
     EXACT_VARIABLE,
+    GEMMA_IMAGES_VARIABLE,
     INPUTS_VARIABLE,
     PIECES_VARIABLE,
 )
@@ -229,7 +229,7 @@ def own_environment(
     if module == "gemma3_mm" or (
         module is None and read_config(spec.model_dir).get("model_type") == "gemma3"
     ):
-        env[IMAGES_VARIABLE] = "1"
+        env[GEMMA_IMAGES_VARIABLE] = "1"
     if spec.device_kind == "cpu":
         config = read_config(spec.model_dir) if quantised is None else {}
         quantised = quantised or quantization_config(config) is not None
