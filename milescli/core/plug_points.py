@@ -38,16 +38,21 @@ REWARDS = PlugPoint(
         **_all_of(f"{_REWARDS}.served.reward_model", "reward_model"),
         **_all_of(f"{_REWARDS}.text.unlabelled", "format", "length", "none"),
     },
-    others=(("prompt", "responses", "label"), ("prompts", "responses", "labels")),
+    others=(
+        ("prompt", "response", "label", "images"),
+        ("prompt", "responses", "label"),
+        ("prompts", "responses", "labels"),
+    ),
     runs_in="room",
     contract=f"{_ROLLOUT}:check_reward",
 )
 """Beside being a RewardFn a built-in one may have: `needs_label: bool`; `takes_num_tokens: bool`,
-where it is given `num_tokens`; `takes_token_ids: bool`, where it is given `token_ids`, prompt and
-response as the policy saw and made them; `made_for(rollout)`, the same reward with the recipe's
-settings, which raises RecipeError where they will not do; `served_by(server)`, the same with the
-run's ScoreServer; `runs_apart: bool`, where it is called in processes of its own, as one of the
-user's is."""
+where it is given `num_tokens`; `takes_token_ids: bool`, where it is given `token_ids`, prompt
+and response as the policy saw and made them; `takes_images: bool`, where it is given `images`,
+the PNG file of each image of the prompt, as one of the user's is that has this parameter;
+`made_for(rollout)`, the same reward with the recipe's settings, which raises RecipeError where
+they will not do; `served_by(server)`, the same with the run's ScoreServer; `runs_apart: bool`,
+where it is called in processes of its own, as one of the user's is."""
 AGENTS = PlugPoint(
     kind="agent",
     key="rollout.agent",

@@ -67,6 +67,9 @@ class JudgeSettings(Requests):
     prompt: str | None = None
     """What the judge is asked: a text, or the path of a .txt or .md file. {prompt}, {response} and
     {label} in it are filled in. null: a template that asks for a score from 0 to 10."""
+    images: bool = True
+    """Send the images of the prompt to the judge, too. Set it to false for a judge that reads text
+    alone."""
     parse: str = r"(?i)score\s*[:=]?\s*\**\s*(-?\d+(?:\.\d+)?)"
     """Regular expression whose first group is the score; its last match in the reply counts."""
     scale: PositiveFloat = 10.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from milescli.core.plug_points import REWARDS
 from milescli.rollout.base import BoundedReward, RewardFn
-from milescli.rollout.rewards.forms import form_of
+from milescli.rollout.rewards.forms import form_of, takes_images
 from milescli.rollout.rewards.processes import ProcessReward
 from milescli.rollout.rewards.scoring import Scorer, Scoring, WeightedScorer, is_async
 from milescli.workers.isolated import Isolated
@@ -51,6 +51,7 @@ def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
         memory_bytes=int(rollout.reward_memory_gib * 1024**3),
         timeout_s=rollout.reward_timeout_s,
         max_concurrency=getattr(reward, "max_concurrency", None),
+        takes_images=takes_images(reward),
     )
 
 

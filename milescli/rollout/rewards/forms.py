@@ -26,9 +26,18 @@ class Form(Enum):
 
 def form_of(reward: object) -> Form:
     """Return the form of a reward; SINGLE if it accepts anything."""
-    target = reward.__init__ if inspect.isclass(reward) else reward  # type: ignore[misc]
-    names = set(inspect.signature(target).parameters)  # type: ignore[arg-type]
+    names = _parameters(reward)
     return next((form for form in Form if names >= set(form.value)), Form.SINGLE)
+
+
+def takes_images(reward: object) -> bool:
+    """Return True if a reward of one response has a parameter `images`."""
+    return form_of(reward) is Form.SINGLE and "images" in _parameters(reward)
+
+
+def _parameters(reward: object) -> set[str]:
+    target = reward.__init__ if inspect.isclass(reward) else reward  # type: ignore[misc]
+    return set(inspect.signature(target).parameters)  # type: ignore[arg-type]
 
 
 @cache

@@ -29,11 +29,14 @@ class ProcessReward:
         memory_bytes: int,
         timeout_s: float,
         max_concurrency: int | None = None,
+        takes_images: bool = False,
     ) -> None:
         """`path`: import path, which was resolved already; `timeout_s`: what the reward is told,
-        where it has `within`; `max_concurrency`: as it says itself."""
+        where it has `within`; `max_concurrency`: as it says itself; `takes_images`: a reward of one
+        response with a parameter `images`."""
         self.__name__ = path
         self.form = form
+        self.takes_images = takes_images
         self._arguments = (path, timeout_s)
         most = max_concurrency or CALLS_AT_ONCE
         calls_each = min(CALLS_AT_ONCE, most) if is_async else 1
@@ -58,12 +61,19 @@ class ProcessReward:
         return self.form is Form.GROUP
 
     async def score(
-        self, *, prompt: str, response: str, label: str | None, timeout_s: float
+        self,
+        *,
+        prompt: str,
+        response: str,
+        label: str | None,
+        timeout_s: float,
+        images: Sequence[bytes] = (),
     ) -> object:
         """Score one response. Raises CallFailed, or TimeoutError with the lines it was at after
         `timeout_s`."""
         if self.form is not Form.BATCH:
-            return await self._call((prompt, response, label), timeout_s)
+            shown = {"images": list(images)} if self.takes_images else {}
+            return await self._call((prompt, response, label), timeout_s, **shown)
         reward: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._batch.append(((prompt, response, label), reward))
         if self._batching is None or self._batching.done():
@@ -98,8 +108,8 @@ class ProcessReward:
                 else:
                     reward.set_result(rewards[place])
 
-    async def _call(self, values: Sequence[Any], timeout_s: float) -> Any:
-        question = dict(zip(self.form.value, values, strict=True))
+    async def _call(self, values: Sequence[Any], timeout_s: float, **more: Any) -> Any:
+        question = {**dict(zip(self.form.value, values, strict=True)), **more}
         return await self.pool.call(*self._arguments, question, timeout_s=timeout_s)
 
     def close(self) -> None:

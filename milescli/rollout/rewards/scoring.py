@@ -117,6 +117,8 @@ class Scorer:
         self._takes = [
             name for name in ("num_tokens", "token_ids") if getattr(reward, f"takes_{name}", False)
         ]
+        self.takes_images = getattr(reward, "takes_images", False)
+        """It is given `images`, the PNG file of each image of the prompt."""
 
     def of(self, prompt: Prompt) -> Scoring:
         """Return the scorer of this prompt."""
@@ -178,6 +180,8 @@ class Scorer:
             "label": prompt.label,
             **{name: getattr(response, name) for name in self._takes},
         }
+        if self.takes_images:
+            asked["images"] = [image.png for image in prompt.images]
         if self._is_bounded:
             async with self._threads:
                 return await self._reward.score(**asked, timeout_s=self._timeout_s)  # type: ignore[union-attr]

@@ -37,6 +37,9 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
         for name, scorer in scorers.items():
             if name in but:
                 continue
+            if scorer.takes_images and not prompt.images:
+                yield f"the reward `{name}` was not tried: images of rows are read at the launch"
+                continue
             text = told_whole(said) if name in whole else MADE_UP
             try:
                 asyncio.run(_call(scorer, prompt, text))

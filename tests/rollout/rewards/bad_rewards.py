@@ -178,3 +178,7 @@ class Judge:
 
 
 judge = Judge()
+
+
+def bytes_of_images(*, prompt: str, response: str, label: str | None, images: list[bytes]) -> float:
+    return float(sum(map(len, images)))

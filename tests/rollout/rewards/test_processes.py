@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from milescli.core.errors import DataError, RewardError
-from milescli.core.types import Prompt
+from milescli.core.types import Image, Prompt
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards import in_processes
 from milescli.rollout.rewards.scoring import Scorer
@@ -78,6 +78,21 @@ class _Starting:
 
     def end(self) -> None:
         """Nothing runs."""
+
+
+def test_a_reward_with_a_parameter_for_images_is_given_them() -> None:
+    shown = Image(sha256="a", png=b"four", width=1, height=1, grid=(1, 1, 1), num_tokens=1)
+
+    async def run(images: tuple[Image, ...]) -> float:
+        scorer, reward = _scorer("bytes_of_images")
+        prompt = Prompt(index=7, token_ids=[1], text="2 + 2?", label="4", images=images)
+        try:
+            return await scorer.score(prompt, "hi")
+        finally:
+            reward.close()  # type: ignore[attr-defined]
+
+    assert asyncio.run(run((shown, shown))) == 8.0
+    assert asyncio.run(run(())) == 0.0
 
 
 def test_workers_that_still_start_are_no_reason_for_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.rewards import JudgeSettings
@@ -37,20 +40,31 @@ _PLACE = re.compile(r"\{(prompt|response|label)\}")
 _log = logging.getLogger(__name__)
 
 
+def _with_images(question: str, images: Sequence[bytes]) -> str | list[dict[str, Any]]:
+    """Return the content of a message: the text alone, or parts with the images behind it."""
+    if not images:
+        return question
+    urls = [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in images]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"type": "text", "text": question}, *parts]
+
+
 class Judge:
     """What a language model gives the response: the number in its reply, divided by
     `rollout.judge.scale`.
 
     It is asked `rollout.judge.prompt`, a text or a file with {prompt}, {response} and {label} in
-    it; without one, for a score from 0 to 10 (the label, where there is one, as reference answer).
-    The score is the first group of the last match of `rollout.judge.parse`, after `</think>` where
-    the judge thinks, from -scale to scale. A reply without one is counted and logged, and the
-    reward is 0.0, or an error (`rollout.judge.unparsed`); so it is where none of the first 32 has
-    one. Each request is bounded, tried again after 429, 5xx or no connection, and counts against
+    it, followed by the prompt's images, unless `rollout.judge.images` is false; without one, for a
+    score from 0 to 10 (the label, where there is one, as reference answer). The score is the first
+    group of the last match of `rollout.judge.parse`, after `</think>` where the judge thinks, from
+    -scale to scale. A reply without one is counted and logged, and the reward is 0.0, or an error
+    (`rollout.judge.unparsed`); so it is where none of the first 32 has one. Each request is
+    bounded, tried again after 429, 5xx or no connection, and counts against
     `rollout.judge.max_requests`.
     """
 
     scores_groups = False
+    takes_images = True
 
     def __init__(self, settings: JudgeSettings) -> None:
         """Raises RecipeError where the template or the key is not there."""
@@ -81,12 +95,16 @@ class Judge:
         """Return the number of requests so far."""
         return self._endpoint.num_requests
 
-    async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+    async def __call__(
+        self, *, prompt: str, response: str, label: str | None, images: Sequence[bytes] = ()
+    ) -> float:
+        """Score one response; `images` are PNG files."""
         settings = self._settings
+        question = self._question(prompt, response, label)
+        shown = images if settings.images else ()
         body = {
             "model": settings.model,
-            "messages": [{"role": "user", "content": self._question(prompt, response, label)}],
+            "messages": [{"role": "user", "content": _with_images(question, shown)}],
             "max_tokens": settings.max_tokens,
             "temperature": settings.temperature,
         }
@@ -98,10 +116,16 @@ class Judge:
         return score / settings.scale
 
     async def score(
-        self, *, prompt: str, response: str, label: str | None, timeout_s: float
+        self,
+        *,
+        prompt: str,
+        response: str,
+        label: str | None,
+        timeout_s: float,
+        images: Sequence[bytes] = (),
     ) -> float:
         """Score one response (BoundedReward); its own settings bound the call."""
-        return await self(prompt=prompt, response=response, label=label)
+        return await self(prompt=prompt, response=response, label=label, images=images)
 
     def _question(self, prompt: str, response: str, label: str | None) -> str:
         filled = {"prompt": prompt, "response": response, "label": label or ""}

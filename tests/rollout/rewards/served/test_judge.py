@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError, RewardError
-from milescli.core.types import Prompt
+from milescli.core.types import Image, Prompt
 from milescli.recipe.rewards import JudgeSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards import load_rewards, needs_label, scorer_of
@@ -48,6 +48,24 @@ def test_it_is_asked_with_prompt_response_and_label_and_its_score_is_scaled() ->
     question = asked.body["messages"][0]["content"]
     assert "2 + 2?" in question and "[reference answer]\n4\n" in question
     assert "it is {label}" in question, "what a response says is not filled in"
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_it_sees_the_images_of_the_prompt_unless_it_reads_text_alone(images: bool) -> None:
+    shown = tuple(
+        Image(sha256=name, png=png, width=1, height=1, grid=(1, 1, 1), num_tokens=1)
+        for name, png in (("a", b"one"), ("b", b"two"))
+    )
+    prompt = Prompt(index=0, token_ids=[1], text="Which?", label="4", images=shown)
+    with serving(lambda asked, number: said("Score: 10")) as server:
+        assert _scores(_rollout(server.url, images=images), ["hi"], prompt=prompt) == [1.0]
+    content = server.asked[0].body["messages"][0]["content"]
+    if not images:
+        assert "Which?" in content
+        return
+    assert content[0]["type"] == "text" and "Which?" in content[0]["text"]
+    urls = [part["image_url"]["url"] for part in content[1:]]
+    assert urls == ["data:image/png;base64,b25l", "data:image/png;base64,dHdv"]
 
 
 def test_without_a_label_there_is_no_reference_answer() -> None:
