@@ -11,6 +11,7 @@ from milescli.console.theme import Segment, staircase
 from milescli.core.units import GIB, format_bytes, format_count, format_duration
 from milescli.plan.types import Forecast, Part, Plan, Slot
 from milescli.platform.environment import environment_rows
+from milescli.recipe.alerts import told_of
 from milescli.recipe.load import LoadedRecipe, value_at
 from milescli.recipe.section import plain
 
@@ -135,6 +136,8 @@ def show_plan(
     }
     if price_per_gpu_hour is not None and plan.forecast is not None:
         payload["cost"] = cost(plan.forecast, price_per_gpu_hour)
+    if alerts := told_of(loaded.recipe.run):
+        payload["alerts"] = alerts
     if with_origins:
         payload["recipe"] = {
             name: {"value": plain(value_at(loaded.recipe, name)), "origin": str(by)}
@@ -146,7 +149,8 @@ def show_plan(
             for whom, name, value, reason in environment_rows(plan)
         ]
     output.json("plan", payload)
-    output.kv(_layout(plan), title=f"plan {plan.fingerprint} for {loaded.recipe.name}")
+    layout = {**_layout(plan), **({"alerts": alerts} if alerts else {})}
+    output.kv(layout, title=f"plan {plan.fingerprint} for {loaded.recipe.name}")
     output.blank()
     output.kv(_batch(plan), title="one step")
     output.blank()
