@@ -89,7 +89,7 @@ class AlertSender:
             why = " ".join(str(failed).replace(self._address, self.shown).split())
             self.failures.put(
                 f"the alert of {alert['alert']} was not delivered to {self.shown}: "
-                f"{why[:_MAX_WHY]}. The run does not depend on it"
+                f"{why[:_MAX_WHY]}"
             )
 
     def close(self, outcome: str) -> None:
@@ -249,7 +249,7 @@ def require_target(entry: str, environ: Mapping[str, str]) -> Iterator[str]:
         raise RecipeError(
             f"`{KEY}` names ${name}, which is not set",
             why="the environment of this shell has no such variable, or it is empty",
-            fix=f"export {name}=...",
+            fix=[f"export {name}=...", f"--set {KEY}=[]   # tell nobody"],
         ) from None
     if kind_of(entry) is not Kind.COMMAND:
         if fault := fault_of(address):
