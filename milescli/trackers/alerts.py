@@ -88,8 +88,7 @@ class AlertSender:
         except Undelivered as failed:
             why = " ".join(str(failed).replace(self._address, self.shown).split())
             self.failures.put(
-                f"the alert of {alert['alert']} was not delivered to {self.shown}: "
-                f"{why[:_MAX_WHY]}"
+                f"the alert of {alert['alert']} was not delivered to {self.shown}: {why[:_MAX_WHY]}"
             )
 
     def close(self, outcome: str) -> None:
