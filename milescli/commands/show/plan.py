@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import os
 
-from milescli.console.output import Mode, Output
+from milescli.console.output import Output
+from milescli.console.pager import paged
 from milescli.console.theme import Segment, staircase
 from milescli.core.units import GIB, format_bytes, format_count, format_duration
 from milescli.plan.types import Forecast, Part, Plan, Slot
@@ -152,21 +153,34 @@ def show_plan(
             for whom, name, value, reason in environment_rows(plan)
         ]
     output.json("plan", payload)
+    with paged(output):
+        _show(plan, loaded, alerts, output=output, is_all=with_origins, price=price_per_gpu_hour)
+    rest = "" if with_origins else "; -v shows the rest: placement, memory, every choice and key"
+    output.note(f"nothing was started{rest}")
+
+
+def _show(
+    plan: Plan,
+    loaded: LoadedRecipe,
+    alerts: str,
+    *,
+    output: Output,
+    is_all: bool,
+    price: float | None,
+) -> None:
     layout = {**_layout(plan), **({"alerts": alerts} if alerts else {})}
     title = f"plan {plan.fingerprint} for {loaded.recipe.name}"
-    if output.mode is Mode.JSON or with_origins:
+    if is_all:
         output.kv(layout, title=title)
         output.blank()
-        _show_all(plan, loaded, output=output, price=price_per_gpu_hour)
-        output.note("nothing was started")
+        _show_all(plan, loaded, output=output, price=price)
         return
     if not plan.engine_format:
         layout.pop("weights", None)
-    output.kv({**layout, **_figures(plan, price_per_gpu_hour)}, title=title)
+    output.kv({**layout, **_figures(plan, price)}, title=title)
     output.blank()
     _show_set(loaded, output)
     _show_decided(plan, output)
-    output.note("nothing was started; -v shows the rest: placement, memory, every choice and key")
 
 
 def _figures(plan: Plan, price: float | None) -> dict[str, object]:
@@ -295,8 +309,7 @@ def _show_all(plan: Plan, loaded: LoadedRecipe, *, output: Output, price: float 
         rows = [(choice.key, choice.value, choice.reason) for choice in plan.decisions]
         output.table(["chosen", "value", "because"], rows, title="decisions")
         output.blank()
-    if output.mode is not Mode.JSON:
-        _show_origins(loaded, plan, output)
+    _show_origins(loaded, plan, output)
 
 
 def _layout(plan: Plan) -> dict[str, object]:
