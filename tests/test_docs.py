@@ -1,5 +1,5 @@
-"""What the Markdown files name is there: links, paths of this repository, verbs and their flags,
-keys of recipes."""
+"""What the Markdown files name exists: links, headings, paths of this repository, verbs and their
+flags, keys of recipes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,24 @@ def test_what_a_page_names_exists(page: Path) -> None:
     paths = re.findall(rf"`(?:[\w -]+ )?({OURS})[^`]*`", text)
     missing += [path for path in paths if not (ROOT / path).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_headings_that_a_page_links_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+    missing = [
+        f"{file}#{anchor}"
+        for file, anchor in links
+        if anchor not in _anchors((page.parent / file) if file else page)
+    ]
+    assert not missing
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 GUIDES = [page for page in PAGES if page.name != "CHANGELOG.md"]
@@ -82,3 +100,27 @@ def _unknown_words(piece: str) -> list[str]:
             f"miles {verb} {flag}" for flag in flags if flag not in {*_flags()[verb], "--help"}
         ]
     return wrong
+
+
+def test_each_question_has_one_link_and_a_command() -> None:
+    text = (ROOT / "docs" / "questions.md").read_text()
+    questions = re.split(r"^(?=\*\*\d+\. )", text, flags=re.M)[1:]
+    assert len(questions) == 20
+    links = [len(re.findall(r"\]\(", question)) for question in questions]
+    commands = [len(re.findall(r"^    miles ", question, re.M)) for question in questions]
+    assert links == commands == [1] * 20
+
+
+def test_a_guide_opens_with_its_purpose_and_a_command() -> None:
+    guides = sorted((ROOT / "docs").glob("*.md"))
+    late = {
+        page.name: first
+        for page in guides
+        if not (first := _line_of_first_command(page)) or first > 12
+    }
+    assert len(guides) > 40 and not late
+
+
+def _line_of_first_command(page: Path) -> int | None:
+    numbered = enumerate(page.read_text().splitlines(), start=1)
+    return next((number for number, line in numbered if re.match(r" {4}\w", line)), None)

@@ -176,6 +176,7 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
     log_dir = attempts[-1] if attempts else None
     verdict = (next(read_jsonl(verdict_file(log_dir)), {}) if log_dir else {}) or {}
     events = _of_newest_attempt(list(run.events()))
+    verdict = verdict or _told_end(events)
     outcome = _outcome(run, log_dir, verdict, is_over=is_over)
     error = verdict.get("error")
     cause = {"kind": "", "why": "", "fix": [], **error} if isinstance(error, dict) else None
@@ -220,6 +221,11 @@ def _summary(run: RunDir, outcome: str, step: int, cause: Record | None, *, save
         return f"{run.name} was stopped by its user after step {step}{', and saved' * saved}"
     what = cause["error"] if cause is not None else "nobody wrote down why"
     return f"{run.name} {'died' if outcome == 'killed' else outcome} at step {step}: {what}"
+
+
+def _told_end(events: list[Record]) -> Record:
+    """Return what the events say of the end, for a run whose logs are gone."""
+    return next((one for one in reversed(events) if one.get("event") == "RunEnded"), {})
 
 
 def _of_newest_attempt(events: list[Record]) -> list[Record]:

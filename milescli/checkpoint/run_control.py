@@ -1,5 +1,6 @@
-"""Stops a run from another shell, reads its logs, deletes it. None of these needs the process that
-started it: the run's lock names its driver. Called by `miles stop`, `miles logs` and `miles rm`."""
+"""Stops a run from another shell, reads its logs, keeps a note about it, deletes it. None of these
+needs the process that started it: the run's lock names its driver. Called by `miles stop`, `miles
+logs`, `miles note` and `miles rm`, and by the page."""
 
 from __future__ import annotations
 
@@ -209,3 +210,37 @@ def _holds(pid: int, lock_file: Path) -> bool:
     except OSError:
         return not Path("/proc/self/fd").exists()
     return False
+
+
+LONGEST_NOTE = 2000
+"""Characters of a note."""
+NOTE_BYTES = 4 * LONGEST_NOTE
+TAG = re.compile(r"(?<!\S)#([\w./-]+)")
+"""A word of a note that begins with `#` is a tag."""
+
+
+def read_note(run: RunDir) -> str:
+    """Return what the user wrote about a run; empty if nothing can be read."""
+    try:
+        number = os.open(run.note_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(number, "rb") as opened:
+            return opened.read(NOTE_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def write_note(run: RunDir, text: str) -> None:
+    """Replace the note of a run; an empty text removes it. Raises MilesError if it is too long."""
+    text = text.strip()
+    if len(text) > LONGEST_NOTE:
+        raise MilesError(
+            f"the note has {len(text)} characters",
+            why=f"a note has at most {LONGEST_NOTE}",
+            fix=f"miles note {run.shown} 'what matters most'",
+        )
+    if not text:
+        run.note_file.unlink(missing_ok=True)
+        return
+    fresh = run.path / f".note-{os.getpid()}"
+    fresh.write_text(f"{text}\n", encoding="utf-8", errors="replace")
+    fresh.replace(run.note_file)

@@ -36,6 +36,7 @@ LAYOUT = {
     "metrics.jsonl": "the scalars of every step",
     "tensorboard/": "the same, for `tensorboard --logdir`",
     "wandb/": "what Weights & Biases keeps there, where `run.trackers` names it",
+    "note.txt": "what you wrote about it with `miles note`",
     "run.svg": "a picture of the last frame, to show around",
     "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
@@ -117,6 +118,11 @@ class RunDir:
     def metrics_file(self) -> Path:
         """Return the file of each step's scalars, one JSON object per line."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def note_file(self) -> Path:
+        """Return the file of the user's note about the run."""
+        return self.path / "note.txt"
 
     @property
     def picture_file(self) -> Path:

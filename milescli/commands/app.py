@@ -39,6 +39,7 @@ from milescli.commands import (
     launch,
     logs,
     models,
+    note,
     plugins,
     profile,
     recipes,
@@ -52,6 +53,7 @@ from milescli.commands import (
     why,
 )
 from milescli.commands.driving import remember, with_typed
+from milescli.commands.find_run import state_folder
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.core.driver_pipe import say
@@ -71,7 +73,7 @@ def write_crash_report(error: BaseException, *, argv: list[str]) -> Path:
             *traceback.format_exception(error),
         ]
     )
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "miles"
+    state = state_folder()
     try:
         state.mkdir(parents=True, exist_ok=True)
         file = state / name
@@ -96,6 +98,7 @@ miles {version}: post-train language models with reinforcement learning
   miles launch quickstart             train
   miles runs                          what was trained
   miles stop RUN, logs RUN, rm RUN    from another shell
+  miles note RUN TEXT                 what you want to remember of it
   miles status RUN --watch            is it learning, where is the time?
   miles ui                            a live page of it, in your browser
   miles report RUN --to FILE.html     one file to show around; of two runs: compared
@@ -135,7 +138,7 @@ app = typer.Typer(
 for module in (
     *(launch, resume, evaluate, chat, export, convert),
     *(data, models, recipes, algorithms, env, plugins),
-    *(runs, status, stop, logs, rm, ui, report, compare, why, profile, doctor, help),
+    *(runs, status, stop, logs, note, rm, ui, report, compare, why, profile, doctor, help),
 ):
     module.register(app)
 

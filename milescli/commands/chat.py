@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from milescli.commands.options import SetOption, SubjectArgument, verb
-from milescli.console.output import Mode, Output
+from milescli.console.output import Output
 
 if TYPE_CHECKING:
     from milescli.rollout.base import Reply
@@ -50,7 +49,7 @@ def chat(
     """Talk to a run's checkpoint (RUN, or RUN@STEP), a folder or a name on the hub."""
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
-    from milescli.runtime.evaluation.chat import SETTINGS, Chat
+    from milescli.runtime.evaluation.chat import SETTINGS, Chat, next_line
     from milescli.runtime.evaluation.sets import EvalWish
 
     output: Output = context.obj
@@ -73,17 +72,6 @@ def chat(
         if logprobs:
             output.table(["token", "logprob"], [(repr(piece), f"{v:.3f}") for piece, v in pieces])
 
-    asked = Chat(read=lambda: _line(output), said=said, note=output.note, system=system)
+    asked = Chat(read=lambda: next_line(output), said=said, note=output.note, system=system)
     wish = EvalWish(data=["task:seeds"], sets=changes)
     measure.measured(subject, wish, measure.Options(ask=asked.ask), output=output)
-
-
-def _line(output: Output) -> str | None:
-    """Return the next line of the person, or of a pipe; None at its end."""
-    if output.mode is Mode.HUMAN and sys.stdin.isatty():
-        try:
-            return input("> ")
-        except EOFError:
-            return None
-    line = sys.stdin.readline()
-    return line.rstrip("\n") if line else None

@@ -14,6 +14,13 @@ from milescli.checkpoint.run_dir import RECIPE_FILE
 from milescli.core.errors import CheckpointError, nearest, unreadable
 
 
+def state_folder() -> Path:
+    """Return the user's folder for what miles keeps between commands: crash reports, the page's
+    key."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "miles"
+
+
 def runs_folder(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
     """Return the folder of runs: MILES_RUN__DIR, the user files, or ./runs."""
     from milescli.recipe.load import runs_dir

@@ -18,6 +18,8 @@ from milescli.console.output import Output
 if TYPE_CHECKING:
     from milescli.insight.run_state import RunState
 
+LONGEST_NOTE = 60
+"""Characters of a note that the table shows."""
 EXAMPLES = ["miles runs", "miles runs --json", "MILES_RUN__DIR=/data/runs miles runs"]
 
 
@@ -41,7 +43,11 @@ def runs(context: typer.Context) -> None:
         output.note(f"no run in {folder} yet; start one: miles launch --recipe quickstart")
         return
     columns = ["run", "state", "step", "reward", "accuracy", "changed"]
-    output.table(columns, [_row(one) for one in shown])
+    has_notes = any(one.note for one in shown)
+    output.table(
+        [*columns, *(["note"] if has_notes else [])],
+        [[*_row(one), *([_first_line(one.note)] if has_notes else [])] for one in shown],
+    )
 
 
 def _row(run: RunState) -> list[object]:
@@ -50,6 +56,11 @@ def _row(run: RunState) -> list[object]:
     accuracy = None if run.accuracy is None else percent(run.accuracy)
     changed = (_local_time(run.changed_s) or "").replace("T", " ")[:16]
     return [run.name, run.state, step, reward, accuracy, changed]
+
+
+def _first_line(note: str) -> str:
+    line = note.partition("\n")[0]
+    return line if len(line) <= LONGEST_NOTE else f"{line[: LONGEST_NOTE - 1]}…"
 
 
 def _local_time(seconds: float | None) -> str | None:

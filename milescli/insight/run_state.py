@@ -3,6 +3,7 @@ by their end, so that many long runs are listed at once. `miles runs` and the li
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from contextlib import suppress
@@ -10,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from milescli.checkpoint.run_control import read_note
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import state_of
 from milescli.core.scalars import STEP_EVENTS
+from milescli.core.units import parse_time
+from milescli.insight.facts import read_facts
 from milescli.insight.reader import object_of
 
 Json = dict[str, Any]
@@ -36,6 +40,12 @@ class RunState:
     """Of the last evaluation."""
     changed_s: float | None
     """When it wrote its newest event, seconds since 1970; None where that cannot be read."""
+    created_s: float | None = None
+    """When it was launched, seconds since 1970; None where that is not known."""
+    model: str = ""
+    """Folder or name of the model it began with; of one made from a seed its family."""
+    note: str = ""
+    """What its user wrote about it; words that begin with `#` are tags."""
 
 
 @dataclass(slots=True)
@@ -49,6 +59,10 @@ class _Tail:
     num_steps: int | None = None
     reward: float | None = None
     accuracy: float | None = None
+    manifest_s: float = -1.0
+    """When the manifest was written that the next two were read from."""
+    created_s: float | None = None
+    model: str = ""
 
 
 @dataclass(slots=True)
@@ -64,6 +78,8 @@ class RunStates:
             tail = self._tails.setdefault(run.path, _Tail())
             with suppress(OSError):
                 _read_on(tail, run.events_file)
+            with suppress(OSError):
+                _read_manifest(tail, run)
             return RunState(
                 name=run.full_name,
                 state=_state_of(run),
@@ -72,6 +88,9 @@ class RunStates:
                 reward=tail.reward,
                 accuracy=tail.accuracy,
                 changed_s=_changed_s(run),
+                created_s=tail.created_s,
+                model=tail.model,
+                note=read_note(run),
             )
 
 
@@ -87,6 +106,17 @@ def _changed_s(run: RunDir) -> float | None:
         with suppress(OSError):
             return path.stat().st_mtime
     return None
+
+
+def _read_manifest(tail: _Tail, run: RunDir) -> None:
+    written_s = run.manifest_file.stat().st_mtime
+    if written_s == tail.manifest_s:
+        return
+    facts = read_facts(run)
+    created_s = parse_time(facts.manifest.get("created"))
+    tail.manifest_s, tail.created_s = written_s, None if math.isnan(created_s) else created_s
+    path = str(facts.key("model.path", ""))
+    tail.model = path.rstrip("/").rpartition("/")[2] or str(facts.key("model.scratch.family", ""))
 
 
 def _read_on(tail: _Tail, file: Path) -> None:

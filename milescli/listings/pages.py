@@ -1,5 +1,5 @@
 """The tables of docs/algorithms.md, docs/extending.md, docs/metrics.md, docs/rewards.md and
-CONTRIBUTING.md, from the same registries as the program; what people wrote between them is kept.
+CONTRIBUTING.md, from the same registries as the program; the text between them is kept.
 
 `python -m milescli.listings.pages --write`."""
 
@@ -46,7 +46,7 @@ def rendered(page: str, blocks: Blocks) -> str:
 
 
 def _rows() -> Iterator[str]:
-    yield "| algorithm | what it is | differs from | by | paper | learned |"
+    yield "| algorithm | definition | based on | changes | paper | learned |"
     yield "|---|---|---|---|---|---|"
     for row in algorithm_rows():
         sets = ", ".join(f"{_short(key)} `{_text(value)}`" for key, value in row.sets.items())
@@ -110,7 +110,7 @@ def _plug_points() -> Iterator[str]:
 def _places() -> Iterator[str]:
     """List where the built-in plug-ins of each kind live, and the contract that a plug-in must
     pass."""
-    yield "| kind | what ships is in | its contract |"
+    yield "| kind | built-in plug-ins are in | contract test |"
     yield "|---|---|---|"
     for point in POINTS:
         contract = point.contract.replace(":", ".")
@@ -120,7 +120,7 @@ def _places() -> Iterator[str]:
 def _home(point: PlugPoint) -> str:
     modules = {path.partition(":")[0] for path in point.builtin.values()}
     if not modules:
-        return "none does: it is the user's"
+        return "none: always your own"
     if len(modules) == 1:
         path = modules.pop().replace(".", "/")
         is_package = (Path(__file__).parents[2] / path).is_dir()
@@ -135,7 +135,7 @@ def _home(point: PlugPoint) -> str:
 
 
 def _metrics() -> Iterator[str]:
-    yield "| name | unit | what it is | when it is there | in Prometheus |"
+    yield "| name | unit | meaning | recorded | in Prometheus |"
     yield "|---|---|---|---|---|"
     for metric in METRICS:
         cells = (f"`{metric.name}`", metric.unit, metric.about, metric.when, _series(metric))
@@ -152,7 +152,7 @@ def _series(metric: Metric) -> str:
 
 def _families() -> Iterator[str]:
     """List the metrics that no scalar of a step makes."""
-    yield "| metric | kind | what it is |"
+    yield "| metric | kind | meaning |"
     yield "|---|---|---|"
     of_scalars = {family_of(metric).name for metric in METRICS} - {PHASES}
     for name, family in families().items():

@@ -46,4 +46,7 @@ def is_on() -> bool:
 def log_total(logits: torch.Tensor) -> torch.Tensor:
     """Return log sum exp of each row of float32 `logits` [rows, vocabulary] -> [rows]. A log-prob
     is a logit minus it. The bits of a row do not depend on the others, nor on the threads."""
+    if logits.shape[0] == 1:
+        # PyTorch cuts the sum over a lone long row between its threads, and never that of two rows
+        return torch.logsumexp(logits.repeat(2, 1), dim=-1)[:1]
     return torch.logsumexp(logits, dim=-1)

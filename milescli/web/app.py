@@ -1,12 +1,13 @@
 """The routes of the page's server: each hands a question to one plain function, in a thread, and
-sends what comes back. Who may ask is `gate`'s business."""
+sends what comes back. `gate` decides who may ask, and who may change something."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,14 +21,24 @@ from milescli.insight.run_state import RunStates
 from milescli.trackers.prometheus import CONTENT_TYPE
 from milescli.web import columns, endpoints, evaluations, samples
 from milescli.web.asked import Asked, Json, Question
+from milescli.web.control import Control
 from milescli.web.endpoints import summary
 from milescli.web.files import static_file
-from milescli.web.gate import Gate, Gated, refuse
+from milescli.web.gate import CONTROL, Gate, Gated, refuse
 from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Stream
 from milescli.web.logs import Logs, attempts
 from milescli.web.metrics import Metrics
-from milescli.web.responses import Body, Busy, NotFound, Refusal, body_of, to_json
+from milescli.web.responses import (
+    BadRequest,
+    Body,
+    Busy,
+    NotFound,
+    Refusal,
+    WrongMethod,
+    body_of,
+    to_json,
+)
 from milescli.web.samples import find_samples
 from milescli.web.shown import ShownRun, ShownRuns
 
@@ -83,6 +94,8 @@ class Threads:
 Endpoint = Callable[[Asked], Json]
 READS: dict[str, Endpoint] = {
     "summary": summary,
+    "why": endpoints.why,
+    "beginning": endpoints.beginning,
     "names": columns.names,
     "columns": columns.columns,
     "notices": endpoints.notices,
@@ -117,6 +130,8 @@ class Site:
     )
     metrics: Metrics = field(default_factory=Metrics)
     logs: Logs = field(default_factory=Logs)
+    control: Control | None = None
+    """None: the page only reads."""
     evaluation_samples: evaluations.EvaluationSamples = field(
         default_factory=evaluations.EvaluationSamples
     )
@@ -183,6 +198,7 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
 
     of_run = "/api/runs/{id}"
     routes = [
+        *_control_routes(site),
         Route("/", file),
         Route("/static/{file:path}", file),
         Route("/metrics", metrics),
@@ -225,8 +241,86 @@ def send(request: Request, body: Body, media_type: str) -> Response:
     return Response(body.data, headers=headers, media_type=media_type)
 
 
+def _control_routes(site: Site) -> list[Route]:
+    """Of what the page may start and stop."""
+
+    async def changing(request: Request) -> Response:
+        body = await _json_of(request)
+        return await site.reply(
+            request, lambda: _changed(site, request, body), threads=site.readers
+        )
+
+    async def reading(request: Request) -> Response:
+        names = request.path_params
+        return await site.reply(request, lambda: _control_state(site, names), threads=site.readers)
+
+    control = CONTROL.rstrip("/")
+    return [
+        Route(f"{control}/jobs", reading),
+        Route(f"{control}/chats/{{number:int}}", reading),
+        Route(f"{control}/launch", changing, methods=["POST"]),
+        Route(f"{control}/runs/{{id}}/{{act}}", changing, methods=["POST"]),
+        Route(f"{control}/chats/{{number:int}}/{{act}}", changing, methods=["POST"]),
+    ]
+
+
+MAX_BODY_BYTES = 128 * 1024
+"""Of a request that changes something."""
+
+
+async def _json_of(request: Request) -> Json:
+    """Raises BadRequest for what is too long or no JSON object."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            break
+    try:
+        value = json.loads(body or b"{}") if len(body) <= MAX_BODY_BYTES else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadRequest(
+            "the request cannot be read",
+            why=f"it holds no JSON object of at most {MAX_BODY_BYTES} bytes",
+            fix='send one, such as {"text": "hello"}',
+        )
+    return value
+
+
+def _control_of(site: Site) -> Control:
+    if site.control is None:
+        raise WrongMethod(
+            "this page may not start or stop runs",
+            why="`miles ui` was started without --control",
+            fix="miles ui --control",
+        )
+    return site.control
+
+
+def _changed(site: Site, request: Request, body: Json) -> Json:
+    """Do what a POST asks for. Raises Refusal."""
+    control, names = _control_of(site), request.path_params
+    act = names.get("act", "launch")
+    if "id" in names and act in ("stop", "resume", "note", "chat"):
+        done: Json = getattr(control, act)(site.shown.find(names["id"]).run, body)
+    elif "number" in names and act in ("say", "end"):
+        done = getattr(control, act)(names["number"], body)
+    elif "act" not in names:
+        done = control.launch(body)
+    else:
+        raise _no_page(request.url.path)
+    return done
+
+
+def _control_state(site: Site, names: Mapping[str, Any]) -> Json:
+    control = _control_of(site)
+    return control.chat_of(names["number"]).as_json() if "number" in names else control.jobs()
+
+
 def _runs(site: Site) -> Json:
-    return {"runs": [_line(site, shown) for shown in site.shown.all()]}
+    lines = [_line(site, shown) for shown in site.shown.all()]
+    return {"runs": lines, "can_control": site.control is not None}
 
 
 def _line(site: Site, shown: ShownRun) -> Json:

@@ -1,5 +1,6 @@
-"""Endpoints of one run that only read: its summary, what happened, memory, timeline, and its
-recipe, plan and manifest. Plain functions: request in, JSON values out; called by `app`."""
+"""Endpoints of one run that only read: its summary, how it began and ended, what happened, memory,
+timeline, and its recipe, plan and manifest. Plain functions: request in, JSON values out; called by
+`app`."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from milescli.autopsy.why import find_why
 from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_lock import state_of
 from milescli.core.errors import RecipeError
 from milescli.core.history import NoticeEntry
+from milescli.insight import series
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.memory import records
 from milescli.insight.summary import summarize
@@ -27,6 +31,57 @@ def summary(asked: Asked) -> Json:
     facts = read_facts(asked.run)
     with asked.history() as history:
         return {**asdict(summarize(asked.run, history, facts)), "error": history.error}
+
+
+NEEDS_NO_REASON = ("not started", "running", "done")
+"""States of a run of which nothing is to be explained."""
+
+
+def why(asked: Asked) -> Json:
+    """Explain what ended the newest attempt, as `miles why` does. Only `state` if nothing is to be
+    explained."""
+    run = asked.with_logs
+    with asked.history() as history:
+        state = state_of(run, outcome=history.outcome)
+    if state in NEEDS_NO_REASON:
+        return {"state": state}
+    found = asdict(find_why(run))
+    log = Path(found.pop("first_log") or "")
+    is_ours = log.is_file() and not log.is_symlink()
+    return {
+        **found,
+        "state": state,
+        "log": {"attempt": log.parent.name, "file": log.name} if is_ours else None,
+        "last_lines": found["last_lines"] if is_ours else "",
+    }
+
+
+NUM_LOSSES = 160
+"""Losses of the warm-up that are drawn."""
+
+
+def beginning(asked: Asked) -> Json:
+    """Return what the newest attempt did before its first step: its phases with their seconds, and
+    how far the warm-up came. `warmup` is None if there was none."""
+    with asked.history() as history:
+        warm, began_s = history.warmup, history.began_s
+        spans = [span for span in history.spans if not span.begin_s < began_s]
+        losses = list(warm.points("loss"))
+        step_s = series.mean(series.recent(warm.get("step_s")))
+        left = history.warmup_steps - (warm.steps[-1] if warm.steps else 0)
+        return {
+            "phases": [{"name": one.phase, "seconds": one.end_s - one.begin_s} for one in spans],
+            "warmup": {
+                "step": warm.steps[-1],
+                "num_steps": history.warmup_steps,
+                "losses": losses[:: 1 + len(losses) // NUM_LOSSES],
+                "first": losses[0][1] if losses else None,
+                "last": losses[-1][1] if losses else None,
+                "left_s": step_s * left,
+            }
+            if warm.steps
+            else None,
+        }
 
 
 MAX_LIMIT = 5000

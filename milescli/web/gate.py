@@ -1,5 +1,6 @@
-"""Who is let in: whoever has the key, by a name that is ours, to read. Stands before every route
-and puts on every response what a browser is to keep. Knows nothing of runs."""
+"""Lets in whoever has the key and calls the server by a name of its own: to read, and with
+`--control` to start and stop runs. Stands before every route and puts on every response what a
+browser is to keep. Knows nothing of runs."""
 
 from __future__ import annotations
 
@@ -20,6 +21,10 @@ from milescli.web.responses import BadRequest, Forbidden, Refusal, WrongMethod, 
 
 KEY_BYTES = 16
 """128 bits."""
+CONTROL = "/api/control/"
+"""Below it a request may change something, where the server allows that."""
+COOKIE_S = 90 * 24 * 3600
+"""Seconds for which a browser keeps a key that stays the same."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -48,6 +53,10 @@ class Gate:
     host: str
     """That it listens at, as it was told."""
     port: int
+    is_kept: bool = False
+    """True if the key stays the same when the server is started again."""
+    can_control: bool = False
+    """True if the page may start and stop runs."""
 
     @property
     def cookie(self) -> str:
@@ -112,10 +121,13 @@ class Gated:
         """None: let through."""
         headers = Headers(scope=scope)
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if scope["method"] not in ("GET", "HEAD"):
-            refused = refuse(_WRONG_METHOD, path=scope["path"])
+        is_changing = scope["method"] == "POST" and scope["path"].startswith(CONTROL)
+        if scope["method"] not in ("GET", "HEAD") and not (is_changing and self.gate.can_control):
+            refused = refuse(_NO_CONTROL if is_changing else _WRONG_METHOD, path=scope["path"])
             refused.headers["allow"] = "GET, HEAD"
             return refused
+        if is_changing and not _is_own_page(headers):
+            return refuse(_OTHER_PAGE, path=scope["path"])
         if not self.gate.knows_host(headers.get("host")):
             return refuse(self._foreign_name(headers.get("host")), path=scope["path"])
         if not self.gate.has_key(headers, pairs):
@@ -131,7 +143,12 @@ class Gated:
             # a link in somebody's chat: it would not send a strict cookie where it is sent on to
             response = Response(_STEP_IN, media_type="text/html")
         response.set_cookie(
-            self.gate.cookie, self.gate.key, httponly=True, samesite="strict", path="/"
+            self.gate.cookie,
+            self.gate.key,
+            max_age=COOKIE_S if self.gate.is_kept else None,
+            httponly=True,
+            samesite="strict",
+            path="/",
         )
         return response
 
@@ -149,9 +166,28 @@ _WRONG_METHOD = WrongMethod(
     why="the page only reads: GET and HEAD are all it knows",
     fix="ask with GET",
 )
+_NO_CONTROL = WrongMethod(
+    "this page may not start or stop runs",
+    why="`miles ui` was started without --control",
+    fix="miles ui --control",
+)
+_OTHER_PAGE = Forbidden(
+    "another page sent this request",
+    why="only the page of `miles ui` itself may start or stop runs, with JSON",
+    fix="open the URL that `miles ui` printed",
+)
+
+
+def _is_own_page(headers: Headers) -> bool:
+    """True if a request comes from our page or from no browser: a form or a script of another site
+    cannot send JSON here without a question that this server does not answer."""
+    is_json = headers.get("content-type", "").partition(";")[0].strip() == "application/json"
+    return is_json and headers.get("sec-fetch-site", "same-origin") == "same-origin"
+
+
 _NO_KEY = Forbidden(
     "this page needs its key",
-    why="the key is missing or wrong: each `miles ui` makes a new one when it starts",
+    why="the key is missing or wrong",
     fix="open the URL that `miles ui` printed, from ?key= on",
 )
 

@@ -137,6 +137,8 @@ def _answers(shown: ShownRun, subject: Subject, above: Mapping[Path, History]) -
     notices = [asdict(one) for one in subject.history.notices[-MAX_NOTICES:]]
     return {
         "summary": {**asdict(subject.summary), "error": subject.history.error},
+        "why": endpoints.why(asked()),
+        "beginning": endpoints.beginning(asked()),
         "names": columns.names(asked()),
         "columns": _columns(subject.history),
         "notices": {"notices": [{**one, "text": _URL.sub("…", one["text"])} for one in notices]},

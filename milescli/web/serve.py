@@ -1,5 +1,5 @@
 """A socket and uvicorn on it, from the first request until Ctrl-C. The key is in no log, no argv
-and no file of a run."""
+and no file of a run; the user's own lies in a file that only they can read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import html
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ import uvicorn
 
 from milescli.core.errors import MachineError
 from milescli.web.app import Site, make_app
+from milescli.web.control import Control
 from milescli.web.gate import Gate, is_any, is_loopback, new_key
 from milescli.web.shown import ShownRuns
 
@@ -46,6 +48,9 @@ STOP_S = 1
 MAX_CONNECTIONS = 512
 """Open at once, those that follow runs among them; what comes then is refused."""
 FORGET_EVERY_S = 60.0
+DEFAULT_PORT = 8420
+"""So that a bookmark works again when the server is started again."""
+KEY_FILE = "ui-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +78,81 @@ class Door:
         return is_loopback(self.gate.host)
 
 
-def open_door(*, host: str, port: int) -> Door:
-    """Listen; 0: any free port. Raises MachineError."""
+def open_door(
+    *, host: str, port: int | None, state: Path | None = None, can_control: bool = False
+) -> Door:
+    """Listen at a port; 0: any free one; None: the usual one, or a free one where that is taken.
+    On loopback the key is the user's own, kept in the folder `state`, if there is one; elsewhere a
+    new one. Raises MachineError."""
+    listener = _listener(host, port)
+    number = listener.getsockname()[1]
+    key = None
+    if state is not None and is_loopback(host):
+        # whoever listens at the usual port may have been sent the key by a bookmark
+        is_known = number != DEFAULT_PORT and _listens(DEFAULT_PORT) not in (None, os.getuid())
+        key = kept_key(state, is_new=is_known)
+    gate = Gate(
+        key=key or new_key(),
+        host=host,
+        port=number,
+        is_kept=key is not None,
+        can_control=can_control,
+    )
+    return Door(listener=listener, gate=gate)
+
+
+def _listener(host: str, port: int | None) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=128)
+        try:
+            wanted = DEFAULT_PORT if port is None else port
+            listener = socket.create_server((host, wanted), family=family, backlog=128)
+        except OSError as error:
+            if port is not None or error.errno != errno.EADDRINUSE:
+                raise
+            listener = socket.create_server((host, 0), family=family, backlog=128)
         # connections have it from the listener: asyncio sets it only where it made the socket, and
         # without it a body waits 40 ms for the browser to say that its head came
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError) as error:
-        raise _not_opened(host, port, error) from error
-    port = listener.getsockname()[1]
-    return Door(listener=listener, gate=Gate(key=new_key(), host=host, port=port))
+        raise _not_opened(host, port or 0, error) from error
+    return listener
+
+
+def _listens(port: int) -> int | None:
+    """Return the user id of the process that listens at a port here; None if none is found."""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+                parts = line.split()
+                if parts[3] == "0A" and int(parts[1].rpartition(":")[2], 16) == port:
+                    return int(parts[7])
+    return None
+
+
+def kept_key(state: Path, *, is_new: bool = False) -> str | None:
+    """Return the user's key, which is made if it is missing, `is_new`, or others could have read
+    it. None if the folder cannot be written."""
+    file = state / KEY_FILE
+    with contextlib.suppress(OSError):
+        number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(number, encoding="ascii", errors="replace") as opened:
+            seen = os.fstat(number)
+            is_private = seen.st_uid == os.getuid() and not seen.st_mode & 0o077
+            text = opened.read(200).strip()
+            if is_private and not is_new and re.fullmatch(r"[\w-]{20,64}", text):
+                return text
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh = state / f".{KEY_FILE}-{os.getpid()}"
+        fresh.unlink(missing_ok=True)
+        key = new_key()
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+            written.write(f"{key}\n")
+        fresh.replace(file)
+    except OSError:
+        return None
+    return key
 
 
 def serve(
@@ -94,7 +162,8 @@ def serve(
     that come meanwhile wait. `fault` is called with a sentence when something of ours fails."""
 
     async def serving() -> None:
-        server = PageServer(door, Site(shown=shown, fault=fault))
+        control = Control() if door.gate.can_control else None
+        server = PageServer(door, Site(shown=shown, fault=fault, control=control))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
@@ -130,6 +199,8 @@ class PageServer:
             await self._server.serve(sockets=[self._door.listener])
         finally:
             forgetting.cancel()
+            if self._site.control is not None:
+                self._site.control.close()
 
     def stop(self) -> None:
         """Called in its event loop: no more is let in, streams end, and it does."""
@@ -141,6 +212,8 @@ async def _forget(site: Site) -> None:
     while True:
         await asyncio.sleep(FORGET_EVERY_S)
         site.histories.forget_unused()
+        if site.control is not None:
+            site.control.forget_unused()
 
 
 class _Server(uvicorn.Server):

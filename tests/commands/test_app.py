@@ -19,7 +19,20 @@ from tests.commands.conftest import Miles, Replace
 
 VERBS = (
     *("launch", "resume", "evaluate", "export", "doctor", "recipes"),
-    *("runs", "status", "stop", "logs", "rm", "ui", "report", "compare", "chat", "why", "profile"),
+    *(
+        "runs",
+        "status",
+        "stop",
+        "logs",
+        "note",
+        "rm",
+        "ui",
+        "report",
+        "compare",
+        "chat",
+        "why",
+        "profile",
+    ),
     "help",
 )
 

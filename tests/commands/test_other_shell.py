@@ -172,3 +172,18 @@ def test_the_last_of_two_values_counts(miles: Miles) -> None:
     assert said.code == 0 and "train.steps=6" in said.err
     assert miles("launch", "quickstart", "--recipe", "quickstart-moe", "--dry-run").code == 2
     assert miles("launch").code == 2
+
+
+def test_a_note_is_written_shown_listed_and_removed(miles: Miles) -> None:
+    run = make_run("first", steps=3)
+    assert "no note" in miles("note", "first").err
+    said = miles("note", "first", "half the rate #sweep #keep/2", "--json")
+    assert said.result["tags"] == ["sweep", "keep/2"]
+    assert miles("note", "first").out == "half the rate #sweep #keep/2\n"
+    assert "half the rate" in miles("runs").out
+    refused = miles("note", "first", "x" * 3000)
+    assert refused.code == 1 and "3000 characters" in refused.err
+    assert miles("note", "first", "").code == 0 and not (run / "note.txt").exists()
+    (run / "note.txt").symlink_to("/etc/hostname")
+    assert "no note" in miles("note", "first").err
+    assert miles("rm", "first", "--yes").code == 0 and not run.exists()

@@ -96,19 +96,25 @@ def _row(family: str, shown: Evidence | None) -> str:
 
 _HEAD = """# Models
 
-What was measured of each family, on tiny models with random weights in the real architecture: odd
-shapes, tied and untied, one key-value head, numbers of experts that are no power of two, first
-layers dense, and whatever else the family has. Written by `MILES_EVIDENCE=1 python -m pytest
-tests/families`; nobody types these figures.
+This page lists the supported model families and what was measured of each.
 
-- **logits**: largest difference of Megatron-Core's logits to transformers' own implementation, over
-  all its tiny models, float32, relative to the largest logit.
-- **bit for bit under**: layouts of two ranks through which every tensor went from the folder into
-  Megatron and came out unchanged; each model was also computed and published in one process.
-- **converted**: Hugging Face -> `torch_dist` -> Hugging Face, every byte of every tensor equal, and
-  the checkpoint loaded in between by Megatron's own `dist_checkpointing`.
-- **served on CPU**: SGLang's log-probs were compared with transformers'; of Gemma 3 those of its
-  text models. On an accelerator SGLang serves many more; miles has run none of them there.
+    miles models                        # this table
+    miles models Qwen/Qwen3-30B-A3B     # the numbers of one model
+    miles models check ./my-model       # test a folder on this machine
+
+The tests use tiny models with random weights in the real architecture: odd shapes, tied and untied,
+one key-value head, numbers of experts that are not powers of two, dense first layers, and whatever
+else the family has. `MILES_EVIDENCE=1 python -m pytest tests/families` writes this page; nobody
+types these numbers.
+
+- **logits**: largest difference between Megatron-Core's logits and transformers' own, over all tiny
+  models of the family, in float32, relative to the largest logit.
+- **bit for bit under**: layouts of two ranks through which every tensor passed from the folder into
+  Megatron and back unchanged. Each model was also computed and published in one process.
+- **converted**: Hugging Face -> `torch_dist` -> Hugging Face with every byte of every tensor equal,
+  and the checkpoint in between loaded by Megatron's own `dist_checkpointing`.
+- **served on CPU**: SGLang's log-probs were compared with transformers'. On an accelerator SGLang
+  serves many more families; miles has run none of them there.
 
 | family | stands for | logits | bit for bit under | converted | served on CPU | tiny models |
 |---|---|---|---|---|---|---|
@@ -116,42 +122,40 @@ tests/families`; nobody types these figures.
 _TAIL = """
 ## What to know
 
-- The towers of Qwen2.5-VL and Qwen3-VL are converted with the model, computed, and trained where
-  `model.vision` says so ([vision.md](vision.md)); the logits above are of text alone. Those of
-  other multimodal releases are carried through every conversion unchanged, and not trained.
-- Multi-token-prediction layers are carried through every conversion unchanged. They are trained
-  where `train.mtp` says so, in DeepSeek-V3, GLM-4-MoE, GLM-4.7-Flash, MiMo, Qwen3-Next and Qwen3.5,
-  where they were compared with transformers' layers ([speculation.md](speculation.md)).
-- Weights are never rounded on their way. Norms that multiply by 1 + weight (Qwen3-Next, Qwen3.5,
-  Gemma 3) stay as they are stored; Megatron computes them with `layernorm_zero_centered_gamma`. The
-  one exception is the norm inside a gated delta net, which is stored plain: a stock Megatron model
-  with that flag would add 1 to it.
-- The indexer of sparse attention (DeepSeek-V3.2, GLM-5, DeepSeek-V4) chooses positions as released;
-  it is loaded and kept, not trained: its choice has no gradient, and the divergence that its paper
-  trains it with is not there.
+- miles converts, computes and trains the vision towers of Qwen2.5-VL and Qwen3-VL
+  (`model.vision`, [vision.md](vision.md)). The logits above cover text only. Towers of other
+  multimodal releases pass through every conversion unchanged and are not trained.
+- Multi-token-prediction layers pass through every conversion unchanged. `train.mtp` trains them in
+  DeepSeek-V3, GLM-4-MoE, GLM-4.7-Flash, MiMo, Qwen3-Next and Qwen3.5, where they were compared with
+  transformers' layers ([speculation.md](speculation.md)).
+- Conversions never round weights. Norms that multiply by 1 + weight (Qwen3-Next, Qwen3.5, Gemma 3)
+  keep their stored values; Megatron computes them with `layernorm_zero_centered_gamma`. The only
+  exception is the norm inside a gated delta net, which is stored plain: a stock Megatron model with
+  that flag would add 1 to it.
+- The indexer of sparse attention (DeepSeek-V3.2, GLM-5, DeepSeek-V4) selects positions as released.
+  miles loads and keeps it, but does not train it: its selection has no gradient, and the divergence
+  with which its paper trains it is not implemented.
 - DeepSeek-V4 is trained in full, with tp (heads and output groups), sp, pp, ep and recomputation;
-  cp and adapters are refused. Its first layers choose experts by the token's number, so routing
-  replay covers the others. No engine serves it on a CPU, since SGLang caches its entries in FP8
-  alone: there it can be trained on rows (`train.objective: supervised`, `preference`), converted
-  and exported.
-- A family that is not listed takes one file: [new-family.md](new-family.md). `miles models check
-  FOLDER` holds a model against transformers, an engine and this machine's memory.
+  cp and adapters are errors. Its first layers select experts by token ID, so routing replay covers
+  the other layers. No CPU engine serves it, because SGLang caches its entries only in FP8. There
+  you can train it on rows (`train.objective: supervised`, `preference`), convert it and export it.
+- A family that is not listed needs one file: [new-family.md](new-family.md). `miles models check
+  FOLDER` compares a model with transformers and an engine, and tests this machine's memory.
 
 ## What is missing
 
 - Kimi-K3, Inkling, `glm5_next`, Hunyuan 4, `qwen4_exp`: transformers 5.12.1 has no implementation
-  to compare with, though SGLang 0.5.20 has modules for them.
-- DeepSeek-V4.1: neither transformers 5.12.1 nor SGLang 0.5.20 has its memory of n-grams.
-- MiniMax-M3: its attention over blocks of positions is not computed here.
-- The MTP layers of DeepSeek-V4, Hunyuan 3 and MiniMax-M2 are carried, not trained.
+  to compare with, although SGLang 0.5.20 has modules for them.
+- DeepSeek-V4.1: neither transformers 5.12.1 nor SGLang 0.5.20 has its n-gram memory.
+- MiniMax-M3: its attention over blocks of positions is not implemented here.
+- The MTP layers of DeepSeek-V4, Hunyuan 3 and MiniMax-M2 are copied, not trained.
 
 ## About the comparison
 
-- transformers 5.12.1 is mended in three places before it testifies, in the process that computes
-  its logits only: Nemotron-H passes a wrong state from chunk to chunk on a CPU and clamps time
-  steps there, so that its logits depend on `chunk_size`; GLM-5's indexer ignores
-  `indexer_rope_interleave`, which SGLang heeds; and experts are computed one by one, since its
-  grouped product refuses odd widths.
-- No figure of this page comes from a GPU. There, full-attention families use TransformerEngine's
-  layers where it is installed, the others this repository's own.
+- The process that computes transformers' logits patches transformers 5.12.1 in three places. On a
+  CPU, Nemotron-H passes a wrong state between chunks and clamps time steps, so its logits depend on
+  `chunk_size`. GLM-5's indexer ignores `indexer_rope_interleave`, which SGLang uses. Experts are
+  computed one by one, because the grouped product does not accept odd widths.
+- No number on this page comes from a GPU. There, full-attention families use TransformerEngine's
+  layers if it is installed, and the others miles' own.
 """

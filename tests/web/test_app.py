@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from milescli.checkpoint.run_control import write_note
 from milescli.checkpoint.run_lock import lock
 from milescli.web import app, live
 from milescli.web.app import READS, Threads
@@ -58,8 +59,14 @@ def test_runs_are_listed_and_new_ones_show_up_by_themselves(
         "reward": 0.75,
         "accuracy": None,
         "changed_s": pytest.approx(run.run.events_file.stat().st_mtime),
+        "created_s": None,
+        "model": "",
+        "note": "",
         "adapters": [],
     }
+    write_note(run.run, "twice the batch #sweep")
+    [told] = client.get("/api/runs").json()["runs"]
+    assert told["note"] == "twice the batch #sweep"
     WrittenRun(path=folder / "tiny-2")
     (folder / "no-run").mkdir()
     listed = client.get("/api/runs").json()["runs"]

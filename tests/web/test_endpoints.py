@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from milescli.core.events import CheckpointSaved, Notice, PhaseStarted, WorkerLost, WorkerReplaced
+from milescli.checkpoint.run_dir import verdict_file
+from milescli.checkpoint.run_lock import lock
+from milescli.core.events import (
+    CheckpointSaved,
+    Notice,
+    PhaseStarted,
+    WarmupStepDone,
+    WorkerLost,
+    WorkerReplaced,
+)
 from milescli.plan.types import Forecast, Part
 from milescli.platform.memory_record import MemoryRecord
 from milescli.recipe.keys import keys
@@ -17,7 +26,7 @@ from milescli.recipe.load import load, value_at
 from milescli.recipe.resolved import resolved_yaml
 from milescli.web import endpoints
 from tests.commands.test_verbs import PLAN
-from tests.fake_run import WrittenRun, eval_done
+from tests.fake_run import WrittenRun, eval_done, report
 
 FORECAST = Forecast(
     device="H100",
@@ -204,3 +213,40 @@ def test_an_adapter_without_a_plan_shows_that_of_its_run(
     run.run.plan_file.write_text(PLAN.to_json())
     WrittenRun(path=run.run.adapters_dir / "sums")
     assert client.get("/api/runs/tiny-1:sums/plan").json()["trainer"]["tp"] == 2
+
+
+def test_a_run_before_its_first_step_says_how_far_its_warmup_is(
+    run: WrittenRun, client: TestClient
+) -> None:
+    run.tell(PhaseStarted(phase="start", detail="Ray"))
+    run.tell(PhaseStarted(phase="warmup", detail="60 supervised steps"))
+    assert client.get("/api/runs/tiny-1/beginning").json()["warmup"] is None
+    for step in (1, 2, 3):
+        run.tell(
+            WarmupStepDone(step=step, num_steps=60, report=report(loss=3.0 - step), step_s=0.5)
+        )
+    told = client.get("/api/runs/tiny-1/beginning").json()
+    assert told["phases"] == [{"name": "start", "seconds": 8.0}]
+    warm = told["warmup"]
+    assert (warm["step"], warm["num_steps"], warm["first"], warm["last"]) == (3, 60, 2.0, 0.0)
+    assert warm["left_s"] == pytest.approx(28.5) and len(warm["losses"]) == 3
+
+
+def test_only_a_run_that_did_not_end_well_says_why(run: WrittenRun, client: TestClient) -> None:
+    folder = run.attempt(trainer_rank_0="loss is 3\nTraceback: it is broken\n")
+    with lock(run.run):
+        assert client.get("/api/runs/tiny-1/why").json() == {"state": "running"}
+    error = {"error": "trainer rank 0 died", "why": "signal 9", "fix": ["miles resume tiny-1"]}
+    verdict_file(folder).write_text(json.dumps({"outcome": "failed", "step": 3, "error": error}))
+    told = client.get("/api/runs/tiny-1/why").json()
+    assert told["state"] == "failed" and told["cause"]["why"] == "signal 9"
+    assert told["summary"] == "tiny-1 failed at step 3: trainer rank 0 died"
+    assert told["log"] == {"attempt": "attempt_1", "file": "trainer-rank-0.log"}
+    assert "it is broken" in told["last_lines"] and told["next"] == ["miles resume tiny-1"]
+    log = folder / "trainer-rank-0.log"
+    log.unlink()
+    log.symlink_to("/etc/passwd")
+    told = client.get("/api/runs/tiny-1/why").json()
+    assert told["log"] is None and told["last_lines"] == ""
+    verdict_file(folder).write_text(json.dumps({"outcome": "done", "step": 3}))
+    assert client.get("/api/runs/tiny-1/why").json() == {"state": "done"}

@@ -20,7 +20,7 @@ import pytest
 from milescli.core.errors import ExitCode, MachineError
 from milescli.web import serve
 from milescli.web.gate import is_loopback
-from milescli.web.serve import open_door
+from milescli.web.serve import KEY_FILE, kept_key, open_door
 from tests.fake_run import WrittenRun
 from tests.web.browser.chromium import url_of
 
@@ -33,6 +33,7 @@ WAIT_S = 120.0
 def page(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`miles ui` in a folder that has `runs/`, and its URL."""
     environment = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    environment.pop("XDG_STATE_HOME", None)
     with subprocess.Popen(
         [str(MILES), "--json", "ui", *words],
         cwd=folder,
@@ -86,9 +87,13 @@ def test_a_page_from_its_first_request_to_ctrl_c(run: WrittenRun, tmp_path: Path
         told = process.stderr.read()
         assert "the page has ended" in told and key not in told
     assert state_of(tmp_path / "runs") == before
-    assert key not in "".join(
-        path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()
-    )
+    holding = [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and key in path.read_text(errors="replace")
+    ]
+    assert [path.name for path in holding] == [KEY_FILE]
+    assert stat.S_IMODE(holding[0].stat().st_mode) == 0o600
 
 
 def test_sigterm_ends_it_as_well(run: WrittenRun, tmp_path: Path) -> None:
@@ -170,6 +175,60 @@ def test_each_door_has_its_own_key() -> None:
     for door in doors:
         door.listener.close()
         assert door.url.startswith(f"http://127.0.0.1:{door.gate.port}/?key=")
+
+
+def test_the_key_of_a_user_stays_until_others_could_have_read_it(tmp_path: Path) -> None:
+    key = kept_key(tmp_path / "state")
+    assert key is not None and kept_key(tmp_path / "state") == key
+    file = tmp_path / "state" / KEY_FILE
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)
+    second = kept_key(tmp_path / "state")
+    assert second not in (None, key) and stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+    third = kept_key(tmp_path / "state")
+    assert third not in (None, key, second) and not file.is_symlink()
+    file.write_text("short\n")
+    assert kept_key(tmp_path / "state") not in (None, third, "short")
+    (tmp_path / "file").touch()
+    assert kept_key(tmp_path / "file") is None
+
+
+def test_a_bookmark_works_again_on_this_computer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(serve, "DEFAULT_PORT", port)
+    first = open_door(host="127.0.0.1", port=None, state=tmp_path)
+    beside = open_door(host="127.0.0.1", port=None, state=tmp_path)
+    first.listener.close()
+    again = open_door(host="127.0.0.1", port=None, state=tmp_path)
+    outside = open_door(host="0.0.0.0", port=0, state=tmp_path)
+    for door in (beside, again, outside):
+        door.listener.close()
+    assert again.url == first.url == f"http://127.0.0.1:{port}/?key={first.gate.key}"
+    assert beside.gate.port != port and beside.gate.key == first.gate.key
+    assert outside.gate.key != first.gate.key and not outside.gate.is_kept
+
+
+def test_the_key_changes_where_somebody_else_listens_at_the_usual_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bookmark has sent it the key."""
+    monkeypatch.setattr(serve, "_listens", lambda port: os.getuid() + 1)
+    key = kept_key(tmp_path)
+    door = open_door(host="127.0.0.1", port=0, state=tmp_path)
+    door.listener.close()
+    assert door.gate.key != key and kept_key(tmp_path) == door.gate.key
+
+
+def test_who_listens_at_a_port_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve._listens(port) == os.getuid()
+    assert serve._listens(port) is None
 
 
 def test_a_browser_is_led_by_a_file_that_only_its_owner_reads(

@@ -19,6 +19,8 @@ ENGINE_VARIABLE = "MILES_ENGINE"
 it starts."""
 EXACT_VARIABLE = "MILES_ENGINE_EXACT"
 """Set to 1 in the environment of engines on a CPU under `train.on_policy: exact`."""
+GEMMA_IMAGES_VARIABLE = "MILES_ENGINE_GEMMA_IMAGES"
+"""Set to 1 in the environment of engines that serve a Gemma 3 with its tower."""
 INPUTS_VARIABLE = "MILES_ENGINE_INPUTS"
 """Set in the environment of engines on a CPU to the format in which the trainer rounds the inputs
 of quantised layers, if it does."""
@@ -60,6 +62,10 @@ def register() -> None:
             if os.environ.get(EXACT_VARIABLE) == "1":
                 exact.turn_on()
             cpu.install(tuple(filter(None, os.environ.get(PIECES_VARIABLE, "").split(","))))
+        if os.environ.get(GEMMA_IMAGES_VARIABLE) == "1":
+            from milescli.backends.sglang.inside import gemma_images
+
+            gemma_images.install(device_kind)
     except Exception as error:  # SGLang would log it and go on; it does not catch SystemExit
         raise SystemExit(
             f"miles: its pieces do not fit this SGLang: {type(error).__name__}: {error}"

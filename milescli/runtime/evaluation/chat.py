@@ -3,12 +3,15 @@ by `miles chat`. Nothing is measured, kept or learned."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from milescli.agents.replying import next_reply
-from milescli.console.output import Output
+from milescli.console.output import Mode, Output
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import ContextFull
 from milescli.core.types import Prompt
@@ -101,6 +104,7 @@ class Chat:
         self.system = self.system or recipe.data.system_prompt or ""
         episodes = episodes_of(spec, recipe, engines, output=output)
         episodes = replace(episodes, agent=self, agent_name="chat", retries=0)
+        output.json("chat", {"name": name, "step": step})
         output.note(
             f"{name}, step {step}: {NEW} begins again, {SYSTEM} TEXT sets who it is, Ctrl-D ends"
         )
@@ -110,3 +114,18 @@ class Chat:
             await episodes.play(asked[0].prompts[0], sample_index=number, seed=seed)
             number += 1
         return []
+
+
+def next_line(output: Output) -> str | None:
+    """Return the next line of the person, or of a pipe; None at its end. With `--json` a line may
+    be {"text": "..."}, whose text may hold line breaks."""
+    if output.mode is Mode.HUMAN and sys.stdin.isatty():
+        try:
+            return input("> ")
+        except EOFError:
+            return None
+    line = sys.stdin.readline()
+    if output.mode is Mode.JSON and line.startswith('{"text": '):
+        with suppress(ValueError):  # else it is what the person says
+            return str(json.loads(line)["text"])
+    return line.rstrip("\n") if line else None

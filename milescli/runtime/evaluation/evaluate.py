@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
 from milescli.agents.environment import Game
@@ -100,8 +101,9 @@ def evaluate_run(
     """Evaluate checkpoints of a run that is not running: engines alone, no trainer. Samples and
     results go to `eval/` of the run.
 
-    `steps`: 20, or 0,20,40, or all; None: the newest. `ask`: what else than to
-    measure the sets. One result for each step and set, in this order. Raises MilesError.
+    `steps`: 20, or 0,20,40, or all; None: the newest. `ask` replaces the measuring: then nothing is
+    written into the run, which may be running. One result for each step and set, in this order.
+    Raises MilesError.
     """
     from milescli.conversion.base import store_of
     from milescli.platform.torch_wheel import require_wheel
@@ -133,30 +135,51 @@ def evaluate_run(
     plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
     require_wheel(plan.device_kind)
     with (
-        taken_over(run, output=output),
+        taken_over(run, output=output) if ask is None else nullcontext(),
         prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
         prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
-        TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
+        TemporaryDirectory(prefix=".eval-", dir=run.path if ask is None else None) as temporary,
+        nullcontext(run.eval_log_dir()) if ask is None else _logs_apart() as log_dir,
     ):
         # torch is imported from here on, beside the warm process
-        inputs = prepare(_trained_on(kept.recipe), run, output=output)
-        inputs = with_reward_model(inputs, recipe, run, output=output)
-        inputs = with_policies(inputs, recipe, run, output=output)
-        asked = [load_set(one, run, inputs, output=output) for one in sets]
+        place = run if ask is None else RunDir(Path(temporary))
+        if ask is None:
+            inputs = prepare(_trained_on(kept.recipe), run, output=output)
+        else:
+            inputs = inputs_of_model(_of_folder(kept.recipe, run.model_dir()), place, output=output)
+        inputs = with_reward_model(inputs, recipe, place, output=output)
+        inputs = with_policies(inputs, recipe, place, output=output)
+        asked = [load_set(one, place, inputs, output=output) for one in sets]
         nodes.require_shared(run.path)
         models = unpacked(checkpoints, Path(temporary), inputs.model_dir, output=output)
         if plan.engine_format is not None:
             models = as_engines_hold(models, plan, kept.recipe)
         step, folder = next(models)
         spec = RunSpec(
-            run=run,
+            run=place,
             recipe=recipe,
             plan=plan,
             nodes=nodes,
             inputs=replace(inputs, model_dir=folder),
         )
         subject = Subject(name=run.shown, first_step=step, others=models)
-        return serve_and_evaluate(spec, asked, subject, prestarted, output=output, ask=ask)
+        return serve_and_evaluate(
+            spec, asked, subject, prestarted, log_dir=log_dir, output=output, ask=ask
+        )
+
+
+@contextmanager
+def _logs_apart() -> Iterator[Path]:
+    """Give a folder for logs that is removed if all goes well."""
+    folder = Path(mkdtemp(prefix="miles-logs-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _of_folder(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with the model of a Hugging Face folder, however it was made."""
+    model = recipe.model.model_copy(update={"path": str(folder), "scratch": None})
+    return recipe.model_copy(update={"model": model})
 
 
 def _roles_served(plan: Plan, recipe: Recipe) -> int:
@@ -232,6 +255,7 @@ def serve_and_evaluate(
     subject: Subject,
     prestarted: Prestarted,
     *,
+    log_dir: Path,
     output: Output,
     ask: Ask | None = None,
 ) -> list[SetResult]:
@@ -245,7 +269,7 @@ def serve_and_evaluate(
 
     results = list[SetResult]()
     output.note("starting engines")
-    with open_session(spec, prestarted=prestarted, log_dir=spec.run.eval_log_dir()) as session:
+    with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
         engines, probes = Engines(), [session.ray.check]
 
         async def work() -> None:
@@ -420,7 +444,13 @@ def evaluate_model(
         nodes.require_shared(run.path, inputs.model_dir)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
         return serve_and_evaluate(
-            spec, asked, Subject(name=model), prestarted, output=output, ask=ask
+            spec,
+            asked,
+            Subject(name=model),
+            prestarted,
+            log_dir=run.eval_log_dir(),
+            output=output,
+            ask=ask,
         )
 
 

@@ -146,15 +146,16 @@ def _positions(subject: Subject) -> None:
 
 def _shown_images(subject: Subject) -> None:
     assert subject.facts is not None, "the check needs the facts"
-    if fault := fault_of_images(subject.facts):
+    is_exact = subject.recipe.train.on_policy == "exact"
+    if fault := fault_of_images(subject.facts, is_exact=is_exact):
         for part, _ in subject.prompts:
             if any(prompt.images for prompt in part.first(token_checks.NUM_LOOKED_AT)):
                 raise DataError(
                     f"no engine shows images to a `{subject.facts.family}` model",
                     why=fault,
                     fix=[
+                        "--set train.on_policy=auto",
                         "--set data.ignore_columns=images   # learn from the texts alone",
-                        "--set model.path=Qwen/Qwen2.5-VL-7B-Instruct",
                     ],
                 )
 

@@ -61,6 +61,24 @@ export async function get(path, query, { signal } = {}) {
   return answered(answer, path);
 }
 
+/** POST of JSON, of a server with `--control`. `isLeaving`: it is sent although the page is left.
+ * Raises ApiError. */
+export async function post(path, body, { isLeaving = false } = {}) {
+  let answer;
+  try {
+    answer = await fetch(path, { method: "POST", credentials: "same-origin",
+      headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}),
+      keepalive: isLeaving, signal: AbortSignal.timeout(LIMIT_MS) });
+  } catch {
+    throw new ApiError({
+      what: "The server does not answer",
+      why: "`miles ui` was stopped, or the connection to its machine is gone.",
+      fix: "Start `miles ui --control` again and open the address that it prints.",
+    });
+  }
+  return answered(answer, path);
+}
+
 function fromFile(path, query) {
   const answer = savedAnswer(path, query);
   if (answer !== undefined) return answer;

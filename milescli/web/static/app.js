@@ -1,6 +1,7 @@
 // The frame around the pages: which run, which page, what is live. Calls pages, knows no figure.
 
 import { get, imageOf, ofRun } from "./api.js";
+import { launchButton } from "./control.js";
 import { h, keepingFocus, show, throttled } from "./dom.js";
 import { drawHead, liveText } from "./head.js";
 import * as keys from "./keys.js";
@@ -26,6 +27,7 @@ const app = {
   isConnected: true,
   refusal: null, // why the server shows nothing at all
   isAsking: false, // for the runs
+  canControl: false, // whether the page may start and stop runs
 };
 
 const live = saved ? { isOpen: true, follow() {} } : new Live({
@@ -83,10 +85,16 @@ async function loadRuns() {
     return;
   }
   app.refusal = null;
+  app.canControl = Boolean(answer.can_control);
   connected(true);
   if (JSON.stringify(answer.runs) === JSON.stringify(app.runs)) return;
   app.runs = answer.runs;
   runsChanged();
+}
+
+/** At the foot of the list of runs. */
+function sideButtons() {
+  return [app.canControl && launchButton(), themeButton()];
 }
 
 function connected(isConnected) {
@@ -105,7 +113,7 @@ function runsChanged() {
       at("main"),
       empty("No run yet", "As soon as a run begins in this folder, it shows up here by itself."),
     );
-    drawSide(at("side"), [], null, themeButton());
+    drawSide(at("side"), [], null, sideButtons());
     return;
   }
   changed();
@@ -134,7 +142,7 @@ async function changed() {
     view.set({ run: app.run ?? first(), ...other }, { replace: true });
     return;
   }
-  drawSide(at("side"), runsNow(), run, themeButton());
+  drawSide(at("side"), runsNow(), run, sideButtons());
   drawTabs();
   if (run !== app.run) {
     Object.assign(app, { run, summary: null });
@@ -142,7 +150,8 @@ async function changed() {
     await loadSummary();
     if (run !== app.run) return;
   }
-  const opened = `${run} ${view.page} ${view.list("with")}`;
+  const compared = view.page === "runs" ? "" : comparedWith(run); // which its ticks change
+  const opened = `${run} ${view.page} ${compared}`;
   if (opened !== app.opened) await openPage(opened);
   else app.page?.changed?.();
 }
@@ -177,16 +186,31 @@ function prepare() {
   for (const [name] of PAGES) import(`./page_${name}.js`).catch(() => {}); // openPage tells
 }
 
+/** Ids of the runs that lie over a run in its curves: those that are ticked, and the baseline. */
+function comparedWith(run) {
+  const known = new Set(app.runs.flatMap((one) => [one.id, ...(one.adapters ?? [])]));
+  const ids = new Set([...view.list("with"), view.get("base")]);
+  return [...ids].filter((id) => id !== run && known.has(id));
+}
+
 /** What pages get. */
 function context() {
   const run = app.run;
   return {
     run,
+    /** As /api/runs lists them. */
+    get runs() {
+      return runsNow();
+    },
+    get canControl() {
+      return app.canControl;
+    },
+    reloadRuns: loadRuns,
     /** Ids of the adapters that this run trains beside each other; of one of them, none. */
     get adapters() {
       return app.runs.find((one) => one.id === run)?.adapters ?? [];
     },
-    compared: view.list("with").filter((id) => id !== run),
+    compared: comparedWith(run),
     get summary() {
       return app.summary;
     },
@@ -209,11 +233,11 @@ async function loadSummary() {
     const summary = answer instanceof Error ? null : answer;
     const isOther = summary?.state !== app.summary?.state;
     app.summary = summary;
-    if (isOther) drawSide(at("side"), runsNow(), run, themeButton());
+    if (isOther) drawSide(at("side"), runsNow(), run, sideButtons());
   }
   keepingFocus(at("head"), () => drawHead(at("head"), { id: run,
     run: app.runs.find((one) => one.id === run), summary: app.summary, menu: toggleSide,
-    isOpen: isSideOpen() }));
+    isOpen: isSideOpen(), canControl: app.canControl }));
   drawBanner();
 }
 

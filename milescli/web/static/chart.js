@@ -1,20 +1,24 @@
-// One chart of lines over steps or time, on uPlot. Its legend tells the values at the cursor.
+// One chart of lines over steps or time, on uPlot. Its legend tells the values at the cursor. It can
+// be enlarged, given a range of y, and saved as a picture or a table.
 
-import { h } from "./dom.js";
-import { number, seconds } from "./format.js";
+import { saveTable, savePicture } from "./chart_files.js";
+import { h, show } from "./dom.js";
+import { number, seconds, ticks } from "./format.js";
 import { extent, nearest, positive, smoothed } from "./series.js";
 import { colour, isDark } from "./switch.js";
 
 const LIGHT = ["#2b62cf", "#c4620a", "#0b7f60", "#a83a80", "#6a52c4", "#5d6774", "#8a6d00",
-  "#0f7c93"];
+  "#0f7c93", "#b3261e", "#4b7f16", "#7a4a2b", "#1f3a7a"];
 const DARK = ["#7aa7ff", "#f0a04b", "#4fcfa6", "#e58cc0", "#b3a1ff", "#a3adba", "#d8bd4a",
-  "#5cc7de"];
+  "#5cc7de", "#ff8f84", "#9ccc5a", "#cfa184", "#dfe6ff"];
 /** Distances of the lines of a grid of time, in seconds. */
 const TIMES = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400,
   172800, 604800];
 /** Distances of the lines of a grid of bytes. */
 const SIZES = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const DOUBLE_MS = 300;
+const HEIGHT = 210;
+const LARGE_HEIGHT = 460;
 const DASHES = [[], [9, 4], [2, 3], [10, 3, 2, 3], [5, 5], [14, 4], [1, 4], [6, 2]];
 
 /** The colour and the dash of the run at this place of those that are compared. */
@@ -25,13 +29,14 @@ export function lineStyle(place) {
 
 /** `lines`: [{name, place, xs, ys, dots}], xs ascending. `options`: {title, unit, about, smooth,
  * isLog, isTime, range: [low, high] of x or null, marks, at: x of the marked step, sync,
- * onZoom(low, high), onReset(), onPick(x), remove()} */
+ * onZoom(low, high), onReset(), onPick(x), remove(), fetchAll()} */
 export class Chart {
   constructor(parent, lines, options) {
     Object.assign(this, { lines, options, plot: null, say: options.say ?? number,
-      sayShort: options.sayShort ?? options.say ?? ((value) => number(value, 3)) });
+      sayShort: options.sayShort ?? options.say ?? null, isLarge: false, yRange: [null, null] });
     this.legend = h("ul", { class: "legend" });
     this.note = h("p", { class: "about muted small" });
+    this.yBox = h("div", { class: "row small y-range", hidden: true });
     this.place = h("div", { class: "plot", role: "img" });
     this.box = h(
       "section",
@@ -41,19 +46,69 @@ export class Chart {
         { class: "row between" },
         h("h2", {}, options.title,
           options.unit && h("span", { class: "muted small" }, ` ${options.unit}`)),
-        options.remove &&
-          h("button", { class: "plain", "aria-label": `Take away ${options.title}`,
-            on: { click: options.remove } }, "×"),
+        this.buttons(),
       ),
       options.about && h("p", { class: "about muted small" }, options.about),
       this.note,
       this.legend,
+      this.yBox,
       this.place,
     );
     parent.append(this.box);
     this.draw();
     this.observer = new ResizeObserver(() => this.fit());
     this.observer.observe(this.place);
+  }
+
+  buttons() {
+    const { title, remove } = this.options;
+    const button = (text, label, click) =>
+      h("button", { class: "plain", "aria-label": `${label} ${title}`, title: label,
+        on: { click } }, text);
+    this.enlarge = button("⤢", "Enlarge", () => this.setLarge(!this.isLarge));
+    return h("span", { class: "chart-buttons" },
+      button("PNG", "Save as a picture:", () => savePicture(this)),
+      button("CSV", "Save as a table:", () => saveTable(this)),
+      this.enlarge,
+      remove && button("×", "Take away", remove));
+  }
+
+  /** As wide as the page and higher, with a range of y to be set; or as before. */
+  setLarge(isLarge) {
+    this.isLarge = isLarge;
+    this.box.classList.toggle("large", isLarge);
+    this.enlarge.setAttribute("aria-pressed", String(isLarge));
+    this.yBox.hidden = !isLarge;
+    if (isLarge) this.drawRange();
+    else this.yRange = [null, null];
+    this.plot.setSize({ width: this.place.clientWidth, height: this.height });
+    this.plot.setData(this.plot.data);
+    if (isLarge) this.box.scrollIntoView({ block: "nearest" });
+  }
+
+  get height() {
+    return this.isLarge ? LARGE_HEIGHT : HEIGHT;
+  }
+
+  drawRange() {
+    const bound = (place, label) => h("label", {}, label, h("input", {
+      type: "text", inputmode: "decimal", class: "number", placeholder: "auto",
+      "aria-label": `${this.options.title}: y ${label}`,
+      on: { change: (event) => {
+        const value = event.target.value.trim() === "" ? Number.NaN : Number(event.target.value);
+        this.yRange[place] = Number.isFinite(value) ? value : null;
+        if (!Number.isFinite(value)) event.target.value = "";
+        this.plot.setData(this.plot.data);
+      } },
+    }));
+    show(this.yBox, h("span", { class: "muted" }, "y"), bound(0, "from"), bound(1, "to"));
+  }
+
+  /** The range of y: what was set, else what the lines need. */
+  yScale(low, high) {
+    const [least, most] = padded(low, high);
+    const [from, to] = [this.yRange[0] ?? least, this.yRange[1] ?? most];
+    return from < to ? [from, to] : [least, most];
   }
 
   draw() {
@@ -103,6 +158,10 @@ export class Chart {
     this.tell(null);
   }
 
+  styleOf(line) {
+    return lineStyle(line.place);
+  }
+
   close() {
     this.observer.disconnect();
     this.plot?.destroy();
@@ -111,7 +170,7 @@ export class Chart {
 
   fit() {
     const width = this.place.clientWidth;
-    if (width && width !== this.plot.width) this.plot.setSize({ width, height: this.plot.height });
+    if (width && width !== this.plot.width) this.plot.setSize({ width, height: this.height });
   }
 
   /** Aligned for uPlot: raw and smoothed of each line. */
@@ -141,17 +200,18 @@ export class Chart {
         (Number.isInteger(value) ? number(value) : "")) };
     return {
       width: this.place.clientWidth || 400,
-      height: 210,
+      height: this.height,
       padding: [8, 8, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: false, range: (_, low, high) => this.options.range
           ?? (low === high ? [low - 1, high + 1] : [low, high]) },
-        y: options.isLog ? { distr: 3 } : { range: (_, low, high) => padded(low, high) },
+        y: options.isLog ? { distr: 3 } : { range: (_, low, high) => this.yScale(low, high) },
       },
       axes: [{ ...axis, ...across, size: 28 },
         { ...axis, size: 58, ...(options.isBytes ? { incrs: SIZES } : {}), values: (_, splits) =>
-          splits.map((v) => (v === null ? "" : this.sayShort(v))) }],
+          (this.sayShort ? splits.map((v) => (v === null ? "" : this.sayShort(v)))
+            : ticks(splits)) }],
       series: [{}, ...this.lines.flatMap((line) => this.series(line))],
       cursor: {
         sync: { key: options.sync ?? null },

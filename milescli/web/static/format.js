@@ -13,6 +13,17 @@ export function number(value, digits = 4) {
   return String(Number(value.toPrecision(digits)));
 }
 
+/** The figures of an axis, with as many digits as it takes to tell them apart. */
+export function ticks(values) {
+  const known = values.filter((value) => value !== null);
+  let said = [];
+  for (let digits = 3; digits <= 9; digits += 1) {
+    said = values.map((value) => (value === null ? "" : number(value, digits)));
+    if (new Set(said.filter(Boolean)).size === new Set(known).size) break;
+  }
+  return said;
+}
+
 /** Of a share: 71 %. What is not all of it is never rounded up to 100 %. */
 export function percent(share, digits = 0) {
   if (!Number.isFinite(share)) return NONE;

@@ -1,5 +1,6 @@
 // The line above the pages: which run, its state, how far it is, when it will be done.
 
+import { runButtons } from "./control.js";
 import { h, show } from "./dom.js";
 import { ago, number, seconds } from "./format.js";
 
@@ -7,8 +8,8 @@ const SILENT_S = 180;
 const SILENT_STEPS = 5;
 
 /** Draw it. `menu`: what shows the list of runs on a narrow screen; `isOpen`: whether it is
- * shown. */
-export function drawHead(head, { id, run, summary, menu, isOpen }) {
+ * shown; `canControl`: whether the page may stop and resume it. */
+export function drawHead(head, { id, run, summary, menu, isOpen, canControl }) {
   const state = summary?.state ?? run?.state ?? "";
   const name = summary?.name || run?.name || id;
   const button = h(
@@ -25,6 +26,7 @@ export function drawHead(head, { id, run, summary, menu, isOpen }) {
       h("span", { class: "muted" }, phaseText(summary)),
     h("span", { class: "spring" }),
     h("span", { class: "muted" }, progressText(summary)),
+    canControl && run && runButtons({ ...run, state }),
   );
 }
 

@@ -7,12 +7,13 @@ const beginnings = new Map();
 
 /** name -> lines for `Chart`; with the steps and times of the first run. Times are seconds since
  * the first step of each run. */
-export async function fetchLines(context, names, { first, last, isTime, signal }) {
+export async function fetchLines(context, names,
+  { first, last, isTime, signal, points = POINTS }) {
   const ids = [context.run, ...context.compared];
   const ofSteps = names.filter((name) => !isSeldom(name));
   const answers = await Promise.all(
     ids.map(async (id) => {
-      const query = { name: ofSteps, first, last, points: POINTS };
+      const query = { name: ofSteps, first, last, points };
       const seldom = names.length > ofSteps.length;
       const [columns, evaluations] = await Promise.all([
         context.askOf(id, "columns", query, { signal }),

@@ -21,6 +21,7 @@ const FIRST = [
 ];
 const NUM_FIRST = 6;
 const MOST = 24;
+const MOST_POINTS = 20_000; // of a table that is saved
 
 export function open(root, context) {
   return new Curves(root, context);
@@ -131,10 +132,13 @@ class Curves {
   }
 
   async load(signal) {
-    const names = this.chosen();
+    return this.fetch(this.chosen(), { signal });
+  }
+
+  fetch(names, options) {
     const [first, last] = [view.number("from"), view.number("to")];
     const isTime = view.get("x") === "time";
-    return fetchLines(this.context, names, { first, last, isTime, signal });
+    return fetchLines(this.context, names, { first, last, isTime, ...options });
   }
 
   draw({ lines, steps, times }) {
@@ -188,6 +192,7 @@ class Curves {
       onReset: () => view.set({ from: null, to: null }),
       onPick: (x) => view.set({ step: this.toStep(x) }, { replace: true }),
       onCursor: (x) => this.drawStep(x),
+      fetchAll: async () => (await this.fetch([name], { points: MOST_POINTS })).lines.get(name),
       remove: () => this.choose(this.chosen().filter((one) => one !== name)),
     };
   }
@@ -243,6 +248,8 @@ class Curves {
       h("label", {}, "Smooth", slider, shown),
       h("span", { class: "several", role: "group", "aria-label": "Axes" },
         toggle("Time", "x", "time"), toggle("Log y", "log", "1")),
+      h("span", { class: "several", role: "group", "aria-label": "Range of steps" }, "Steps",
+        this.bound("from"), "to", this.bound("to")),
       view.get("from") && h("button", { on: { click: () => view.set({ from: null, to: null }) } },
         "Whole run"),
       view.get("marks") && h("button", { on: { click: () => view.set({ marks: null }) } },
@@ -253,6 +260,20 @@ class Curves {
     );
     if (focused) slider.focus();
     this.drawStep();
+  }
+
+  bound(name) {
+    return h("input", { type: "text", inputmode: "numeric", class: "number", id: `steps-${name}`,
+      "aria-label": name === "from" ? "From step" : "To step",
+      placeholder: name === "from" ? "first" : "last", value: view.get(name),
+      on: { change: (event) => {
+        const step = Number.parseInt(event.target.value, 10);
+        const other = name === "from" ? "to" : "from";
+        const end = name === "from" ? this.steps.at(-1) : this.steps[0];
+        // a range has two ends
+        view.set({ [name]: Number.isFinite(step) ? step : null,
+          [other]: Number.isFinite(step) ? view.number(other, end) : null });
+      } } });
   }
 
   /** The step under the cursor, else the marked one, with the way to its samples. */

@@ -42,9 +42,17 @@ class LogsPage {
     const attempt = this.attempts.find((one) => one.name === view.get("attempt"))
       ?? withFiles.at(-1);
     const files = attempt?.files ?? [];
-    const trainer = files.find((one) => one.name.startsWith("trainer"));
-    const file = files.find((one) => one.name === view.get("file")) ?? trainer ?? files[0];
+    const named = (start) => files.find((one) => one.name.startsWith(start));
+    const file = files.find((one) => one.name === view.get("file")) ?? this.reason(attempt)
+      ?? named("trainer") ?? files[0];
     return { attempt, file };
+  }
+
+  /** Of the attempt with which a run failed, the file that says why. */
+  reason(attempt) {
+    const isLast = attempt === this.attempts.filter((one) => one.files.length).at(-1);
+    const isBad = ["failed", "killed"].includes(this.context.summary?.state);
+    return isLast && isBad ? attempt?.files.find((one) => one.name === "why.txt") : undefined;
   }
 
   drawFiles({ attempts }) {

@@ -1,16 +1,17 @@
 // Overview: the verdict first, then how far it is, what it gained, and where the time goes.
 
+import { beginningCard } from "./beginning.js";
 import { h, show } from "./dom.js";
+import { endingCard } from "./ending.js";
 import { bytes, counted, number, percent, seconds } from "./format.js";
 import { leftText, phaseText } from "./head.js";
 import { phaseBar, runBar } from "./phases.js";
 import { samplingWords } from "./sampling.js";
 import { numRecent } from "./series.js";
 import { sparkline } from "./sparkline.js";
-import { adaptersCard, empty, Loaded } from "./states.js";
+import { adaptersCard, Loaded } from "./states.js";
 import { verdictCard } from "./verdict.js";
 import { view } from "./view.js";
-import { visible } from "./visible.js";
 
 const POINTS = 160;
 const REWARD = "rollout/reward_mean";
@@ -20,9 +21,9 @@ const LOSS = "train/loss";
 export function open(root, context) {
   const loaded = new Loaded(root, {
     load: async (signal) => {
-      const [summary, measured, names, plan, recipe] = await Promise.all([
+      const [summary, ending, beginning, measured, names, plan, recipe] = await Promise.all([
         context.summary ?? context.ask("summary", null, { signal }),
-        ...["evaluations", "names", "plan", "recipe"].map((name) =>
+        ...["why", "beginning", "evaluations", "names", "plan", "recipe"].map((name) =>
           context.ask(name, null, { signal })),
       ]);
       const known = new Set(names.columns.map((column) => column.name));
@@ -34,7 +35,7 @@ export function open(root, context) {
       const more = { takesTurns: plan.max_staleness === 0, sampling: samplingWords(recipe.keys),
         adapters: context.adapters,
         about: (name) => abouts.get(name) ?? "" };
-      return { summary, measured, columns, more };
+      return { summary, ending, beginning, measured, columns, more };
     },
     draw: (answer) => draw(root, answer),
   });
@@ -42,36 +43,21 @@ export function open(root, context) {
   return { refresh: () => loaded.renew(), close: () => loaded.close() };
 }
 
-function draw(root, { summary, measured, columns, more }) {
+function draw(root, { summary, ending, beginning, measured, columns, more }) {
   // what a reader has unfolded stays so while the run goes on
   const unfolded = [...root.querySelectorAll("details[open]")].map((one) => one.dataset.name);
   show(
     root,
-    verdictCard(summary.verdict, summary.learns_from_rows ? "loss" : "reward"),
-    ending(summary.error),
+    endingCard(ending),
+    summary.step > 0 || summary.state !== "running"
+      ? verdictCard(summary.verdict, summary.learns_from_rows ? "loss" : "reward") : null,
+    summary.step ? null : beginningCard(summary, beginning),
     summary.step || summary.phases?.length
-      ? [gains(summary, measured, columns, more), flow(summary, more), meanings(more)]
-      : waiting(summary),
+      ? [gains(summary, measured, columns, more), flow(summary, more), meanings(more)] : null,
   );
   for (const one of root.querySelectorAll("details")) {
     one.open = unfolded.includes(one.dataset.name);
   }
-}
-
-/** What ended a run that failed. */
-function ending(error) {
-  if (!error) return null;
-  const fixes = [error.fix ?? []].flat().map((fix) => `fix: ${fix}`);
-  const lines = [error.error ?? error.what, error.why && `why: ${error.why}`, ...fixes];
-  return h("section", { class: "card", "aria-label": "What ended it" },
-    h("h2", {}, "What ended it"),
-    h("pre", { class: "raw", tabindex: 0 }, visible(lines.filter(Boolean).join("\n"))));
-}
-
-function waiting(summary) {
-  const now = summary.phase ? ` Now: ${summary.phase}` : "";
-  const detail = summary.phase_detail ? `, ${summary.phase_detail}` : "";
-  return empty("No step is done yet", `Figures show up here with the first step.${now}${detail}`);
 }
 
 // --- what it gained

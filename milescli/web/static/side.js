@@ -1,5 +1,6 @@
 // The list of runs: state, step, reward; ticks lay several over each other in the curves.
 
+import { lineStyle } from "./chart.js";
 import { h, show } from "./dom.js";
 import { number, percent } from "./format.js";
 import { saved } from "./saved.js";
@@ -13,7 +14,9 @@ export function drawSide(side, runs, current, themeButton) {
   show(
     side,
     h("div", { class: "brand" }, !saved && h("img", { src: "static/icon.svg", alt: "" }), "miles"),
-    h("h2", { id: "runs-title" }, runs.length === 1 ? "Run" : `${runs.length} runs`),
+    h("h2", { id: "runs-title" }, runs.length === 1 || saved ? runs.length === 1 ? "Run"
+      : `${runs.length} runs`
+      : h("a", { id: "all-runs", href: view.href({ page: "runs" }) }, `${runs.length} runs`)),
     h("ul", { "aria-labelledby": "runs-title" }, runs.map((run) => item(run, current, runs))),
     h("p", { class: "muted small side-note" }, noteText(runs)),
     saved && h("p", { class: "muted small side-note" }, saved.note),
@@ -35,7 +38,11 @@ export function drawSide(side, runs, current, themeButton) {
 }
 
 function noteText(runs) {
-  if (runs.length > 1) return "Tick runs to compare them in the curves.";
+  if (runs.length > 1) {
+    return saved ? "Tick runs to compare them in the curves."
+      : "Tick runs to compare them in the curves. A click on the number of runs shows all of them "
+        + "in a table.";
+  }
   return saved ? "" : "Further runs of this folder show up here by themselves, with a tick to "
     + "compare them in the curves.";
 }
@@ -72,7 +79,7 @@ function item(run, current, runs) {
         href: view.href({ run: run.id, with: compared.filter((id) => id !== run.id), step: null }),
         "aria-current": run.id === current ? "true" : null,
       },
-      h("span", { class: "name" }, run.name),
+      h("span", { class: "name" }, swatchOf(run.id, current, runs), run.name),
       h(
         "span",
         { class: "figures" },
@@ -82,6 +89,15 @@ function item(run, current, runs) {
     ),
     run.adapters?.length > 0 && adapters(run, current),
   );
+}
+
+/** The colour of a run's lines in the curves, where there are several. */
+export function swatchOf(id, current, runs) {
+  const place = [...new Set([current, ...view.list("with"), view.get("base")])].indexOf(id);
+  const isAlone = runs.length < 2 || !(view.list("with").length || view.get("base"));
+  if (place < 0 || isAlone) return null;
+  return h("span", { class: "swatch", "aria-hidden": "true",
+    style: { background: lineStyle(place).stroke } });
 }
 
 /** Of a run that trains several: each has figures of its own. */

@@ -2,7 +2,8 @@
 
 import { saved } from "./saved.js";
 
-/** In the order of the keys 1 to 8. A saved page has no logs; that of two runs compares them. */
+/** In the order of the keys 1 to 9 and 0. A saved page has no logs, no list of runs and no chat; that of
+ * two runs compares them. */
 export const PAGES = [
   ["overview", "Overview"],
   ["curves", "Curves"],
@@ -11,13 +12,14 @@ export const PAGES = [
   ["memory", "Memory"],
   ["evaluations", "Evaluations"],
   ["recipe", "Recipe & plan"],
-  ...(saved ? [] : [["logs", "Logs"]]),
+  ...(saved ? [] : [["logs", "Logs"], ["runs", "All runs"],
+    ["chat", "Chat"]]),
   ...(saved?.comparison ? [["comparison", "Comparison"]] : []),
 ];
 /** The page itself: a bare # would be a skip link to tools that check for access. */
 const HERE = location.pathname.split("/").at(-1) || "./";
 const FIRST = saved?.comparison ? "comparison" : "overview";
-const ALWAYS = ["run", "page", "with", "step"];
+const ALWAYS = ["run", "page", "with", "base", "step"];
 
 class View {
   constructor() {

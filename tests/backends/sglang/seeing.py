@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,11 @@ from PIL import Image as Pillow
 from safetensors.torch import load_file, save_file
 
 from milescli.core.types import ImageSpan, Prompt
-from milescli.data.image_processor import ImageProcessor
-from tests.backends.megatron.vision_cases import IMAGE, PROCESSOR
+from milescli.data.image_processor import load_processor
+from tests.backends.megatron.vision_cases import IMAGE, PROCESSOR, SQUARE_PROCESSOR
 from tests.families.cases import Case
 from tests.families.making import make
-from tests.families.vision_cases import config
+from tests.families.vision_cases import GEMMA, config
 
 END_OF_TURN = 1
 _LONG = {"max_position_embeddings": 2048}
@@ -32,6 +33,7 @@ MODELS = {
         text={**_LONG, "mlp_only_layers": []},
         tower={"deepstack_visual_indexes": [0, 1, 2]},
     ),
+    "gemma3": {**GEMMA, "text_config": {**GEMMA["text_config"], **_LONG}},
 }
 _CHAT = (
     "{% for m in messages %}{{ m.role }} {% if m.content is string %}{{ m.content }}{% else %}"
@@ -41,18 +43,31 @@ _CHAT = (
 )
 
 
+_MARKS = {
+    "gemma3": {120: "<image_soft_token>", 122: "<start_of_image>", 123: "<end_of_image>"},
+}
+"""Tokens of images, where they are not those of the Qwen line."""
+
+
 def make_seeing(folder: Path, family: str) -> None:
     """A model with a tokenizer and an image processor. SGLang looks for images in the decoded text,
     by the marks of this family, one behind the other."""
     settings = MODELS[family] | {"eos_token_id": END_OF_TURN}
     # experts as releases hold them, which transformers does not write
     make(folder, Case(settings, made_by_transformers=family != "qwen3_vl_moe"))
-    write_tokenizer(folder)
+    write_tokenizer(folder, _MARKS.get(family, {}))
+    if family == "gemma3":
+        count = {"image_seq_length": settings["mm_tokens_per_image"]}
+        (folder / "processor_config.json").write_text(
+            json.dumps({"processor_class": "Gemma3Processor", **count})
+        )
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
         (folder / name).write_text(json.dumps(_processor(settings)))
 
 
 def _processor(settings: dict) -> dict:
+    if settings["model_type"] == "gemma3":
+        return SQUARE_PROCESSOR
     patch = settings["vision_config"]["patch_size"]
     size = {"shortest_edge": 4 * patch**2, "longest_edge": 400 * patch**2}
     return {**PROCESSOR, "patch_size": patch, "size": size}
@@ -60,7 +75,7 @@ def _processor(settings: dict) -> dict:
 
 def picture(image: dict, *, patch: int) -> bytes:
     """A PNG of noise with the grid of an image of `vision_cases`."""
-    _, rows, columns = image["grid"]
+    rows, columns = image.get("size", image["grid"][1:])
     generator = np.random.default_rng(image["seed"])
     pixels = generator.integers(0, 256, (patch * rows, patch * columns, 3), np.uint8)
     buffer = io.BytesIO()
@@ -68,7 +83,7 @@ def picture(image: dict, *, patch: int) -> bytes:
     return buffer.getvalue()
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path, marks: Mapping[int, str]) -> None:
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -79,6 +94,7 @@ def write_tokenizer(folder: Path) -> None:
         122: "<|vision_start|>",
         123: "<|vision_end|>",
     }
+    named |= marks
     words = {named.get(index, f"t{index}"): index for index in range(131)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -89,6 +105,11 @@ def write_tokenizer(folder: Path) -> None:
         eos_token="<eos>",
         unk_token="<unk>",
         additional_special_tokens=[named[token] for token in (120, 121, 122, 123)],
+        **(
+            {"image_token": marks[120], "boi_token": marks[122], "eoi_token": marks[123]}
+            if marks
+            else {}
+        ),
     )
     fast.chat_template = _CHAT
     fast.save_pretrained(folder)
@@ -96,7 +117,7 @@ def write_tokenizer(folder: Path) -> None:
 
 def prompt_of(row: dict, folder: Path, *, index: int = 0) -> Prompt:
     """A row of `vision_cases`, without its response, as data has it."""
-    processor = ImageProcessor(folder)
+    processor = load_processor(folder)
     patch = json.loads((folder / "config.json").read_text())["vision_config"]["patch_size"]
     images = [processor.read(picture(image, patch=patch)) for image in row["images"]]
     assert [list(read.grid) for read in images] == [image["grid"] for image in row["images"]]

@@ -21,7 +21,7 @@ from milescli.backends.sglang.launch.spec import EngineSpec, check_servable
 from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.errors import AgentError, ContextFull, RecipeError
 from milescli.core.types import Prompt, StopReason, Trajectory
-from milescli.data.image_processor import ImageProcessor
+from milescli.data.image_processor import load_processor
 from milescli.models import load_facts
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
@@ -29,7 +29,7 @@ from milescli.rollout.episode.session import RecordingSession
 from milescli.train.objectives.supervised import streams_of
 from milescli.train.streams import Stream
 from tests.backends.megatron import plain_vision
-from tests.backends.megatron.vision_cases import IMAGE, ROWS
+from tests.backends.megatron.vision_cases import IMAGE, rows_of
 from tests.backends.sglang.conftest import KEY, Service, start_service
 from tests.backends.sglang.seeing import make_seeing, other_weights, prompt_of
 from tests.buckets import into_buckets
@@ -51,8 +51,9 @@ class Seeing:
         self.folder = folder / "model"
         make_seeing(self.folder, family)
         self.model = plain_vision.loaded(self.folder).eval()
-        self.processor = ImageProcessor(self.folder)
-        self.prompts = [prompt_of(row, self.folder) for row in ROWS]
+        self.processor = load_processor(self.folder)
+        self.rows = rows_of({"model_type": family})
+        self.prompts = [prompt_of(row, self.folder) for row in self.rows]
         started = start_service(self.folder, self.model, log_dir=folder, name=family, **options)
         self.service: Service = replace(started, direct=True)
 
@@ -118,11 +119,16 @@ class Seeing:
         ids = torch.tensor([line.token_ids.tolist()])
         # transformers counts tokens of images by their id, and nothing is asked of the last one
         ids[0, -1] = 0
-        kinds, pixels, seen = torch.zeros_like(ids, dtype=torch.int), [], {}
+        kinds, seen = torch.zeros_like(ids, dtype=torch.int), {}
         for span in line.image_spans:
             kinds[0, span.start : span.start + span.num_tokens] = 1
-            pixels.append(torch.from_numpy(self.processor.patches(shown[span.sha256])))
-        if pixels:
+        files = [shown[span.sha256] for span in line.image_spans]
+        if self.model.config.model_type == "gemma3":
+            if files:
+                seen = {"pixel_values": plain_vision.squares(files), "token_type_ids": kinds}
+            return self.model(input_ids=ids, use_cache=False, **seen).logits[0]
+        if files:
+            pixels = [torch.from_numpy(self.processor.patches(file)) for file in files]
             grids = torch.tensor([span.grid for span in line.image_spans])
             seen = {"image_grid_thw": grids, "pixel_values": torch.cat(pixels)}
         return self.model(input_ids=ids, use_cache=False, mm_token_type_ids=kinds, **seen).logits[0]
@@ -142,7 +148,7 @@ class Seeing:
         self.service.engine.stop()
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.fixture(scope="module", params=["gemma3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def seeing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Seeing]:
@@ -204,7 +210,7 @@ def test_a_served_teacher_sees_the_images(seeing, monkeypatch):
         "kl": "sampled",
         "server": {"api_key_env": "TEACHER_KEY"},
     }
-    prompt, row = seeing.prompts[2], ROWS[2]
+    prompt, row = seeing.prompts[2], seeing.rows[2]
     line = make_trajectory(row["ids"][: row["prompt"]], row["ids"][row["prompt"] :])
     line = replace(line, image_spans=prompt.image_spans)
 

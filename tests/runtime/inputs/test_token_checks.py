@@ -71,9 +71,12 @@ def test_tokens_without_an_embedding_are_named(tokenizer: ChatTokenizer) -> None
     assert "2 tokens more than the model's embedding has rows" in said
 
 
-@pytest.mark.parametrize(("family", "is_refused"), [("gemma3-vl", True), ("qwen3-vl", False)])
+@pytest.mark.parametrize(
+    ("family", "on_policy", "is_refused"),
+    [("gemma3-vl", "exact", True), ("gemma3-vl", "auto", False), ("qwen3-vl", "exact", False)],
+)
 def test_images_that_no_engine_shows_are_refused_before_one_starts(
-    family: str, is_refused: bool
+    family: str, on_policy: str, is_refused: bool
 ) -> None:
     plain = Prompt(index=0, token_ids=[1], text="a")
     shown: Any = replace(plain, images=(SimpleNamespace(sha256="a"),))
@@ -81,7 +84,10 @@ def test_images_that_no_engine_shows_are_refused_before_one_starts(
     for prompts, refused in (([plain], False), ([plain, shown], is_refused)):
         part = SimpleNamespace(first=lambda count, prompts=prompts: prompts[:count])
         subject: Any = SimpleNamespace(
-            facts=parse_facts(ALL[family].config), prompts=[(part, None)], missing={}
+            recipe=SimpleNamespace(train=SimpleNamespace(on_policy=on_policy)),
+            facts=parse_facts(ALL[family].config),
+            prompts=[(part, None)],
+            missing={},
         )
         (outcome,) = outcomes([check], subject)
         assert (outcome.refusal is not None) is refused

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,12 +28,24 @@ def chromium() -> str | None:
 
 
 @contextmanager
-def served(*runs: Path, folder: Path | None = None, port: int = 0) -> Iterator[str]:
+def served(
+    *runs: Path, folder: Path | None = None, port: int = 0, words: Sequence[str] = ()
+) -> Iterator[str]:
     """`miles ui` of some runs, or of a folder of runs, as a process of its own; its URL with the
-    key. It has ended at the end. Port 0: any."""
+    key. It has ended at the end. Port 0: any. `words`: further options."""
     environment = {**os.environ, **({"MILES_RUN__DIR": str(folder)} if folder else {})}
     process = subprocess.Popen(
-        [sys.executable, "-m", "milescli", "--json", "ui", "--port", str(port), *map(str, runs)],
+        [
+            sys.executable,
+            "-m",
+            "milescli",
+            "--json",
+            "ui",
+            "--port",
+            str(port),
+            *words,
+            *map(str, runs),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

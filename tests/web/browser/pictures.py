@@ -32,6 +32,7 @@ VIEWS = {
     "evaluations": "&path=eval/step_0.jsonl",
     "recipe": "",
     "logs": "",
+    "runs": "&base=quickstart-2",
 }
 """Page -> what else its address says."""
 

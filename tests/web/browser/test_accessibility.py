@@ -14,7 +14,10 @@ from milescli.report.subject import read_subject
 from milescli.web.saved import compare_page
 from tests.web.browser.conftest import Opener, Tab
 
-PAGES = ["overview", "curves", "samples", "time", "memory", "evaluations", "recipe", "logs"]
+PAGES = [
+    *("overview", "curves", "samples", "time", "memory", "evaluations", "recipe", "logs"),
+    *("runs", "chat"),
+]
 RULES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
 """Scheme -> what axe looks at: in the dark all but the colours is the same."""
 

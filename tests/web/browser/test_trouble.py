@@ -97,7 +97,7 @@ def test_news_do_not_end_a_slow_answer(tmp_path: Path, browser: Browser, tab: Op
 
 
 def test_a_server_with_another_key_is_told_of(
-    tmp_path: Path, browser: Browser, tab: Opener
+    tmp_path: Path, browser: Browser, tab: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = WrittenRun(path=tmp_path / "runs" / "left-1")
     run.steps(1, 3)
@@ -108,6 +108,7 @@ def test_a_server_with_another_key_is_told_of(
         page = told.open()
         shown = told.text("#main")
     told.may_be_refused = True
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # where another key is kept
     with served(folder=run.path.parent, port=port):
         page.wait_for_selector("#banner :text('this page needs its key')")
         assert told.text("#main") == shown

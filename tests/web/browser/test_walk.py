@@ -26,6 +26,8 @@ PAGES = {
     "Evaluations": "During the run",
     "Recipe & plan": "What the plan decided, and why",
     "Logs": "lines",
+    "All runs": "quickstart-2",
+    "Chat": "miles ui --control",
 }
 """Tab -> what is to be read on its page."""
 RUN = "run=quickstart-1"
@@ -58,7 +60,7 @@ def test_every_page_is_reached_by_keys(url: str, tab: Opener) -> None:
     told = tab(url)
     page = told.open(RUN)
     for number, (title, content) in reversed([*enumerate(PAGES.items(), 1)]):
-        page.keyboard.press(str(number))
+        page.keyboard.press(str(number % 10))
         page.wait_for_selector(f"#main > section[aria-label='{title}']")
         told.settle()
         assert content in told.text(), title

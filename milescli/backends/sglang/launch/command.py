@@ -31,6 +31,7 @@ from milescli.backends.sglang.launch.speculation import (
 from milescli.backends.sglang.plugin import (
     ENGINE_VARIABLE,
     EXACT_VARIABLE,
+    GEMMA_IMAGES_VARIABLE,
     INPUTS_VARIABLE,
     PIECES_VARIABLE,
 )
@@ -150,7 +151,12 @@ def _tokenizer_arguments(spec: EngineSpec, arguments: dict[str, object]) -> list
     if not sees_images:
         return []
     arguments["image-processor-backend"] = "pil"
-    return ["enable-precise-embedding-interpolation"] if spec.device_kind != "cpu" else []
+    switches = ["enable-precise-embedding-interpolation"] if spec.device_kind != "cpu" else []
+    if family.module == "gemma3_mm":
+        # an image is computed in one pass, since its tokens see each other
+        arguments["chunked-prefill-size"] = -1
+        switches.append("enable-multimodal")
+    return switches
 
 
 def _words(value: object) -> list[str]:
@@ -182,10 +188,12 @@ def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
 def _attention_backend(spec: EngineSpec) -> str | None:
     """Return the attention backend; None: SGLang chooses by the device's architecture. Not on ROCm,
     where it would take CUDA's `fa3` for deterministic inference, and refuses AITER there; nor where
-    `fa3` is left out of the kernels."""
+    `fa3` is left out of the kernels, nor for Gemma 3 with images."""
     if spec.attention_backend is not None:
         return spec.attention_backend
-    needs_triton = spec.device_kind == "rocm" or not has_flash_attention()
+    # alone it lets the tokens of an image of Gemma 3 see each other
+    sees_itself = str(read_config(spec.model_dir)["model_type"]) == "gemma3"
+    needs_triton = spec.device_kind == "rocm" or not has_flash_attention() or sees_itself
     return "triton" if needs_triton else None
 
 
@@ -217,6 +225,11 @@ def own_environment(
         env[ROUTING_VARIABLE] = "1"
     if spec.adapter_dir is not None:
         env[ADAPTER_VARIABLE] = "1"
+    module = family.module if family else None
+    if module == "gemma3_mm" or (
+        module is None and read_config(spec.model_dir).get("model_type") == "gemma3"
+    ):
+        env[GEMMA_IMAGES_VARIABLE] = "1"
     if spec.device_kind == "cpu":
         config = read_config(spec.model_dir) if quantised is None else {}
         quantised = quantised or quantization_config(config) is not None

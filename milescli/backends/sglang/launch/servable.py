@@ -60,6 +60,13 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
         pieces=("latent",),
         dense="first",
     ),
+    "gemma3": CpuFamily(
+        module="gemma3_mm",
+        architecture="Gemma3ForConditionalGeneration",
+        output_layer="tied",
+        windows=True,
+        sees_images=True,
+    ),
     "gemma3_text": CpuFamily(
         module="gemma3_causal",
         architecture="Gemma3ForCausalLM",
@@ -296,12 +303,12 @@ def fault_of_record(facts: ModelFacts) -> str | None:
     return _UNRECORDED.get(facts.family)
 
 
-def fault_of_images(facts: ModelFacts) -> str | None:
+def fault_of_images(facts: ModelFacts, *, is_exact: bool) -> str | None:
     """Return why no engine shows images to the model; None if no fault is known."""
-    if facts.vision is not None and facts.vision.tower == "siglip":
+    if is_exact and facts.vision is not None and facts.vision.tower == "siglip":
         return (
-            "SGLang 0.5.20 expands an image of Gemma 3 that is sent as tokens to one token too "
-            "many, which the trainer does not compute"
+            "`train.on_policy=exact` sums each query over what stands before it, and tokens of an "
+            "image of Gemma 3 see those behind them, too"
         )
     return None
 

@@ -60,7 +60,6 @@ def test_a_plain_model_is_served_and_one_with_windows_where_they_are_heeded():
         (replace(QWEN3, family="deepseek_v4"), "FP8"),
         (replace(QWEN3, family="glm4_moe", tied_embeddings=True), "tied"),
         (replace(QWEN3, family="gemma3", tied_embeddings=False), "weights of its own"),
-        (replace(QWEN3, family="gemma3", tied_embeddings=True, multimodal=True), "compared"),
         (replace(QWEN3, layers=(Layer(mixer="sliding"),) * 2), "window"),
         (replace(QWEN3, family="glm4_moe", layers=(Layer(mlp="moe"), Layer())), "behind"),
         (replace(QWEN3, family="qwen3_moe", layers=(Layer(), Layer(mlp="moe"))), "no experts"),

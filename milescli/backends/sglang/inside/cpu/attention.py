@@ -7,9 +7,12 @@ most new tokens of a request, T new tokens of all requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
+from milescli.backends.sglang.inside.gemma_images import images_of, see_themselves
 from milescli.platform import cpu_kernels, exact
 
 FEW_POSITIONS = 128
@@ -54,6 +57,10 @@ class Batched:
     """Plans each forward once (cache slots and mask), then computes attention for all requests of a
     layer at once."""
 
+    images_see_themselves = False
+    """Tokens of an image see all of it (Gemma 3)."""
+    _images: Sequence[tuple[int, int, int]] = ()
+    """(request, first, last place) of the images that this pass computes."""
     _has_kernel = False
     """A decode step over this cache is one call."""
     _by_kernel = False
@@ -155,6 +162,7 @@ class Batched:
         self._slots = slots_BN.masked_fill_(~is_used_BN, 0).reshape(-1)
         self._batch, self._num_slots = slots_BN.shape
         self._positions = position_N
+        self._images = list(images_of(forward_batch)) if self.images_see_themselves else ()
         self._masks: dict[tuple[torch.dtype, int | None], torch.Tensor] = {}
         if forward_batch.forward_mode.is_decode():
             self._query_positions = lens_B[:, None] - 1
@@ -188,6 +196,8 @@ class Batched:
             if window is not None and window > -1:
                 seen = seen & (self._positions >= query_BQ1 - window)
                 seen[..., 0] |= ~seen.any(-1)
+            if self._images:
+                seen = see_themselves(seen, self._query_positions, self._images)
             mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
                 ~seen, float("-inf")
             )

@@ -1,0 +1,100 @@
+// Starts, resumes and stops runs, where the server was started with `--control`: shows the command
+// first, then what it says.
+
+import { get, post } from "./api.js";
+import { h, show } from "./dom.js";
+import { problem } from "./states.js";
+import { visible } from "./visible.js";
+
+const LOOK_MS = 1000;
+const GOES_ON = ["stopped", "failed", "killed"];
+
+/** The buttons of one run: those that its state allows. */
+export function runButtons(run) {
+  const path = `api/control/runs/${encodeURIComponent(run.id)}`;
+  const shown = /^[\w./-]+$/.test(run.id) ? run.id : `'${run.id}'`;
+  const button = (text, open) => h("button", { id: `control-${text.toLowerCase()}`,
+    on: { click: open } }, text);
+  if (run.state === "running") {
+    return [button("Stop", () => ask({
+      title: `Stop ${run.name}?`,
+      about: "It finishes nothing more, saves a checkpoint and ends. It can be resumed.",
+      command: `miles stop ${shown}`,
+      act: "Stop the run",
+      start: () => post(`${path}/stop`),
+    }))];
+  }
+  if (!GOES_ON.includes(run.state) && run.state !== "done") return [];
+  return [button("Resume", () => ask({
+    title: `Resume ${run.name}?`,
+    about: run.state === "done" ? "It is done. Give it more steps, such as --steps 60."
+      : "It goes on from its newest checkpoint.",
+    command: `miles resume ${shown}`,
+    more: run.state === "done" ? `--steps ${2 * (run.num_steps ?? 10)}` : "",
+    act: "Resume the run",
+    start: (more) => post(`${path}/resume`, { arguments: more }),
+  }))];
+}
+
+/** The button that launches another run. */
+export function launchButton() {
+  return h("button", { class: "plain", id: "launch-button", on: { click: () => ask({
+    title: "Launch a run",
+    about: "A recipe, and settings. `miles recipes` lists recipes.",
+    command: "miles launch",
+    more: "quickstart",
+    act: "Launch",
+    start: (more) => post("api/control/launch", { arguments: more }),
+  }) } }, "Launch…");
+}
+
+/** A dialog with the command, which is started by its button; then it shows what the command says
+ * until it has ended. `more`: the rest of the command, which can be changed. */
+function ask({ title, about, command, more, act, start }) {
+  const rest = more === undefined ? null : h("input", { type: "text", value: more,
+    class: "command-rest", "aria-label": "The rest of the command", spellcheck: "false" });
+  const body = h("div", { class: "stack" }, h("p", {}, about),
+    h("p", { class: "command-line" }, h("code", {}, command), rest));
+  const close = h("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel");
+  const go = h("button", { class: "main-button" }, act);
+  const form = h("form", { method: "dialog" }, h("h2", { id: "control-title" }, title), body,
+    h("div", { class: "row right-buttons" }, close, go));
+  const dialog = h("dialog", { class: "control", "aria-labelledby": "control-title" }, form);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    go.disabled = true;
+    try {
+      const job = await start(rest?.value);
+      go.remove();
+      close.textContent = "Close";
+      follow(job.id, body, dialog);
+    } catch (error) {
+      go.disabled = false;
+      show(body, problem(error));
+    }
+  });
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+async function follow(id, body, dialog) {
+  while (dialog.isConnected) {
+    const answer = await get("api/control/jobs").catch(() => null);
+    const job = answer?.jobs.find((one) => one.id === id);
+    if (job) show(body, jobText(job));
+    if (!job || job.exit_code !== null) return;
+    await new Promise((done) => { setTimeout(done, LOOK_MS); });
+  }
+}
+
+function jobText(job) {
+  const state = job.exit_code === null ? "It runs. You can close this; it goes on."
+    : job.exit_code === 0 ? "It has ended well." : `It ended with exit code ${job.exit_code}.`;
+  return [
+    h("p", { class: "command-line" }, h("code", {}, job.command)),
+    h("p", { role: "status" }, state),
+    job.output && h("pre", { class: "raw", tabindex: 0, "aria-label": "What it says" },
+      visible(job.output)),
+  ];
+}
