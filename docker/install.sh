@@ -14,6 +14,32 @@ set -a # pip reads the pins from its environment
 . "$here/docker/pins.env"
 set +a
 
+# pip says nothing for minutes: the time and the size so far, on a terminal each second, in a log
+# every half minute. Ends with this script, however that ends.
+ticker=
+tick() {
+  local since=$SECONDS last=0 spent size
+  while sleep 1 && kill -0 $$ 2>/dev/null; do
+    spent=$((SECONDS - since))
+    if [ -t 1 ]; then
+      [ $((spent % 5)) -ne 1 ] || size=$(du -sh "$venv" 2>/dev/null | cut -f1)
+      printf '\033[K    %d:%02d  %s in %s\r' $((spent / 60)) $((spent % 60)) "${size:-0}" "$venv"
+    elif [ $((spent - last)) -ge 30 ]; then
+      last=$spent
+      printf '    %d:%02d  %s in %s\n' $((spent / 60)) $((spent % 60)) \
+        "$(du -sh "$venv" 2>/dev/null | cut -f1)" "$venv"
+    fi
+  done
+}
+stop_ticker() {
+  [ -n "$ticker" ] || return 0
+  kill "$ticker" 2>/dev/null || true
+  wait "$ticker" 2>/dev/null || true
+  ticker=
+  [ ! -t 1 ] || printf '\r\033[K'
+}
+trap stop_ticker EXIT
+
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 fail() { printf 'error: %s\n  why: %s\n  fix: %s\n' "$1" "$2" "$3" >&2; exit 4; }
 
@@ -40,8 +66,14 @@ sys.exit(not low <= sys.version_info[:2] < below)' "$PIN_PYTHON_OLDEST" "$PIN_PY
   fail "Python from $PIN_PYTHON_OLDEST, below $PIN_PYTHON_BELOW, is needed" \
     "$python is $("$python" -V 2>&1)" "make install PYTHON=python$PIN_PYTHON_OLDEST"
 
-pip() { "$venv/bin/pip" --disable-pip-version-check "$@"; }
-new_venv() { [ -x "$venv/bin/pip" ] || "$python" -m venv "$@" "$venv"; }
+ticking() {
+  tick &
+  ticker=$!
+  "$@"
+  stop_ticker
+}
+pip() { ticking "$venv/bin/pip" --disable-pip-version-check "$@"; }
+new_venv() { [ -x "$venv/bin/pip" ] || ticking "$python" -m venv "$@" "$venv"; }
 
 # it is built beside the torch that is there, hence without an environment of its own
 transformer_engine() {

@@ -3,7 +3,9 @@ fails where tests do."""
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,28 @@ def test_make_fails_where_one_of_its_sets_of_tests_does(tmp_path: Path, set_of_t
     )
     assert f"a | ran {set_of_tests}" in done.stdout and "b | ran good" in done.stdout
     assert (done.returncode == 0) == (set_of_tests == "good")
+
+
+def test_the_installer_shows_on_a_terminal_that_it_goes_on(tmp_path: Path) -> None:
+    """With a pip that ends when the time was shown."""
+    (tmp_path / "bin").mkdir()
+    stub = 'while ! grep -q "0:01" {0}/shown; do sleep 0.2; done; [ ! -e {0}/fails ]\n'
+    for name, body in (("pip", stub.format(tmp_path)), ("python", "exit 0\n")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}")
+        (tmp_path / "bin" / name).chmod(0o755)
+    command = f"docker/install.sh {tmp_path} cpu packages"
+    for fails in (False, True):
+        if fails:
+            (tmp_path / "fails").touch()
+        (tmp_path / "shown").touch()
+        done = subprocess.run(
+            ["script", "-qefc", command, str(tmp_path / "shown")],
+            cwd=ROOT,
+            env={**os.environ, "PYTHON": sys.executable},
+            capture_output=True,
+            timeout=300,
+        )
+        shown = done.stdout.decode().replace("\x1b[1m", "").replace("\x1b[0m", "")
+        assert (done.returncode != 0) is fails, shown
+        assert f"in {tmp_path}\r" in shown and "==> torch" in shown
+        assert (f"ready: {tmp_path}/bin/miles" in shown) is not fails

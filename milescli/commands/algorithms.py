@@ -19,7 +19,7 @@ EXAMPLES = [
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    verb(app, "algorithms", examples=EXAMPLES)(algorithms)
+    verb(app, "algorithms", examples=EXAMPLES, is_page=True)(algorithms)
 
 
 def algorithms(

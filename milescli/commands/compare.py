@@ -15,7 +15,7 @@ EXAMPLES = ["miles compare before after", "miles compare before after --json"]
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    verb(app, "compare", examples=EXAMPLES)(compare)
+    verb(app, "compare", examples=EXAMPLES, is_page=True)(compare)
 
 
 def compare(

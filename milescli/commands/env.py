@@ -42,8 +42,8 @@ DataOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add `envs`, `tools` and the group `env`."""
-    verb(app, "envs", examples=["miles envs", "miles envs --json"])(envs)
-    verb(app, "tools", examples=["miles tools"])(tools)
+    verb(app, "envs", examples=["miles envs", "miles envs --json"], is_page=True)(envs)
+    verb(app, "tools", examples=["miles tools"], is_page=True)(tools)
     group = typer.Typer(help="Try an environment before a model does.")
     group.callback(invoke_without_command=True)(page)
     verb(group, "check", examples=CHECK_EXAMPLES)(check)

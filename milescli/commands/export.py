@@ -63,6 +63,7 @@ def export(
     if dtype is not None:
         output.warn(f"--dtype is called --format now: --format {format or dtype.value}")
     folder = find_weights(source)
+    output.note(f"opening {folder}")  # what comes next loads torch, which takes seconds
     from milescli.commands.show.summary import show_export
     from milescli.runtime.export import export_weights
 

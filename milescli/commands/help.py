@@ -27,7 +27,7 @@ TOPICS = {
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    verb(app, "help", examples=EXAMPLES)(help_page)
+    verb(app, "help", examples=EXAMPLES, is_page=True)(help_page)
 
 
 def help_page(

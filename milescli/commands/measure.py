@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from milescli.commands.find_run import Measured, find_measured, runs_folder
 from milescli.console import theme
 from milescli.console.columns import percent
 from milescli.console.output import Output
-from milescli.core.errors import DataError
+from milescli.core.errors import DataError, FitError
 from milescli.core.units import format_duration
+from milescli.plan.engines_alone import ELSEWHERE
 from milescli.rollout.evaluation.statistics import LEVEL, Estimate
 from milescli.runtime.evaluation.results import (
     Comparison,
@@ -140,6 +142,27 @@ def measured(
 ) -> tuple[Path, list[SetResult]]:
     """Measure a subject. Returns (the folder that contains `eval/`, the results). Raises
     MilesError; BadParameter for an option that belongs to another kind of subject."""
+    try:
+        return _measured(subject, wish, options, output=output)
+    except FitError as error:
+        if options.ask is None:
+            raise
+        raise type(error)(error.what, why=error.why, fix=_of_chat(error.fixes)) from None
+
+
+_TOKENS = re.compile(r"--set rollout\.max_response_tokens=(\d+)")
+
+
+def _of_chat(fixes: Sequence[str]) -> list[str]:
+    """Return the fixes of an evaluation as `miles chat` takes them."""
+    kept = [fix.replace("miles eval", "miles chat") for fix in fixes if fix != ELSEWHERE]
+    kept = [_TOKENS.sub(r"--tokens \1", fix) for fix in kept]
+    return kept or ["miles chat Qwen/Qwen3-0.6B   # a smaller model"]
+
+
+def _measured(
+    subject: str, wish: EvalWish, options: Options, *, output: Output
+) -> tuple[Path, list[SetResult]]:
     target = find_measured(subject)
     if target.run is not None:
         if options.out is not None:

@@ -21,7 +21,7 @@ CHECK = "check"
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    verb(app, "models", examples=EXAMPLES)(models)
+    verb(app, "models", examples=EXAMPLES, is_page=True)(models)
 
 
 def models(

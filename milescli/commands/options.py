@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from milescli.commands import suggest
+from milescli.console.pager import paged
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -211,9 +213,10 @@ def planned_machine(
 
 
 def verb(
-    app: typer.Typer, name: str, *, examples: list[str]
+    app: typer.Typer, name: str, *, examples: list[str], is_page: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as `miles NAME`, with --json and --quiet, and examples below its help."""
+    """Register a function as `miles NAME`, with --json and --quiet, and examples below its help.
+    `is_page`: it prints a page to read, for which a long one has a pager."""
     epilog = "\n".join(["Examples:", *examples])
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -221,7 +224,9 @@ def verb(
 
         @wraps(function)
         def run(*args: object, json_mode: bool, quiet: bool, **kwargs: object) -> None:
-            function(*args, **kwargs)  # the single door has read both: see app.main
+            context = cast(typer.Context, kwargs["context"])
+            with paged(context.obj) if is_page else nullcontext():
+                function(*args, **kwargs)  # the single door has read both: see app.main
 
         extra = [
             inspect.Parameter(

@@ -28,7 +28,7 @@ class Action(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    verb(app, "plugins", examples=EXAMPLES)(plugins)
+    verb(app, "plugins", examples=EXAMPLES, is_page=True)(plugins)
 
 
 def plugins(

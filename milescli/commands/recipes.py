@@ -28,7 +28,7 @@ class Action(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    verb(app, "recipes", examples=EXAMPLES)(recipes)
+    verb(app, "recipes", examples=EXAMPLES, is_page=True)(recipes)
 
 
 def recipes(

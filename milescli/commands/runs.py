@@ -25,7 +25,7 @@ EXAMPLES = ["miles runs", "miles runs --json", "MILES_RUN__DIR=/data/runs miles 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    verb(app, "runs", examples=EXAMPLES)(runs)
+    verb(app, "runs", examples=EXAMPLES, is_page=True)(runs)
 
 
 def runs(context: typer.Context) -> None:

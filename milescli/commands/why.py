@@ -15,7 +15,7 @@ EXAMPLES = ["miles why quickstart-1", "miles why quickstart-1 --json"]
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    verb(app, "why", examples=EXAMPLES)(why)
+    verb(app, "why", examples=EXAMPLES, is_page=True)(why)
 
 
 def why(context: typer.Context, run: RunArgument) -> None:

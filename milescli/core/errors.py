@@ -111,6 +111,10 @@ class FitError(MilesError, ValueError):
     exit_code = ExitCode.DOES_NOT_FIT
 
 
+class MemoryTaken(FitError):
+    """Reports a plan that would fit if other processes held less of the main memory."""
+
+
 class OutOfMemory(FitError):
     """Reports that a process of the run exceeded the memory of its device or its computer."""
 

@@ -9,8 +9,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+SMTP_PASSWORD = "MILES_SMTP_PASSWORD"
+"""Of the mail server that alerts go through."""
 WORDS = frozenset(
-    {"KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS", "PAT"}
+    {
+        "KEY",
+        "APIKEY",
+        "TOKEN",
+        "SECRET",
+        "PASSWORD",
+        "PASSWD",
+        "PASSPHRASE",
+        "CREDENTIALS",
+        "PAT",
+        "WEBHOOK",
+    }
 )
 """Of names, between underscores: a TOKENIZERS_PARALLELISM or an NCCL_IB_PKEY is none."""
 OURS = ("MILES_", "RAY_")
@@ -19,7 +32,8 @@ OURS = ("MILES_", "RAY_")
 
 def is_secret(name: str) -> bool:
     """Whether a name is that of a secret: WANDB_API_KEY, HF_TOKEN, db_password."""
-    return not name.startswith(OURS) and not WORDS.isdisjoint(name.upper().split("_"))
+    is_ours = name.startswith(OURS) and name != SMTP_PASSWORD
+    return not is_ours and not WORDS.isdisjoint(name.upper().split("_"))
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
@@ -46,6 +60,7 @@ _TOKENS = re.compile(
 )
 _LOGIN = re.compile(r"(?<=://)[^/\s:@]+(:[^/\s@]*)?@")
 _HOMES = re.compile(r"(?<![\w/.])/(?:home|Users)/[\w.-]+(?=/|\b)")
+_MAIL = re.compile(r"(?<=mailto:)[^\s\"'\],]+")
 _PATH = re.compile(r"(?<![\w./:~…-])~?(?:/[\w.@+%=,-]+){2,}/?|(?<![\w./:~…-])/root\b")
 _NOT_SECRET = ("prompt_key", "label_key", "response_key")
 """Columns of data, which a recipe's keys name."""
@@ -59,9 +74,9 @@ def without_private(text: str) -> str:
 
 
 def without_paths(text: str) -> str:
-    """The same, and of each absolute path only its last part, behind an ellipsis: where it lies on
-    this machine helps nobody elsewhere."""
-    return _PATH.sub(_last_part, without_private(text))
+    """The same without addresses of `mailto:`, and of each absolute path only its last part, behind
+    an ellipsis: where it lies on this machine helps nobody elsewhere."""
+    return _PATH.sub(_last_part, _MAIL.sub(REMOVED, without_private(text)))
 
 
 def without_secrets_in(value: object, *, name: str = "") -> object:

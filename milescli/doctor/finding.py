@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -85,10 +86,16 @@ def skip(check: str, why: str) -> list[Finding]:
     return [Finding(check=check, status=Status.SKIP, what="not checked", why=why)]
 
 
-def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Finding]:
+Watch = Callable[[Callable[[], str]], AbstractContextManager[None]]
+"""Shows what the function says while its block runs."""
+
+
+def run_checks(
+    checks: Sequence[Check], *, heavy_at_once: int = 1, watch: Watch | None = None
+) -> list[Finding]:
     """Run the checks at once (of the heavy ones `heavy_at_once`, the longest first), each bounded
     by its own time, and return their findings in the order of the checks. A check that raises, or
-    does not end, is a `fail`."""
+    does not end, is a `fail`. `watch` shows how many are done."""
     places = threading.Semaphore(heavy_at_once)
     tasks = {check.name: _RunningCheck(check) for check in checks}
     for task in sorted(tasks.values(), key=lambda task: -task.check.timeout_s):
@@ -96,7 +103,19 @@ def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Findi
         threading.Thread(
             target=task.run, args=(before, places), name=f"doctor-{task.check.name}", daemon=True
         ).start()
-    return [finding for task in tasks.values() for finding in task.result()]
+    running = list(tasks.values())
+    with watch(lambda: _progress(running)) if watch else nullcontext():
+        return [finding for task in running for finding in task.result()]
+
+
+def _progress(tasks: Sequence[_RunningCheck]) -> str:
+    """`12 of 14 checks done; engine, collective (waits)`"""
+    left = [
+        task.check.name + " (waits)" * (not task.began.is_set())
+        for task in tasks
+        if not task.ended.is_set()
+    ]
+    return f"{len(tasks) - len(left)} of {len(tasks)} checks done; {', '.join(left)}"
 
 
 class _RunningCheck:

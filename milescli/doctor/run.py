@@ -13,14 +13,26 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from milescli import __version__
 from milescli.backends.hub.repo import saved_token
 from milescli.console.output import Output
+from milescli.console.working import working
 from milescli.core.errors import ExitCode, MachineError, MilesError
 from milescli.doctor.cluster import cluster_findings
-from milescli.doctor.finding import Check, Finding, Status, failed, ok, run_checks, skip, warn
+from milescli.doctor.finding import (
+    Check,
+    Finding,
+    Status,
+    Watch,
+    failed,
+    ok,
+    run_checks,
+    skip,
+    warn,
+)
 from milescli.doctor.fixes import DoctorOptions
 from milescli.doctor.hub_access import check_hub
 from milescli.doctor.node import Once, heavy_at_once, node_checks, this_machine, trial_checks
@@ -141,7 +153,8 @@ def run_doctor(options: DoctorOptions, *, output: Output) -> int:
     output.note("checking; starting an engine takes up to a minute or two")
     # a reward that prints as it is imported would spoil the JSON
     with contextlib.redirect_stdout(sys.stderr):
-        findings = problem + _findings(loaded, address=_address(options, loaded))
+        watch = partial(working, output)
+        findings = problem + _findings(loaded, address=_address(options, loaded), watch=watch)
     secrets = {**os.environ, "SAVED_HUB_TOKEN": saved_token() or ""}
     findings = [
         mask_secrets(
@@ -157,17 +170,20 @@ def run_doctor(options: DoctorOptions, *, output: Output) -> int:
     )
 
 
-def _findings(loaded: LoadedRecipe | None, *, address: str | None) -> list[Finding]:
+def _findings(loaded: LoadedRecipe | None, *, address: str | None, watch: Watch) -> list[Finding]:
     """Check every node of the cluster, where one is named and can be joined; else this machine."""
     findings: list[Finding] = []
     if address is not None:
-        findings = cluster_findings(address, runs_dir=_runs_dir(loaded))
+        with watch(lambda: f"each node of {address} checks itself"):
+            findings = cluster_findings(address, runs_dir=_runs_dir(loaded))
         if any(finding.node for finding in findings):
             return findings + run_checks(
                 driver_checks(loaded, Once(lambda: _whole_machine(loaded))),
                 heavy_at_once=heavy_at_once(),
+                watch=watch,
             )
-    return findings + run_checks(all_checks(loaded), heavy_at_once=heavy_at_once())
+    checks = all_checks(loaded)
+    return findings + run_checks(checks, heavy_at_once=heavy_at_once(), watch=watch)
 
 
 def _address(options: DoctorOptions, loaded: LoadedRecipe | None) -> str | None:

@@ -3,6 +3,7 @@ Pure, no torch, no I/O; called by the runtime."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from milescli import models
@@ -25,7 +26,50 @@ def plan_engines(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, reward: ModelFacts | None = None
 ) -> Plan:
     """Plan the engines of a recipe that trains nothing; `reward` is the reward model that runs
-    beside them. Raises FitError if no engine layout holds the model."""
+    beside them. Raises FitError if no engine layout holds the model, with fixes that were tried."""
+    try:
+        return _planned(recipe, machine, facts, reward)
+    except FitError as error:
+        fixes = list(_remedies(recipe, machine, facts, reward))[:_MOST_FIXES]
+        raise type(error)(error.what, why=error.why, fix=fixes or [ELSEWHERE]) from None
+
+
+ELSEWHERE = "miles eval http://HOST:8000/v1   # a server that has room for it, on another computer"
+_MOST_FIXES = 3
+_LEAST_TOKENS = 64
+
+
+def _remedies(
+    recipe: Recipe, machine: Machine, facts: ModelFacts, reward: ModelFacts | None
+) -> Iterator[str]:
+    """Yield options with which it fits, the least change of each kind."""
+
+    def fits(section: str, **changes: object) -> bool:
+        part = getattr(recipe, section).model_copy(update=changes)
+        try:
+            _planned(recipe.model_copy(update={section: part}), machine, facts, reward)
+        except FitError:
+            return False
+        return True
+
+    visible = min((len(node.devices) for node in machine.nodes), default=0)
+    if recipe.machine.gpus and recipe.machine.gpus < visible and fits("machine", gpus=visible):
+        yield f"--set machine.gpus={visible}"
+    for requests in (32, 8, 1):
+        if fits("engines", max_running_requests=requests):
+            yield f"--set engines.max_running_requests={requests}   # fewer at once, slower"
+            break
+    for tokens in (recipe.rollout.max_response_tokens // part for part in (2, 4, 8)):
+        if tokens >= _LEAST_TOKENS and fits("rollout", max_response_tokens=tokens):
+            yield f"--set rollout.max_response_tokens={tokens}   # shorter responses"
+            break
+    if recipe.train.precision != "bf16" and fits("train", precision="bf16"):
+        yield "--set train.precision=bf16   # half the weights"
+
+
+def _planned(
+    recipe: Recipe, machine: Machine, facts: ModelFacts, reward: ModelFacts | None
+) -> Plan:
     log = Log()
     evaluation = recipe.eval.model_copy(update={"engines": "shared"})
     recipe = recipe.model_copy(update={"eval": evaluation, "rollout": _sizing_rollout(recipe)})
@@ -116,8 +160,5 @@ def _on_devices(
         f"no engine holds the model on {num_devices} x {machine.nodes[0].devices[0].name}",
         why=f"its weights are {weights}, with the cache of one sequence of "
         f"{longest_tokens(recipe):,} tokens; a device has {format_bytes(space.memory_bytes)}",
-        fix=[
-            "--set machine.gpus=N   # more devices",
-            f"--set eval.max_response_tokens={max(1, longest_tokens(recipe) // 4)}",
-        ],
+        fix=[],
     )

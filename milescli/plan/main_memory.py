@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product, takewhile
 from typing import get_args
 
-from milescli.core.errors import FitError
+from milescli.core.errors import FitError, MemoryTaken
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
@@ -458,7 +458,9 @@ def _refusal(
     recipe: Recipe, machine: Machine, node: _NodeLoad, least: int, budget: int
 ) -> FitError:
     total = node.total + node.num_shards * least
-    return FitError(
+    whole = min(int((1 - SYSTEM) * each.memory_bytes) for each in machine.nodes)
+    kind = MemoryTaken if budget < total <= whole else FitError
+    return kind(
         f"recipe `{recipe.name}` does not fit into the main memory of a CPU with {_there(machine)}",
         why=f"{_sum(node, node.num_shards * least)} = {total / GIB:.1f} GiB > {budget / GIB:.1f}"
         f"; the cache is for one sequence of {longest_tokens(recipe):,} tokens",
@@ -486,8 +488,9 @@ def _sum(node: _NodeLoad, cache: int) -> str:
         f"{node.num_shards} engine rank{'s'[: node.num_shards > 1]}: "
         f"weights {_gib(node.engine_weights)} + cache {_gib(cache)}; "
     )
+    ranks_said = f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {trainer}; "
     return (
-        f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {trainer}; "
+        f"{ranks_said if node.num_ranks else ''}"
         f"{engines if node.num_shards else ''}processes, and what they need for a moment, "
         f"{_gib(rest)}"
     )

@@ -365,7 +365,7 @@ def with_remedies(
         then = "   # train an adapter instead of all weights" if trial.kind == "adapter" else then
         fixes[trial.kind] = trial.options + then
     words = [fix for fix in error.fixes if not _parsed(fix)]
-    return FitError(
+    return type(error)(
         error.what,
         why=error.why,
         fix=[*dict.fromkeys(fixes.values()), *words] or _last_resorts(machine),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from milescli.recipe import (
     agents,
+    alerts,
     data,
     distill,
     evaluation,
@@ -61,6 +62,7 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
     yield from speculative.mtp_rules(recipe)
     yield from speculative.draft_rules(recipe)
     yield from machine.tracker_rules(recipe.run)
+    yield from alerts.rules(recipe.run)
 
 
 def open_keys(recipe: Recipe) -> list[str]:

@@ -171,6 +171,13 @@ class RunSettings(Section):
     metrics_address: str | None = None
     """HOST:PORT, as 127.0.0.1:9464, where Prometheus is served `/metrics` while the run goes on;
     port 0: any that is free, which the run says. null: nothing listens."""
+    alerts: list[str] = Field(default=[])
+    """Who is told when the run ends, fails or stalls: URLs (http, https) that JSON is posted to,
+    mailto:me@example.org, or commands, which get the JSON on stdin. `$NAME` stands for a variable
+    of the environment, where an address with a secret belongs."""
+    alerts_on: list[str] = Field(default=["end", "failure", "stop", "stall"])
+    """What they are told of: end, failure, stop, stall (nothing is heard for far longer than a step
+    takes), and names of diagnoses (docs/verdict.md): [failure, stall, entropy-collapse]."""
     keep_groups: NonNegative = 4
     """Groups of each step that are kept in rollouts/, to read token by token."""
     hooks: HookSettings = HookSettings()

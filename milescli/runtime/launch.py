@@ -19,6 +19,7 @@ from milescli.core.driver_pipe import say
 from milescli.core.errors import MilesError
 from milescli.data.prompt_source import file_named
 from milescli.platform.torch_wheel import require_wheel
+from milescli.recipe.alerts import anchored as anchored_alerts
 from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.section import Section
@@ -126,6 +127,8 @@ def _anchored(value, *, key: str):
         new = {name: _anchored(one, key=name) for name, one in now.items()}
         changed = {name: one for name, one in new.items() if one is not now[name]}
         return value.model_copy(update=changed) if changed else value
+    if key == "alerts" and isinstance(value, list):
+        return anchored_alerts(value)
     if isinstance(value, list):
         new = [_anchored(one, key=key) for one in value]
         return new if any(a is not b for a, b in zip(new, value, strict=True)) else value

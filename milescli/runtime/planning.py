@@ -3,7 +3,8 @@ each engine. Nothing is started. Called by launch, resume, the dry run, doctor a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from milescli.backends.megatron.layer_specs import DEFAULT
@@ -17,7 +18,7 @@ from milescli.backends.sglang.launch.spec import (
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.cluster.nodes import planning_machine
 from milescli.console.output import Output
-from milescli.core.errors import CheckpointError, RecipeError
+from milescli.core.errors import CheckpointError, MemoryTaken, RecipeError
 from milescli.models import ModelFacts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.base import quantization_config
@@ -27,6 +28,7 @@ from milescli.plan.make import make_plan
 from milescli.plan.roles import QueriedModels
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
+from milescli.platform.memory_holders import name_holders
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
@@ -60,12 +62,9 @@ def plan_only(
     return plan_without_plugins(planned(loaded, each), machine, facts=facts)
 
 
-def plan_without_plugins(
-    loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts, serves_merged: bool = False
-) -> Plan:
+def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts) -> Plan:
     """Return the plan before the plug-ins are loaded, which imports torch: for callers that use the
-    time in between, and load them then. `serves_merged`: engines will be given merged weights where
-    an adapter is trained, as an evaluation does."""
+    time in between, and load them then."""
     refuse_unrecorded(loaded.recipe, facts)
     if facts.mamba is not None and loaded.recipe.model.layer_spec != DEFAULT:
         raise RecipeError(
@@ -73,26 +72,39 @@ def plan_without_plugins(
             why="Megatron-Core builds all of its layers, Mamba-2 among them, of one spec",
             fix=f"--set model.layer_spec={DEFAULT}",
         )
-    return _made(loaded.recipe, machine, facts, serves_merged=serves_merged)
+    return _made(loaded.recipe, machine, facts)
 
 
-def _made(
-    recipe: Recipe, machine: Machine, facts: ModelFacts, *, serves_merged: bool = False
-) -> Plan:
+def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     """Make the plan with all models of the run."""
     require_policies(recipe, facts)
     draft = require_draft(recipe)
     queried = QueriedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
-    plan = make_plan(recipe, machine, facts, queried)
+    with memory_named(recipe, machine):
+        plan = make_plan(recipe, machine, facts, queried)
     if recipe.train.draft.is_on and draft is not None:
         require_learning_draft(plan, draft)
-    has_adapter = recipe.train.lora.is_on and not (serves_merged or plan.merges_adapter)
+    has_adapter = recipe.train.lora.is_on and not plan.merges_adapter
     require_served_by(plan, recipe, facts, has_adapter=has_adapter)
     if plan.engines.num:
         if plan.device_kind == "cpu" and plan.engine_format is None:
             refuse_plain_updates(config_of_recipe(recipe.model))
         require_positions(recipe, facts)
     return plan
+
+
+@contextmanager
+def memory_named(recipe: Recipe, machine: Machine) -> Iterator[None]:
+    """Within it, a refusal because of memory that other processes of this computer hold says who
+    holds it."""
+    try:
+        yield
+    except MemoryTaken as error:
+        if recipe.machine.address is not None:
+            raise
+        node = machine.nodes[0]
+        held_bytes = node.memory_bytes - (node.available_bytes or node.memory_bytes)
+        raise name_holders(error, held_bytes=held_bytes) from None
 
 
 def refuse_plain_updates(config: Mapping[str, object]) -> None:

@@ -22,6 +22,7 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Recipe
+from milescli.runtime.inputs.checks_at_once import require_alerts
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.inputs.plugins import check_at_once
 from milescli.runtime.inputs.run_inputs import RunInputs
@@ -65,6 +66,8 @@ def resume(
         with adapter_runs(run, recipes) as runs, ExitStack() as held:
             pasts, are_done = _pasts(run, runs, recipes, output=output)
             require_tracking(loaded.recipe.run)
+            for doubt in require_alerts(loaded.recipe.run):
+                output.warn(doubt)
             loaded, nodes = nodes_that_are_left(loaded, output=output)
             recipes = Recipes.of(loaded, steps=steps).but(are_done)
             facts = planned_facts(loaded.recipe)

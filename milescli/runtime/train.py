@@ -31,6 +31,7 @@ from milescli.insight.memory import DeviceMemory
 from milescli.insight.reader import read_history
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.prestart import Prestarted
+from milescli.runtime.recording.alerting import alerting
 from milescli.runtime.recording.listeners import Judge, attach_run_files
 from milescli.runtime.recording.tracking import tracked
 from milescli.runtime.recovery.stops import BY_USER, check_stopped, ended_now, stop_signal
@@ -95,6 +96,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     judge = Judge(run, bus)
     bus.listeners.append(judge)
     with (
+        alerting(run, recipe.run, bus=bus, output=output),
         tracked(spec, bus=bus, output=output) as tracking,
         LiveRun(output, name=run.name, history=read_history(run)) as live,
     ):

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from milescli.commands.find_run import Measured, find_measured
+from milescli.core.errors import ExitCode, MemoryTaken
+from milescli.plan.engines_alone import ELSEWHERE
+from milescli.runtime.evaluation import chat
 from milescli.runtime.evaluation.results import SetResult, write_result
 from milescli.runtime.evaluation.sets import EvalWish
 from tests.commands.conftest import Miles, Replace
@@ -183,3 +186,26 @@ def test_an_endpoint_is_measured_and_its_only_model_is_found_again(
     (Path("runs") / "evaluations" / "h-1" / "other").mkdir()
     said = miles("eval", url, "--data", "few=x.jsonl", "--against", url)
     assert said.code == 3 and "which model at http://h:1/v1" in said.err
+
+
+def test_a_model_that_does_not_fit_has_the_fixes_of_the_verb_that_was_typed(
+    miles: Miles, replace: Replace
+) -> None:
+    fixes = [
+        "--set rollout.max_response_tokens=256   # shorter responses",
+        "--set train.precision=bf16   # half the weights",
+        ELSEWHERE,
+    ]
+
+    def evaluate_model(*_: object, **__: object) -> None:
+        raise MemoryTaken("it does not fit", why="20 > 12", fix=fixes)
+
+    assert chat, "it is imported before what it imports is replaced"
+    replace("milescli.runtime.evaluation.evaluate", evaluate_model=evaluate_model)
+    measured = miles("eval", "org/name", "--data", "task:sums")
+    assert measured.code == ExitCode.DOES_NOT_FIT
+    assert all(fix in measured.err for fix in fixes)
+    talked = miles("chat", "org/name")
+    assert talked.code == ExitCode.DOES_NOT_FIT
+    assert "fix: --tokens 256   # shorter responses" in talked.err
+    assert "train.precision=bf16" in talked.err and "miles eval" not in talked.err

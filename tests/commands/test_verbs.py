@@ -63,7 +63,7 @@ def run_dir(miles: Miles) -> Path:
 
 def test_a_dry_run_shows_layout_placement_batch_and_reasons(miles: Miles, replace: Replace) -> None:
     replace("milescli.runtime.dry_run", dry_run=lambda loaded, machine, output: PLAN)
-    said = miles("launch", "--recipe", "quickstart", "--dry-run")
+    said = miles("launch", "--recipe", "quickstart", "--dry-run", "-v")
     assert said.code == 0
     for words in (
         "2 ranks: tp 2 x pp 1",
@@ -74,7 +74,37 @@ def test_a_dry_run_shows_layout_placement_batch_and_reasons(miles: Miles, replac
     ):
         assert words in said.out, words
     assert "nothing was started" in said.err
-    assert "origin" not in said.out
+
+
+SCREEN = 45
+"""Lines."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["quickstart"], ["a CPU gains nothing from bf16", "demonstrations task:sums"]),
+        (["smollm2-135m", "--on", "1xH200"], ["path HuggingFaceTB/SmolLM2-135M-Instruct"]),
+        (
+            ["qwen3.6", "--on", "8xH200", "--price-per-gpu-hour", "2"],
+            ["trainer.ep", "training memory", "KV cache", "not measured", "GPU-hour"],
+        ),
+    ],
+)
+def test_a_dry_run_is_one_screen_of_what_was_set_and_decided(
+    miles: Miles, arguments: list[str], words: list[str]
+) -> None:
+    said = miles("launch", *arguments, "--dry-run", "--seed", "7")
+    assert said.code == 0
+    assert len((said.out + said.err).splitlines()) <= SCREEN
+    assert "--seed 7" in said.out and "-v shows the rest" in said.err
+    for word in words:
+        assert word in said.out, word
+    for word in ("1 unless pinned", "placement\n", "next best trainer", "old_logprobs"):
+        assert word not in said.out, word
+    rest = miles("launch", *arguments, "--dry-run", "-v").out
+    for word in ("placement\n", "old_logprobs", "environment of actors", "weights.verify"):
+        assert word in rest, word
 
 
 def test_a_verbose_dry_run_names_the_origin_of_every_value(
@@ -154,7 +184,7 @@ def test_a_dry_run_plans_for_a_machine_that_is_not_there_and_shows_its_price(mil
 
 
 def test_a_dry_run_on_devices_shows_memory_times_and_alternatives(miles: Miles) -> None:
-    said = miles("launch", "-r", "quickstart", "--dry-run", "--on", "2x8xMI355X")
+    said = miles("launch", "-r", "quickstart", "--dry-run", "-v", "--on", "2x8xMI355X")
     for words in (
         "KV cache",
         "optimizer",

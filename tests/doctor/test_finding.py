@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from milescli.core.errors import MachineError
 from milescli.doctor.finding import Check, Finding, Status, fail, ok, run_checks
+from tests.waiting import until
 
 
 def _run(*checks: Check) -> list[Finding]:
@@ -109,3 +112,27 @@ def test_a_check_is_skipped_where_one_that_it_needs_fails_so_that_a_fault_is_rep
 def test_a_check_whose_module_calls_exit_is_a_fail_and_not_the_end_of_the_doctor() -> None:
     findings = _run(Check(name="reward", run=lambda: sys.exit(3)))
     assert findings[0].status is Status.FAIL and "SystemExit" in findings[0].why
+
+
+def test_somebody_who_watches_sees_what_is_left() -> None:
+    may_end, said = threading.Event(), list[str]()
+
+    def slow() -> list[Finding]:
+        assert may_end.wait(120)
+        return ok("slow", "a")
+
+    @contextmanager
+    def watch(progress: Callable[[], str]) -> Iterator[None]:
+        until(lambda: progress().startswith("1 of 3 checks done"))
+        said.append(progress())
+        may_end.set()
+        yield
+        said.append(progress())
+
+    checks = [
+        Check(name="quick", run=lambda: ok("quick", "b")),
+        Check(name="slow", run=slow, is_heavy=True),
+        Check(name="last", run=lambda: ok("last", "c"), needs=("slow",)),
+    ]
+    assert len(run_checks(checks, watch=watch)) == 3
+    assert said == ["1 of 3 checks done; slow, last (waits)", "3 of 3 checks done; "]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from milescli.core.errors import FitError
+from milescli.core.errors import FitError, MemoryTaken
+from milescli.core.units import GIB
 from milescli.models import parse_facts, scratch
-from milescli.plan.engines_alone import plan_engines
+from milescli.plan.engines_alone import ELSEWHERE, plan_engines
 from milescli.plan.make import make_plan
-from milescli.platform.machine import read_machine
+from milescli.platform.machine import Machine, read_machine
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
@@ -64,3 +67,35 @@ def test_on_a_cpu_they_are_no_larger_than_the_few_answers_that_are_asked_for() -
     assert many.num * many.max_running_requests == (
         recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     )
+
+
+def _tight(gib: float, *, free: float | None = None) -> Machine:
+    node = replace(read_machine("cpu").nodes[0], memory_bytes=int(gib * GIB))
+    return Machine(
+        kind="cpu", nodes=[replace(node, available_bytes=int(free * GIB) if free else None)]
+    )
+
+
+def test_a_refusal_on_a_cpu_has_fixes_that_were_tried_and_are_of_an_evaluation() -> None:
+    recipe, facts = _recipe(), _facts("Qwen/Qwen3-8B")
+    machine = _tight(36)
+    with pytest.raises(FitError, match="does not fit into the main memory") as refused:
+        plan_engines(recipe, machine, facts)
+    error = refused.value
+    assert type(error) is FitError and "trainer rank" not in error.why
+    assert not any("lora" in fix for fix in error.fixes)
+    [fix] = [fix for fix in error.fixes if "train.precision=bf16" in fix]
+    assert fix == "--set train.precision=bf16   # half the weights"
+    plan_engines(_recipe(train={"precision": "bf16"}), machine, facts)
+
+
+def test_what_nothing_helps_is_to_be_asked_elsewhere() -> None:
+    with pytest.raises(FitError) as refused:
+        plan_engines(_recipe(), _tight(24), _facts("Qwen/Qwen3-235B-A22B"))
+    assert refused.value.fixes == [ELSEWHERE]
+
+
+def test_memory_that_others_hold_is_a_refusal_of_its_own() -> None:
+    with pytest.raises(MemoryTaken):
+        plan_engines(_recipe(), _tight(96, free=20), _facts("Qwen/Qwen3-8B"))
+    plan_engines(_recipe(), _tight(96), _facts("Qwen/Qwen3-8B"))

@@ -1,16 +1,21 @@
-"""A Plan on the screen and as JSON: layout, placement, batch arithmetic, each choice with its
-reason; with -v who set what."""
+"""A Plan on the screen and as JSON. In about one screen: what runs, who set what, and what was
+decided with its reason; with -v also placement, memory by part, next best layouts, every choice and
+every key."""
 
 from __future__ import annotations
 
 import json
 import os
 
-from milescli.console.output import Mode, Output
+from milescli.console.output import Output
+from milescli.console.pager import paged
 from milescli.console.theme import Segment, staircase
 from milescli.core.units import GIB, format_bytes, format_count, format_duration
 from milescli.plan.types import Forecast, Part, Plan, Slot
 from milescli.platform.environment import environment_rows
+from milescli.recipe.alerts import told_of
+from milescli.recipe.keys import keys
+from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, value_at
 from milescli.recipe.section import plain
 
@@ -135,6 +140,8 @@ def show_plan(
     }
     if price_per_gpu_hour is not None and plan.forecast is not None:
         payload["cost"] = cost(plan.forecast, price_per_gpu_hour)
+    if alerts := told_of(loaded.recipe.run):
+        payload["alerts"] = alerts
     if with_origins:
         payload["recipe"] = {
             name: {"value": plain(value_at(loaded.recipe, name)), "origin": str(by)}
@@ -146,8 +153,144 @@ def show_plan(
             for whom, name, value, reason in environment_rows(plan)
         ]
     output.json("plan", payload)
-    output.kv(_layout(plan), title=f"plan {plan.fingerprint} for {loaded.recipe.name}")
+    with paged(output):
+        _show(plan, loaded, alerts, output=output, is_all=with_origins, price=price_per_gpu_hour)
+    rest = "" if with_origins else "; -v shows the rest: placement, memory, every choice and key"
+    output.note(f"nothing was started{rest}")
+
+
+def _show(
+    plan: Plan,
+    loaded: LoadedRecipe,
+    alerts: str,
+    *,
+    output: Output,
+    is_all: bool,
+    price: float | None,
+) -> None:
+    layout = {**_layout(plan), **({"alerts": alerts} if alerts else {})}
+    title = f"plan {plan.fingerprint} for {loaded.recipe.name}"
+    if is_all:
+        output.kv(layout, title=title)
+        output.blank()
+        _show_all(plan, loaded, output=output, price=price)
+        return
+    if not plan.engine_format:
+        layout.pop("weights", None)
+    output.kv({**layout, **_figures(plan, price)}, title=title)
     output.blank()
+    _show_set(loaded, output)
+    _show_decided(plan, output)
+
+
+def _figures(plan: Plan, price: float | None) -> dict[str, object]:
+    """One step and what it takes, a line each."""
+    batch = _batch(plan)
+    sizes = [str(batch[key]) for key in list(batch)[:2]]
+    rows: dict[str, object] = {"one step": f"{', '.join(sizes)} tokens"}
+    if (forecast := plan.forecast) is None:
+        return rows
+    for title, parts in (("training", forecast.training), ("rollout", forecast.rollout)):
+        if parts:
+            rows[f"{title} memory"] = _memory_line(parts, forecast.memory_bytes)
+    times = _times(plan, forecast, price)
+    phases = ", ".join(
+        f"{name} {str(times[name]).partition(';')[0].partition(' (')[0].partition(',')[0]}"
+        for name in ("rollout", "train", "sync")
+        if name in times
+    )
+    rows["predicted"] = f"a step {times['step']} ({phases}); {times['run']}; not measured"
+    rows["host"] = times["host"]
+    return {**rows, **{name: times[name] for name in ("cost",) if name in times}}
+
+
+def _memory_line(parts: list[Part], total: int) -> str:
+    """`126.6 of 140 GiB: optimizer 48.4, ...`, of what takes at least a thousandth of it."""
+    taken = [part for part in parts if part.name != "margin"]
+    shown = [part for part in taken if part.size_bytes > total / 1000]
+    shown.sort(key=lambda part: -part.size_bytes)
+    words = ", ".join(f"{part.name.replace(',', '')} {part.size_bytes / GIB:.1f}" for part in shown)
+    all_bytes = sum(part.size_bytes for part in taken)
+    return f"{all_bytes / GIB:.1f} of {total / GIB:.0f} GiB: {words}"
+
+
+def _show_set(loaded: LoadedRecipe, output: Output) -> None:
+    """What differs from the defaults: each of the user's own settings, and the recipe's by
+    section."""
+    own, others = list[tuple[object, ...]](), dict[tuple[str, str], list[str]]()
+    for name, origin in loaded.origins.items():
+        value = value_at(loaded.recipe, name)
+        if origin.layer in _OWN:
+            own.append((name, _short(_value(value)), str(origin)))
+        elif origin.layer is not SettingsLayer.DEFAULT and _is_telling(name, value):
+            section, _, key = name.partition(".")
+            by = str(origin).rpartition(":")[0] or str(origin)
+            others.setdefault((by, section), []).append(f"{key} {_short(_value(value))}")
+    if own:
+        output.table(["you set", "value", "by"], own)
+        output.blank()
+    for by in dict.fromkeys(by for by, _ in others):
+        rows = {
+            section: ", ".join(said) for (whose, section), said in others.items() if whose == by
+        }
+        output.kv(rows, title=f"set by {by}")
+        output.blank()
+
+
+def _is_telling(name: str, value: object) -> bool:
+    """False for a value that the recipe merely repeats."""
+    return name not in _UNSHOWN and (name not in keys() or value != keys()[name].default)
+
+
+def _show_decided(plan: Plan, output: Output) -> None:
+    """The choices that a reader may want otherwise."""
+    rows = [
+        (choice.key, choice.value, choice.reason.rstrip(":"))
+        for choice in plan.decisions
+        if choice.key not in _DERIVED
+        and not choice.key.endswith(_EXCEPTION)
+        and choice.value not in _NOTHING
+        and not choice.reason.startswith("pinned by")
+    ]
+    if rows:
+        output.table(["decided", "value", "because"], rows)
+        output.blank()
+
+
+_OWN = (SettingsLayer.SET, SettingsLayer.ENV, SettingsLayer.FILE)
+_UNSHOWN = ("name", "description")
+_DERIVED = (
+    "trainer.dp",
+    "batch",
+    "cpu_threads",
+    "engines.cpu_threads",
+    "weights.channel",
+    "engines.max_total_tokens",
+    "engines.max_running_requests",
+    "engines.memory_fraction",
+    "old_logprobs",
+    "experts",
+)
+"""Choices that follow from others, or that nobody makes otherwise; shown by -v."""
+_EXCEPTION = ".plain"
+"""Ends the key of a weight that a number format leaves out."""
+_NOTHING = ("1", "none", "false", "False")
+"""Values of a choice by which nothing is done."""
+_LONGEST = 60
+
+
+def _value(value: object) -> str:
+    shown = plain(value)
+    if shown is None:
+        return "null"
+    return str(shown).lower() if isinstance(shown, bool) else str(shown)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _show_all(plan: Plan, loaded: LoadedRecipe, *, output: Output, price: float | None) -> None:
     output.kv(_batch(plan), title="one step")
     output.blank()
     if len(plan.slots) <= SMALL:
@@ -161,14 +304,12 @@ def show_plan(
         )
     output.blank()
     if plan.forecast is not None:
-        show_forecast(plan, plan.forecast, price=price_per_gpu_hour, output=output)
+        show_forecast(plan, plan.forecast, price=price, output=output)
     if plan.decisions:
         rows = [(choice.key, choice.value, choice.reason) for choice in plan.decisions]
         output.table(["chosen", "value", "because"], rows, title="decisions")
         output.blank()
-    if with_origins and output.mode is not Mode.JSON:
-        _show_origins(loaded, plan, output)
-    output.note("nothing was started")
+    _show_origins(loaded, plan, output)
 
 
 def _layout(plan: Plan) -> dict[str, object]:
@@ -277,25 +418,11 @@ def _slot_row(slot: Slot) -> list[object]:
 
 
 def _show_origins(loaded: LoadedRecipe, plan: Plan, output: Output) -> None:
-    rows = []
-    for name, origin in loaded.origins.items():
-        value = plain(value_at(loaded.recipe, name))
-        rows.append(
-            (
-                name,
-                "null"
-                if value is None
-                else str(value).lower()
-                if isinstance(value, bool)
-                else value,
-                str(origin),
-            )
-        )
-    output.table(
-        ["key", "value", "origin"],
-        [(name, str(value), by) for name, value, by in rows],
-        title="recipe",
-    )
+    rows = [
+        (name, _value(value_at(loaded.recipe, name)), str(origin))
+        for name, origin in loaded.origins.items()
+    ]
+    output.table(["key", "value", "origin"], rows, title="recipe")
     output.blank()
     output.kv(_environment() or {"(none)": ""}, title="environment of this shell")
     output.blank()

@@ -29,3 +29,8 @@ ALL: tuple[Diagnosis, ...] = (
     *rows.ALL,
     *speed.ALL,
 )
+
+NAMES = tuple(each.__name__.replace("_", "-") for each in ALL)
+"""As findings are called."""
+HINTS = tuple(each.__name__.replace("_", "-") for each in speed.ALL)
+"""Of them those that are hints and nothing more: no event tells of them."""

@@ -131,13 +131,20 @@ def workers_die(case: Case) -> Finding | None:
     )
 
 
+def longest_silence_s(usual_s: float) -> float:
+    """Return how long a run that goes on may write nothing, if a step usually takes `usual_s`."""
+    return max(SILENT * usual_s, LEAST_SILENT_S)
+
+
 def stalled(case: Case) -> Finding | None:
     """Detect a running run that has written nothing for far longer than a step takes."""
     if case.now_s is None or case.history.outcome is not None or not case.num_steps:
         return None
     silent_s = case.now_s - case.history.last_s
     usual_s = case.recent("time/step_s")
-    if not silent_s > max(SILENT * usual_s, LEAST_SILENT_S):
+    if case.history.phase == "eval":
+        usual_s = max([usual_s, *(one.seconds for one in case.history.evaluations)])
+    if not silent_s > longest_silence_s(usual_s):
         return None
     return case.finding(
         "stalled",

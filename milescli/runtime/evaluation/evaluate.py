@@ -21,10 +21,11 @@ from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import CheckpointError, FitError
+from milescli.core.errors import CheckpointError, FitError, OutOfMemory
 from milescli.core.events import EventBus
 from milescli.core.types import ROLLOUT, Prompt, WeightVersion
 from milescli.models import ModelFacts
+from milescli.plan.engines_alone import ELSEWHERE, plan_engines
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
 from milescli.recipe.agents import EnvironmentSettings
@@ -107,7 +108,7 @@ def evaluate_run(
     from milescli.conversion.base import store_of
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.planning import plan_without_plugins
+    from milescli.runtime.planning import memory_named, require_served_by
     from milescli.runtime.prestart import prestart_engines, prestart_ray
     from milescli.runtime.recovery.orphans import taken_over
 
@@ -124,8 +125,13 @@ def evaluate_run(
     plan = Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
     if not plan.engines.num:  # nothing was sampled in the run
         refuse(row_rules(recipe))
-        asking = replace(loaded, recipe=recipe)
-        plan = plan_without_plugins(asking, nodes.machine, facts=facts, serves_merged=True)
+        try:
+            with memory_named(recipe, nodes.machine):
+                plan = plan_engines(recipe, nodes.machine, facts, reward=reward_facts(recipe))
+        except FitError as error:
+            fixes = [_of_run(fix, run.shown) for fix in error.fixes]
+            raise type(error)(error.what, why=error.why, fix=fixes) from None
+        require_served_by(plan, recipe, facts, has_adapter=False)
     plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
     require_wheel(plan.device_kind)
     with (
@@ -301,8 +307,35 @@ def serve_and_evaluate(
                 await engines.stop()
                 await session.resources.release()
 
-        asyncio.run(main())
+        try:
+            asyncio.run(main())
+        except OutOfMemory as error:  # its fixes are of a launch
+            fixes = smaller_engines(spec, subject.name)
+            raise OutOfMemory(error.what, why=error.why, fix=fixes) from None
     return results
+
+
+def smaller_engines(spec: RunSpec, name: str) -> list[str]:
+    """Return what needs less memory than the engines of an evaluation did. `name`: of what is
+    evaluated, as the user would type it."""
+    number = max(1, spec.plan.engines.max_running_requests // 4)
+    fewer = f"--set engines.max_running_requests={number}   # fewer at once, slower"
+    shown = "nvidia-smi" if spec.plan.device_kind == "cuda" else "ps aux --sort=-rss | head"
+    return [
+        _of_run(fewer, name) if spec.run.plan_file.is_file() else fewer,
+        f"{shown}   # what else holds memory there",
+        ELSEWHERE,
+    ]
+
+
+def _of_run(fix: str, name: str) -> str:
+    """Return the fix as a run takes it: its engines are those of its plan, unless it is exported
+    first."""
+    key = fix.removeprefix("--set ").partition("=")[0]
+    if not fix.startswith("--set ") or key.startswith(CHANGEABLE):
+        return fix
+    folder = f"{Path(name).name}-hf"
+    return f"miles export {name} --to {folder} && miles eval {folder} {fix}"
 
 
 async def _all_sets(
@@ -382,9 +415,8 @@ def evaluate_model(
     `eval/`, logs and fetched data go; `ask`: what else than to measure the sets.
     One result for each set. Raises MilesError."""
     from milescli.checkpoint.run_lock import lock
-    from milescli.plan.engines_alone import plan_engines
     from milescli.platform.torch_wheel import require_wheel
-    from milescli.runtime.planning import require_served_by
+    from milescli.runtime.planning import memory_named, require_served_by
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
     loaded, sets = sets_of_model(model, wish, environ=environ)
@@ -392,7 +424,8 @@ def evaluate_model(
     facts = facts_of_recipe(recipe.model)
     nodes = find_nodes(loaded, output=output)
     reward = reward_facts(asking_reward_model(sets))
-    plan = plan_engines(recipe, nodes.machine, facts, reward=reward)
+    with memory_named(recipe, nodes.machine):
+        plan = plan_engines(recipe, nodes.machine, facts, reward=reward)
     plan = with_room(plan, sets, facts)
     require_served_by(plan, recipe, facts, has_adapter=False)
     require_wheel(plan.device_kind)

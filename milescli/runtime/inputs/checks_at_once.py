@@ -4,13 +4,17 @@ before it plans."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from milescli.checkpoint.run_dir import refuse_taken
+from milescli.core.errors import RecipeError, nearest
 from milescli.data.tokenizer import AUTO, own_template
 from milescli.models import ModelFacts
+from milescli.recipe.alerts import KEY_ON, MOMENTS
 from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.machine import RunSettings
 from milescli.runtime.inputs.checks import Check, Outcome, Subject, outcomes
 from milescli.runtime.inputs.data_files import require_files
 from milescli.runtime.inputs.given_models import is_checkpoint
@@ -18,6 +22,10 @@ from milescli.runtime.inputs.model_facts import refuse_settings_of_scratch, requ
 from milescli.runtime.inputs.plugins import check_at_once
 from milescli.runtime.inputs.token_checks import require_template
 from milescli.runtime.recording.tracking import require_tracking
+from milescli.trackers.alerts import require_target
+
+STALLED = "stalled"
+"""The diagnosis that `stall` of `run.alerts_on` stands for."""
 
 
 def at_once(
@@ -60,10 +68,39 @@ def _trackers(subject: Subject) -> None:
     require_tracking(subject.recipe.run)
 
 
+def _alerts(subject: Subject) -> Iterator[str]:
+    yield from require_alerts(subject.recipe.run)
+
+
 def _name(subject: Subject) -> None:
     run = subject.recipe.run
     if run.name is not None:
         refuse_taken(Path(run.dir).expanduser().absolute(), run.name)
+
+
+def require_alerts(settings: RunSettings) -> Iterator[str]:
+    """Check before anything starts that alerts can be sent. Yields doubts. Raises RecipeError."""
+    if unknown := [name for name in settings.alerts_on if name not in MOMENTS]:
+        _require_diagnoses(unknown)
+    for entry in dict.fromkeys(settings.alerts):
+        yield from require_target(entry, os.environ)
+
+
+def _require_diagnoses(names: list[str]) -> None:
+    from milescli.insight.diagnoses import HINTS, NAMES  # which import numpy
+
+    known = [*MOMENTS, *(name for name in NAMES if name not in (*HINTS, STALLED))]
+    for name in names:
+        if name in known:
+            continue
+        guess = "stall" if name == STALLED else nearest(name, known) or "failure"
+        raise RecipeError(
+            f"`{KEY_ON}` cannot be `{name}`",
+            why="that diagnosis is a hint, and no event tells of it"
+            if name in HINTS
+            else f"it lists {', '.join(MOMENTS)}, and diagnoses of docs/verdict.md",
+            fix=f"--set {KEY_ON}=[{guess}]",
+        )
 
 
 OF_RECIPE = (
@@ -100,6 +137,11 @@ OF_RUN = (
         name="trackers",
         compares="trackers with the packages, keys and ports that they need",
         run=_trackers,
+    ),
+    Check(
+        name="alerts",
+        compares="`run.alerts` with the variables and commands that it names",
+        run=_alerts,
     ),
     Check(
         name="name",

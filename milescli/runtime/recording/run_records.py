@@ -34,6 +34,8 @@ MAY_CHANGE = (
     "run.trackers",
     "run.project",
     "run.metrics_address",
+    "run.alerts",
+    "run.alerts_on",
     "run.keep_groups",
     "parallel",
     "engines",

@@ -1,15 +1,27 @@
-"""An episode that is watched: shown turn by turn, ended by its environment or its bounds."""
+"""An episode that is watched: shown turn by turn, ended by its environment or its bounds; and what
+helps engines that ran out of memory."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.core.types import Prompt
+from milescli.models import parse_facts, scratch
+from milescli.plan.engines_alone import plan_engines
+from milescli.platform.machine import read_machine
 from milescli.recipe.agents import EnvironmentSettings
+from milescli.recipe.machine import MachineSettings
+from milescli.recipe.model import ScratchModel
+from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Outcome
-from milescli.runtime.evaluation.evaluate import WatchedEpisode
+from milescli.runtime.evaluation.evaluate import WatchedEpisode, smaller_engines
+from milescli.runtime.spec import RunSpec
 from tests.agents.scripted import Engine, session_of
 
 PROMPT = Prompt(index=4, token_ids=[], text="", label="4")
@@ -41,3 +53,18 @@ def test_every_turn_is_shown_as_it_is_done() -> None:
 def test_it_is_left_at_its_bound(max_turns: int) -> None:
     outcome, shown = _watch(["a", "bb", "ccc"], max_turns=max_turns)
     assert len(shown) == 1 + max_turns and outcome.is_cut
+
+
+def test_engines_that_ran_out_of_memory_have_fixes_of_an_evaluation(tmp_path: Path) -> None:
+    facts = parse_facts(scratch.config_of(ScratchModel()))
+    recipe = Recipe(machine=MachineSettings(gpus=0))
+    plan = plan_engines(recipe, read_machine("cpu"), facts)
+    fewer = plan.engines.max_running_requests // 4
+    spec = cast(RunSpec, SimpleNamespace(plan=plan, run=RunDir(tmp_path)))
+    of_model = smaller_engines(spec, "org/name")
+    assert of_model[0].startswith(f"--set engines.max_running_requests={fewer} ")
+    spec.run.plan_file.write_text(plan.to_json())
+    of_run = smaller_engines(spec, "runs/sums-1")
+    wanted = f"miles export runs/sums-1 --to sums-1-hf && miles eval sums-1-hf {of_model[0]}"
+    assert of_run == [wanted, *of_model[1:]]
+    assert not any("launch" in fix or "lora" in fix for fix in of_run)

@@ -1,0 +1,282 @@
+"""Sends one alert to one target of `run.alerts`: a webhook, a command or an e-mail, with a bound on
+each try and a few tries. A Tracker, so that `background` gives it a thread and a bounded queue.
+What to alert of is decided in `runtime.recording.alerting`."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import queue
+import shlex
+import shutil
+import signal
+import smtplib
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from email.message import EmailMessage
+from typing import Any
+
+import milescli
+from milescli.core.errors import RecipeError
+from milescli.core.private import SMTP_PASSWORD, is_secret
+from milescli.recipe.alerts import (
+    KEY,
+    MAILTO,
+    Kind,
+    expanded,
+    fault_of,
+    kind_of,
+    shown,
+    variables_of,
+)
+
+TRY_S = 10.0
+"""Bound on one try."""
+PAUSES_S = (1.0, 4.0)
+"""Before the second try and the third."""
+LONGEST_S = TRY_S * (len(PAUSES_S) + 1) + sum(PAUSES_S)
+"""That one alert takes."""
+MAX_WAITING = 16
+"""Alerts that wait for one target; further ones are left out."""
+SMTP, SMTP_USER, SMTP_FROM = "MILES_SMTP", "MILES_SMTP_USER", "MILES_SMTP_FROM"
+"""The mail server, HOST or HOST:PORT; who logs in there; who the mail is from."""
+_TLS_PORT = 465
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_AGAIN = (408, 425, 429)
+"""Replies below 500 after which another try may succeed."""
+_MAX_WHY = 200
+
+
+class Undelivered(Exception):
+    """A try failed; says why, without the address. `is_final`: another would fail too."""
+
+    def __init__(self, why: str, *, is_final: bool = False) -> None:
+        super().__init__(why)
+        self.is_final = is_final
+
+
+class AlertSender:
+    """Sends the alerts of a run to one target. A Tracker: its events are alerts, as JSON values."""
+
+    def __init__(self, entry: str, environ: Mapping[str, str]) -> None:
+        """`entry`: of `run.alerts`; `environ`: has its variables, see `require_target`."""
+        self._environ = dict(environ)
+        self._address = expanded(entry, environ)
+        self.shown = shown(entry)
+        """As logs and events name it."""
+        self.failures: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """What was not delivered, for the user."""
+        self.gives_up = threading.Event()
+        """Set when nobody waits for another try."""
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Do nothing: an alert has no numbers."""
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        """Send an alert. Never raises."""
+        alert = {name: value for name, value in record.items() if name != "unix_s"}
+        try:
+            self._deliver(alert)
+        except Undelivered as failed:
+            why = " ".join(str(failed).replace(self._address, self.shown).split())
+            self.failures.put(
+                f"the alert of {alert['alert']} was not delivered to {self.shown}: {why[:_MAX_WHY]}"
+            )
+
+    def close(self, outcome: str) -> None:
+        """Do nothing: the last alert says how the run ended."""
+
+    def _deliver(self, alert: Mapping[str, Any]) -> None:
+        """Raises Undelivered where all tries fail."""
+        for number, pause_s in enumerate((*PAUSES_S, None), 1):
+            try:
+                self._send(alert)
+                return
+            except Undelivered as failed:
+                if failed.is_final or pause_s is None or self.gives_up.wait(pause_s):
+                    tries = f"{number} {'try' if number == 1 else 'tries'}"
+                    raise Undelivered(f"{failed} ({tries})") from None
+
+    def _send(self, alert: Mapping[str, Any]) -> None:
+        if kind_of(self._address) is Kind.WEBHOOK:
+            post(self._address, alert)
+        elif kind_of(self._address) is Kind.MAIL:
+            mail(self._address.removeprefix(MAILTO), alert, environ=self._environ)
+        else:
+            run_command(shlex.split(self._address), alert, environ=self._environ)
+
+
+def post(url: str, alert: Mapping[str, Any]) -> None:
+    """Post the alert as JSON. Raises Undelivered."""
+    request = urllib.request.Request(
+        url,
+        data=json.dumps(alert).encode(),
+        headers={
+            "Content-Type": "application/json",
+            "User-Agent": f"miles/{milescli.__version__}",
+        },
+    )
+    try:
+        with _OPENER.open(request, timeout=TRY_S):
+            pass  # what it says is of no use
+    except urllib.error.HTTPError as error:
+        error.close()
+        is_final = error.code < 500 and error.code not in _AGAIN
+        raise Undelivered(f"it answered HTTP {error.code}", is_final=is_final) from None
+    except (OSError, ValueError) as error:  # http.client.InvalidURL is a ValueError too
+        raise Undelivered(_reason(error)) from None
+    except Exception as error:  # http.client.HTTPException: no HTTP was spoken
+        raise Undelivered(type(error).__name__) from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A POST that is redirected would be followed as a GET, without the alert."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
+def _reason(error: Exception) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, TimeoutError):
+        return f"no answer within {TRY_S:g} s"
+    if isinstance(cause, OSError):
+        return cause.strerror or type(cause).__name__
+    return type(cause).__name__
+
+
+def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[str, str]) -> None:
+    """Run the command with the alert on stdin. Raises Undelivered where it fails, or takes too
+    long: it is ended with what it started."""
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                env=dict(environ),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Undelivered(error.strerror or type(error).__name__, is_final=True) from None
+        assert process.stdin is not None, "it has a pipe"
+        with suppress(BrokenPipeError), process.stdin as pipe:  # a command need not read it
+            pipe.write(json.dumps(alert).encode())
+        try:
+            code = process.wait(TRY_S)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise Undelivered(f"it took more than {TRY_S:g} s") from None
+        if code:
+            said.seek(0)
+            lines = _without_values(said.read().decode(errors="replace"), environ).split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "")
+            raise Undelivered(f"exit code {code}" + f": {last}" * bool(last))
+
+
+def _without_values(text: str, environ: Mapping[str, str]) -> str:
+    for name, value in environ.items():
+        if is_secret(name) and len(value) > 5:
+            text = text.replace(value, f"${name}")
+    return text
+
+
+def mail(to: str, alert: Mapping[str, Any], *, environ: Mapping[str, str]) -> None:
+    """Mail the alert through MILES_SMTP, else this computer. Raises Undelivered. A password is sent
+    under TLS alone, or to this computer."""
+    message = EmailMessage()
+    message["Subject"] = str(alert["text"]).splitlines()[0][:_MAX_WHY]
+    message["From"] = environ.get(SMTP_FROM) or f"{getpass.getuser()}@{socket.gethostname()}"
+    message["To"] = to.replace(",", ", ")
+    message.set_content(f"{alert['text']}\n\n{json.dumps(alert, indent=2)}\n")
+    host, port = _mail_server(environ)
+    try:
+        with closing(_connected(host, port)) as server:
+            is_safe = host in _LOCAL or port == _TLS_PORT
+            server.ehlo()
+            if not is_safe and server.has_extn("starttls"):
+                server.starttls(context=ssl.create_default_context())
+                is_safe = True
+            if environ.get(SMTP_PASSWORD):
+                if not is_safe:
+                    raise Undelivered("the mail server offers no TLS", is_final=True)
+                server.login(environ.get(SMTP_USER) or getpass.getuser(), environ[SMTP_PASSWORD])
+            server.send_message(message)
+            with suppress(smtplib.SMTPException, OSError):  # it has the mail
+                server.quit()
+    except smtplib.SMTPResponseException as error:
+        raise Undelivered(f"the mail server answered {error.smtp_code}") from None
+    except smtplib.SMTPException as error:
+        raise Undelivered(type(error).__name__) from None
+    except (OSError, ValueError) as error:
+        raise Undelivered(f"mail server {host}:{port}: {_reason(error)}") from None
+
+
+def _connected(host: str, port: int) -> smtplib.SMTP:
+    if port == _TLS_PORT:
+        return smtplib.SMTP_SSL(host, port, timeout=TRY_S, context=ssl.create_default_context())
+    return smtplib.SMTP(host, port, timeout=TRY_S)
+
+
+def _mail_server(environ: Mapping[str, str]) -> tuple[str, int]:
+    text = environ.get(SMTP) or "localhost"
+    host, colon, port = text.rpartition(":")
+    return (host.strip("[]"), int(port)) if colon and port.isdigit() else (text, 25)
+
+
+def require_target(entry: str, environ: Mapping[str, str]) -> Iterator[str]:
+    """Check before anything starts that an alert can be sent: its variables are set, its command is
+    there. Yields a doubt. Raises RecipeError."""
+    try:
+        address = expanded(entry, environ)
+    except KeyError as missing:
+        name = missing.args[0]
+        raise RecipeError(
+            f"`{KEY}` names ${name}, which is not set",
+            why="the environment of this shell has no such variable, or it is empty",
+            fix=[f"export {name}=...", f"--set {KEY}=[]   # tell nobody"],
+        ) from None
+    if kind_of(entry) is not Kind.COMMAND:
+        if fault := fault_of(address):
+            raise RecipeError(
+                f"`{KEY}` cannot send to {shown(entry)}",
+                why=f"its value is no address: {fault}",
+                fix=f"--set {KEY}=[https://ntfy.sh/my-runs]",
+            )
+        for name in variables_of(entry):
+            if not is_secret(name):
+                yield (
+                    f"${name} of `{KEY}` is passed on to all processes of the run; one whose name "
+                    f"has WEBHOOK, TOKEN or SECRET in it is not: {name}_WEBHOOK"
+                )
+    elif shutil.which(shlex.split(entry)[0]) is None:
+        raise RecipeError(
+            f"`{KEY}` names the command `{shown(entry)}`, which is not here",
+            why="there is no such program in PATH, or the file may not be executed",
+            fix=[
+                f"chmod +x {shown(entry)}" if "/" in entry else "export PATH=...",
+                f"--set {KEY}=[]",
+            ],
+        )
+    if kind_of(address) is Kind.MAIL and ":" in (environ.get(SMTP) or ""):
+        port = environ[SMTP].rpartition(":")[2]
+        if not port.isdigit() or not 0 < int(port) < 65536:
+            raise RecipeError(
+                f"{SMTP} is no mail server",
+                why="it is HOST or HOST:PORT",
+                fix=f"export {SMTP}=localhost:25",
+            )
