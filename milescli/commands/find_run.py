@@ -68,9 +68,9 @@ def newest_run(run: str | None) -> Path:
     names = run_names(folder)
     if not names:
         raise CheckpointError(
-            "there is no run yet",
-            why=f"{folder} holds none",
-            fix=["miles launch --recipe quickstart", "name its directory: miles status DIR"],
+            "there are no runs yet",
+            why=f"{folder} contains no runs",
+            fix=["miles launch --recipe quickstart", "pass its directory: miles status DIR"],
         )
     return folder / names[0]
 

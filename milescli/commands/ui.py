@@ -28,23 +28,26 @@ def ui(
         list[str] | None,
         typer.Argument(
             metavar="[RUN...]",
-            help="Runs: names or directories; none: all of the runs folder, new ones too.",
+            help="Runs to show (names or directories); by default every run in the runs folder, "
+            "including new ones.",
             autocompletion=suggest.runs,
             show_default=False,
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Listen there; others can reach it.")
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on; other computers can reach it."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Listen there; 0: a free one.")
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")
     ] = 0,
     opens: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open it in this computer's browser.")
+        bool, typer.Option("--open/--no-open", help="Open the page in this computer's browser.")
     ] = False,
 ) -> None:
-    """Serve a live page of runs: is it learning, where is the time, what does it say? Only reads;
-    Ctrl-C ends it."""
+    """Serve a live web page of your runs: curves, time, samples and logs. Ctrl-C stops it."""
     from milescli.web.serve import open_door, open_page, serve
     from milescli.web.shown import shown_runs
 
@@ -54,15 +57,15 @@ def ui(
     door = open_door(host=host, port=port)
     if not door.is_loopback:
         output.warn(
-            f"{host} can be reached from other computers: whoever has the URL reads prompts, "
-            "responses and logs, and what is sent is not encrypted. Safer: leave --host out, and "
-            f"forward a port: ssh -L 8000:127.0.0.1:{door.gate.port} THIS-COMPUTER"
+            f"other computers can reach {host}: anyone with the URL can read prompts, responses "
+            "and logs, and the traffic is not encrypted. Safer: leave out --host and forward a "
+            f"port: ssh -L 8000:127.0.0.1:{door.gate.port} THIS-COMPUTER"
         )
 
     def ready() -> None:
         output.json("ui", {"url": door.url, "host": host, "port": door.gate.port})
         output.text(door.url)
-        output.note("whoever has this URL can read the runs; Ctrl-C ends it")
+        output.note("anyone with this URL can read the runs; Ctrl-C stops the page")
         if opens:  # not here: what it opens is served behind us, and it may wait for that
             options = {"url": door.url, "failed": output.warn}
             threading.Thread(target=open_page, kwargs=options, daemon=True).start()

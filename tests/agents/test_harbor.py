@@ -78,5 +78,5 @@ def test_an_agent_that_runs_out_of_time_is_scored_and_cut() -> None:
 
 
 def test_a_recipe_says_which_tasks() -> None:
-    with pytest.raises(RecipeError, match="the agent `harbor` has no tasks"):
+    with pytest.raises(RecipeError, match="the agent `harbor` needs tasks"):
         refuse(rules(Recipe.model_validate({"rollout": {"agent": "harbor"}})))

@@ -116,7 +116,7 @@ def test_a_model_behind_an_endpoint_is_watched(miles: Miles, endpoint: str) -> N
     assert said.code == 0 and "counter: xxx" in said.out
     assert "the episode ended: 3 turns, reward 9" in said.out  # 1, 3 and 5 messages
     refused = miles("env", "play", f"{HERE}:Count", "--model", endpoint, "--set", "eval.top_p=0.5")
-    assert refused.code == 2 and "--set is of a model that engines are started for" in refused.err
+    assert refused.code == 2 and "--set changes the engines of a model" in refused.err
 
 
 def test_engines_are_started_for_a_run_or_a_model(

@@ -87,7 +87,7 @@ def test_what_cannot_score_is_refused_before_anything_starts(
     for changes, told in (
         ({"vocabulary": "null"}, "has another tokenizer than the policy"),
         ({"path": "runs/nobody"}, "the reward model runs/nobody is not there"),
-        ({"path": "null"}, "has no model"),
+        ({"path": "null"}, "needs a model"),
     ):
         finished = workplace.miles(*_launch("refused", **changes))
         assert finished.code == 3, finished

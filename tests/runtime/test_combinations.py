@@ -87,9 +87,9 @@ def test_each_combination_is_in_the_table_or_refused_by_name(folders: Path) -> N
     key = str
     assert sorted(accepted, key=key) == sorted(ALLOWED, key=key)
     assert said == {
-        "`rollout.order=done` has no other groups to take",
-        "engines that serve an adapter cannot guess by draft",
-        "engines that serve an adapter cannot guess by mtp",
+        "`rollout.order=done` needs groups to choose from",
+        "engines that serve an adapter cannot speculate with draft",
+        "engines that serve an adapter cannot speculate with mtp",
     }
 
 

@@ -189,7 +189,7 @@ def _show_lengths(part: Part, *, output: Output) -> None:
         bound = part.data.max_prompt_tokens
         output.note(
             f"{report.num_dropped:,} of {report.num_measured:,} prompts are longer than {bound} "
-            f"tokens and are left out: {rows}" + (", ..." if report.num_dropped > 5 else "")
+            f"tokens and are skipped: {rows}" + (", ..." if report.num_dropped > 5 else "")
         )
     if part.report is not None:
         shares = f"{part.report.loss_tokens:,} of {part.report.tokens:,} tokens are learned"

@@ -52,7 +52,8 @@ def show_algorithms(rows: Sequence[AlgorithmRow], *, output: Output) -> None:
         "seeds (docs/algorithms.md)"
     )
     output.note(
-        "miles launch --recipe NAME --set train.algorithm=NAME   any piece can be set otherwise"
+        "miles launch --recipe NAME --set train.algorithm=NAME   every component can also be "
+        "set separately"
     )
 
 
@@ -200,7 +201,7 @@ def show_points(points: Sequence[PlugPoint], *, output: Output) -> None:
     )
     output.note("\na key takes one of these names, or an import path of yours: mypkg.module:name")
     output.note("miles plugins new reward my_reward   a working file, and its test")
-    output.note("miles plugins check my_reward:my_reward   does it bear its contract?")
+    output.note("miles plugins check my_reward:my_reward   does it meet its contract?")
 
 
 def show_written(point: PlugPoint, files: Sequence[Path], *, output: Output) -> None:
@@ -244,10 +245,10 @@ def show_recipes(rows: Sequence[RecipeRow], *, output: Output) -> None:
         "with less or more"
     )
     output.note(
-        "all but the quickstarts are planned by miles and were never run on a GPU by its makers: "
-        "watch their first steps"
+        "miles planned all of these except the quickstarts; they have not been run on a GPU "
+        "yet, so watch the first steps closely"
     )
-    output.note("miles launch --recipe NAME --dry-run   shows what would run here")
+    output.note("miles launch --recipe NAME --dry-run   shows what would run on this machine")
 
 
 def _size(row: RecipeRow) -> str:
@@ -368,9 +369,9 @@ def settings_of(text: str) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise typer.BadParameter(f"--settings is no YAML: {error}") from None
+        raise typer.BadParameter(f"--settings is not valid YAML: {error}") from None
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
-        raise typer.BadParameter(f"--settings is a mapping such as '{{id: X}}', not {text}")
+        raise typer.BadParameter(f"--settings must be a mapping such as '{{id: X}}', not {text}")
     return settings
 
 
@@ -397,8 +398,8 @@ def show_keys(output: Output, *, within: str | None = None) -> None:
         assert within is not None
         guess = nearest_key(within)
         raise RecipeError(
-            f"no recipe key is called `{within}`",
-            why=f"nearest is `{guess}`" if guess else "no section is called so either",
+            f"there is no recipe key `{within}`",
+            why=f"the nearest name is `{guess}`" if guess else "no section has that name either",
             fix=f"miles help recipe {guess or ''}".rstrip(),
         )
     payload = [

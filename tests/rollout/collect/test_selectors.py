@@ -150,7 +150,7 @@ def test_a_prompt_that_returns_counts_once_more() -> None:
         ({"rollout": {"selection": "variance"}}, "has nothing to choose from"),
         (
             {"rollout": {"max_staleness": 1}, "data": {"curriculum": "learnable"}},
-            "cannot run ahead",
+            "does not work when rollout runs ahead",
         ),
     ],
 )
