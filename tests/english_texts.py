@@ -14,6 +14,38 @@ SHOWN_BY = {"warn", "note", "BadParameter", "Row", "Choice", "Refusal"}
 ERROR_KEYWORDS = {"what", "why", "fix"}
 SHOWN_KEYWORDS = ERROR_KEYWORDS | {"help", "action", "evidence", "advice", "meaning", "reason"}
 
+FORBIDDEN = (
+    r"^Of (?!course)",  # a fragment without a subject
+    r"\bwithout (your|its|a) word\b",
+    r"\bbears? (its|the|their) contract\b",
+    r"\bin vain\b",
+    r"\b(is|are) told of\b",
+    r"\bof yours\b",
+    r"\bwhether so many\b|\bso many times\b|\bso long\b|\bso far as\b",
+    r"\bby name and line\b|\brefused by name\b|\bheld against\b",
+    r"(\bit|\bthis|\bthat|`|\{\}) is no (?!longer|more|less|fewer|better|such)",
+    r"\bno \w+ (is|are) called\b",
+    r"\bthere already\b",
+    r"\b(is|are) not there\b(?! yet)",
+    r"\bmend(s|ed)?\b",
+    r"\b(be|is|are) had\b",
+    r"\b(begins?|begun|made|written|read|played) anew\b|\bbegins? again\b",
+    r"\bheed(s|ed)?\b|\bspoilt\b",
+    r"\b(is|are|was|were) asked\b(?! (for|to)\b)",
+    r"\b(stands?|stood) (in|there|behind|beside)\b|\bmust stand\b",
+    r"\bin silence\b|\bin good order\b|\bin any case\b",
+    r"\bat the (most|least)\b|\bby (itself|themselves) alone\b",
+    r"\bnot rightly\b|\bas ever\b|\bwritten nowhere\b",
+    r"\bwhat is (there|asked|wanted|meant)\b|\bwhose is (it|the)\b",
+    r"\bare wanted\b|\bis wanted\b",
+    r"\bgave (\{\}|what|no|back)\b|\bit gave\b",
+    r"\bpoint at\b|\btake (one|it|them) (of|out|off)\b|\bleave (one )?out\b",
+    r"\bcannot do without\b|\bnothing else than\b|\bnone of (\{\}|`)",
+    r"\bclash(es)?\b|\bgo(es)? on with\b|\blook into\b",
+)
+"""Phrases of the old dialect, as regular expressions. Each is precise enough that correct English
+does not match it."""
+
 
 def texts_of_the_program() -> Iterator[tuple[str, str]]:
     """Yield each text with the file and line where it stands: (a) docstrings and help of verbs and

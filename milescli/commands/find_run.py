@@ -45,7 +45,7 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
         else f"there is no run in {folder}"
     )
     raise CheckpointError(
-        f"`{run}` is not a run" if is_folder else f"no run is called `{run}`",
+        f"`{run}` is not a run" if is_folder else f"there is no run `{run}`",
         why=f"it has no {RECIPE_FILE}; {known}" if is_folder else known,
         fix=([f"use `{guess}`"] if guess else [])
         + (["miles runs"] if names else ["miles launch --recipe quickstart"]),

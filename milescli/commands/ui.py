@@ -58,7 +58,7 @@ def ui(
     if not door.is_loopback:
         output.warn(
             f"other computers can reach {host}: anyone with the URL can read prompts, responses "
-            "and logs, and the traffic is not encrypted. Safer: leave out --host and forward a "
+            "and logs, and the traffic is not encrypted. Safer: omit --host and forward a "
             f"port: ssh -L 8000:127.0.0.1:{door.gate.port} THIS-COMPUTER"
         )
 

@@ -99,9 +99,9 @@ class MachineError(MilesError, RuntimeError):
 def unreadable(folder: Path, error: OSError, *, what: str) -> MachineError:
     """Of a folder that another user keeps to himself. `what`: run, or runs folder."""
     return MachineError(
-        f"the {what} {folder} may not be read",
-        why=f"{error.strerror}: {error.filename}; a run can be read by its owner alone",
-        fix=f"chmod -R a+rX {folder}   # by its owner: samples and data may be private",
+        f"the {what} {folder} cannot be read",
+        why=f"{error.strerror}: {error.filename}; only the owner can read a run",
+        fix=f"chmod -R a+rX {folder}   # as its owner: samples and data may be private",
     )
 
 

@@ -109,7 +109,7 @@ class PlugPoint:
             guess = guess or (known[0] if known else f"{name or 'mypkg'}:NAME")
             one_of = f"one of {', '.join(known)}, or " if known else ""
             raise RecipeError(
-                f"no {self.kind} is called `{name}`",
+                f"there is no {self.kind} `{name}`",
                 why=f"`{self.key}` must be {one_of}an import path like `mypkg.module:name`",
                 fix=f"--set '{self.key}=[{guess}]'"
                 if self.in_list

@@ -175,6 +175,6 @@ def _group(reports: Sequence[Report], broken: Report | None, backend: str) -> li
             "group",
             summary,
             why=why,
-            fix=["ethtool DEVICE | grep Speed   # on both nodes of the pair", trace],
+            fix=["ethtool DEVICE | grep Speed   # on both nodes", trace],
         )
     return ok("group", summary)

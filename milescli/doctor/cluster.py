@@ -117,7 +117,7 @@ def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
         why = "a run waits for them, or takes fewer"
         findings += warn(
             "cluster",
-            f"{gpus - free:g} of {gpus} GPUs are taken by others",
+            f"other jobs use {gpus - free:g} of {gpus} GPUs",
             why=why,
             fix=f"ray status --address={address}",
         )
@@ -147,8 +147,8 @@ def _shared_disk(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) 
     for answer in answers:
         if answer.error is None and not answer.result:
             why = (
-                f"a file that was written to {folder} here is not there; logs and checkpoints of "
-                "all ranks go into it"
+                f"a file written to {folder} here does not appear there, but the logs and "
+                "checkpoints of all ranks go into it"
             )
             fixes = [
                 "--set run.dir=FOLDER   # on a file system that all nodes share",

@@ -53,7 +53,7 @@ def check_disk(
     if in_the_way is not None:
         why = f"{in_the_way} is a file, and runs are kept in the folder {folder}"
         away = shlex.join(["mv", str(in_the_way), f"{in_the_way}.old"])
-        return fail("disk", f"{folder} cannot be made", why=why, fix=[away, another])
+        return fail("disk", f"{folder} cannot be created", why=why, fix=[away, another])
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
     look = f"du -xh --max-depth=2 {shlex.quote(str(existing))} | sort -h | tail   # what fills it"
     if free < NEEDED:
@@ -64,7 +64,7 @@ def check_disk(
     if os.statvfs(existing).f_files and not os.statvfs(existing).f_favail:
         return fail(
             "disk",
-            f"no file can be made in {existing}",
+            f"no file can be created in {existing}",
             why="its file system has no inodes left",
             fix=[another, look],
         )
@@ -72,7 +72,7 @@ def check_disk(
         speed = write_speed(existing) if bytes_per_s is None else bytes_per_s
     except OSError as error:
         why = f"{os.strerror(error.errno or errno.EIO)}; runs are kept there"
-        return fail("disk", f"{existing} cannot be written", why=why, fix=another)
+        return fail("disk", f"{existing} is not writable", why=why, fix=another)
     what = f"{format_bytes(free)} free in {existing}, writes {format_bytes(speed)}/s"
     if free < WANTED or speed < SPEED_WANTED:
         why = (
@@ -106,7 +106,7 @@ def check_scratch(*, folder: Path = SCRATCH) -> list[Finding]:
             f"mount -o remount,rw,size=8G {folder}",
             f"mkdir -p {folder} && chmod 1777 {folder}",
         ]
-        return fail("scratch", f"{folder} cannot be written", why=why, fix=fixes)
+        return fail("scratch", f"{folder} is not writable", why=why, fix=fixes)
     usage = shutil.disk_usage(folder)
     what = f"{format_bytes(usage.free)} free in {folder}"
     look = f"du -xsh {folder}/* | sort -h | tail   # what fills it"
@@ -199,7 +199,7 @@ def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Fin
         roomy = another_folder(but_not=existing, needed_bytes=needed)
         fixes = [
             f"export HF_HOME={roomy.with_name('huggingface')}",
-            "hf cache ls   # what is there; `hf cache rm` takes it away",
+            "hf cache ls   # shows its content; `hf cache rm` deletes it",
         ]
         return fail("download", what, why=f"the hub's cache is {cache}", fix=fixes)
     return ok("download", what)

@@ -112,7 +112,7 @@ async def check_response(
             f"the same seed gave {first.response_ids} and {second.response_ids}: a resumed run "
             "could not be exact"
         )
-        return fail("engine", "the engine does not repeat itself", why=why, fix=REPORT), first
+        return fail("engine", "the engine is not deterministic", why=why, fix=REPORT), first
     return ok(
         "engine",
         f"SGLang was ready after {start_s:.0f} s, responded, and repeats itself for equal seeds",
@@ -193,6 +193,6 @@ def judge_agreement(
     return fail(
         check,
         f"engine and trainer disagree {when}",
-        why=f"{verdict.text}: one of them computes something else",
+        why=f"{verdict.text}: one of them computes something different",
         fix=REPORT,
     )

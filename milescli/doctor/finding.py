@@ -140,7 +140,7 @@ class _RunningCheck:
         return fail(
             self.check.name,
             "no answer",
-            why=f"the check `{self.check.name}` did not end within {self.check.timeout_s:g} s",
+            why=f"the check `{self.check.name}` did not finish within {self.check.timeout_s:g} s",
             fix="miles doctor   # try again",
         )
 

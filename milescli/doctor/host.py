@@ -107,7 +107,7 @@ def check_shm(*, size_bytes: int, free_bytes: int) -> list[Finding]:
         return warn(
             "shm",
             what,
-            why=f"larger models want {format_bytes(SHM_WANTED)}",
+            why=f"larger models need {format_bytes(SHM_WANTED)}",
             fix=[*fixes, in_docker],
         )
     return ok("shm", what)
@@ -133,7 +133,7 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
             if error.errno == errno.EADDRNOTAVAIL:
                 return fail(
                     "ports",
-                    f"{host} is not there",
+                    f"{host} does not exist",
                     why=str(error),
                     fix=as_root("ip link set lo up"),
                 )
@@ -153,7 +153,7 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
         return fail(
             "ports",
             what,
-            why=holding or "processes of other users hold the rest",
+            why=holding or "processes of other users use the rest",
             fix=fixes or "sudo ss -ltnp",
         )
     try:
@@ -163,9 +163,9 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
         why = f"a connection to {host} failed: {error}"
         return fail(
             "ports",
-            f"{host} takes no connections",
+            f"{host} does not accept connections",
             why=why,
-            fix=[as_root("ip link set lo up"), "iptables -L INPUT -n   # a firewall"],
+            fix=[as_root("ip link set lo up"), "iptables -L INPUT -n   # is there a firewall?"],
         )
     others = ""
     if taken:

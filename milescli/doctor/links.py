@@ -34,7 +34,7 @@ def check_topology(accelerators: Accelerators) -> list[Finding]:
         why = "the vendor's tool does not say; collectives may go over the host"
         return warn(
             "topology",
-            f"links of {num_pairs} pairs are unknown",
+            f"the links of {num_pairs} pairs are unknown",
             why=why,
             fix=_topology_command(accelerators),
         )
@@ -45,8 +45,8 @@ def check_topology(accelerators: Accelerators) -> list[Finding]:
         return warn(
             "topology",
             f"{len(slow)} of {num_pairs} pairs have no {want if want != 'pcie' else 'fast link'}",
-            why=f"{slowest}: tensor parallel over such a pair runs at the speed of PCIe",
-            fix=[f"{look}   # a link that is down", _topology_command(accelerators)],
+            why=f"{slowest}: tensor parallelism over such a pair runs at PCIe speed",
+            fix=[f"{look}   # is a link down?", _topology_command(accelerators)],
         )
     if slow:
         return ok("topology", f"{num_pairs} pairs over PCIe, as this model has it")
@@ -101,10 +101,10 @@ def judge_bandwidths(
         return fail(
             "links",
             f"{len(no_access)} directions have no peer access",
-            why=f"{_few(no_access)}: weights cannot be handed over by memory handle there, and "
-            "collectives go over the host",
+            why=f"{_few(no_access)}: weights cannot be passed there by memory handle, and "
+            "collectives go through the host",
             fix=[
-                "nvidia-smi topo -p2p r || amd-smi topology   # why",
+                "nvidia-smi topo -p2p r || amd-smi topology   # shows why",
                 "--set weights.channel=distributed",
             ],
         )
@@ -130,7 +130,7 @@ def judge_bandwidths(
             why=f"{len(slow)} of {len(speeds)} pairs are slow: {_few(slow)}; {against}, and a step "
             "waits for the slowest pair",
             fix=[
-                "nvidia-smi nvlink --errorcounters || amd-smi xgmi   # a link that fails",
+                "nvidia-smi nvlink --errorcounters || amd-smi xgmi   # is a link failing?",
                 "NCCL_DEBUG=INFO miles doctor",
             ],
         )

@@ -88,7 +88,7 @@ def check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
     if wrong:
         why = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         fix = f"correct the family's table: milescli/models/families   # {facts.family}"
-        return fail("names", f"{len(wrong)} tensors are not as the table says", why=why, fix=fix)
+        return fail("names", f"{len(wrong)} tensors differ from the table", why=why, fix=fix)
     beside = len(names) - len(there)
     what = f"{len(there):,} tensors, {format_count(lines.num_parameters)} parameters, all by rule"
     return ok("names", what + (f"; {beside} are passed through" if beside else ""))
@@ -116,7 +116,7 @@ def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:
     if differ:
         return findings + fail(
             "round trip",
-            f"{len(differ)} tensors come back otherwise than they went in",
+            f"{len(differ)} tensors change in the round trip",
             why=", ".join(f"`{name}`" for name in differ[:3]),
             fix="correct fuse, split, pack and unpack of their rules: milescli/models/families",
         )

@@ -80,7 +80,7 @@ def check_interfaces(
         judge = fail if variable == NCCL_VARIABLE and kind != "cpu" else warn
         findings += judge(
             "network",
-            f"{variable}={value} names no interface that works",
+            f"{variable}={value} does not name a working interface",
             why=why,
             fix=[f"export {variable}={best}", f"unset {variable}"],
         )
@@ -88,7 +88,7 @@ def check_interfaces(
         findings += fail(
             "network",
             "loopback is down",
-            why="engines, trainer ranks and Ray meet there",
+            why="engines, trainer ranks and Ray connect through it",
             fix=as_root("ip link set lo up"),
         )
     return [*findings, *_proxies(environ)] or ok(
@@ -131,8 +131,8 @@ def _proxies(environ: Mapping[str, str]) -> list[Finding]:
         return []
     return warn(
         "network",
-        f"{', '.join(given)} would also take what goes to this machine itself",
-        why="no_proxy leaves out 127.0.0.1 or localhost, where Ray and the engines answer",
+        f"{', '.join(given)} would also redirect connections to this machine itself",
+        why="no_proxy does not contain 127.0.0.1 or localhost, where Ray and the engines listen",
         fix='export no_proxy="$no_proxy,127.0.0.1,localhost"',
     )
 
@@ -151,8 +151,9 @@ def check_host_name(
     except OSError as error:
         return warn(
             "hostname",
-            f"{name} leads nowhere",
-            why=f"{error}; on one machine miles uses loopback, several would not find each other",
+            f"{name} does not resolve",
+            why=f"{error}; on one machine miles uses loopback, but several machines would not "
+            "find each other",
             fix=f"echo '{address} {name}' | {as_root('tee -a /etc/hosts')}",
         )
 
@@ -176,11 +177,12 @@ def check_rdma(
         and not any(name.startswith(word) for name in devices for word in words)
     ):
         why = (
-            f"there are {', '.join(devices) or 'none'}: NCCL would fall back to TCP without a word"
+            f"there are {', '.join(devices) or 'none'}: NCCL would fall back to TCP without a "
+            "message"
         )
         return warn(
             "rdma",
-            f"NCCL_IB_HCA={wanted} names no device that is there",
+            f"NCCL_IB_HCA={wanted} does not name an existing device",
             why=why,
             fix="unset NCCL_IB_HCA",
         )
@@ -199,7 +201,10 @@ def check_rdma(
         return warn("rdma", what, why=down, fix="ibstat   # cable, switch, or `ip link set DEV up`")
     if environ.get("NCCL_IB_DISABLE") == "1":
         return warn(
-            "rdma", what, why="NCCL_IB_DISABLE=1 keeps NCCL from them", fix="unset NCCL_IB_DISABLE"
+            "rdma",
+            what,
+            why="NCCL_IB_DISABLE=1 prevents NCCL from using them",
+            fix="unset NCCL_IB_DISABLE",
         )
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if memlock is None else memlock
     if limit != resource.RLIM_INFINITY:

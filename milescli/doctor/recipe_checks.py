@@ -117,14 +117,17 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
         where = "on a CPU" if on_host else "here"
         return fail(
             "model",
-            f"{what}: SGLang does not serve it {where}",
+            f"{what}: SGLang does not support it {where}",
             why=why,
             fix="--set model.path=FOLDER   # of another family",
         )
     if facts.family in UNPROVEN:
         look = "miles models   # what was compared, and how"
         return warn(
-            "model", f"{what}: taken by model.allow_unproven", why=UNPROVEN[facts.family], fix=look
+            "model",
+            f"{what}: allowed by model.allow_unproven",
+            why=UNPROVEN[facts.family],
+            fix=look,
         )
     return ok("model", f"{what}; trained and served here")
 
@@ -197,7 +200,7 @@ def check_material(recipe: Recipe, source: str) -> list[Finding]:
             "data",
             what,
             why=f"{report.num_dropped} of {report.num_measured} prompts are longer than "
-            f"{recipe.data.max_prompt_tokens} tokens and will be dropped",
+            f"{recipe.data.max_prompt_tokens} tokens and will be skipped",
             fix=f"--set data.max_prompt_tokens={report.prompt_tokens_max}",
         )
     return ok(

@@ -138,7 +138,7 @@ def run_doctor(options: DoctorOptions, *, output: Output) -> int:
         text for text in options.sets if any(f"--set {text}" in finding.why for finding in problem)
     ]
     options = replace(options, sets=[text for text in options.sets if text not in refused])
-    output.note("checking; starting an engine takes up to a minute or two")
+    output.note("checking this machine; starting an engine can take two minutes")
     # a reward that prints as it is imported would spoil the JSON
     with contextlib.redirect_stdout(sys.stderr):
         findings = problem + _findings(loaded, address=_address(options, loaded))
@@ -344,7 +344,7 @@ def show_findings(findings: Sequence[Finding], output: Output) -> None:
     counts = Counter(row.finding.status for row in rows)
     if counts[Status.FAIL]:
         output.note(
-            f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning"
+            f"not ready: {counts[Status.FAIL]} checks failed, {counts[Status.WARN]} gave a warning"
         )
     else:
         output.success(

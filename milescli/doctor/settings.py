@@ -38,7 +38,7 @@ def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Fin
     return fail(
         "python",
         f"Python {text}",
-        why=f"SGLang, Megatron-Core and Ray together run from {oldest} on, below {below}",
+        why=f"SGLang, Megatron-Core and Ray together need Python {oldest} or later, below {below}",
         fix=f"python{oldest} -m venv .venv && make install",
     )
 
@@ -61,7 +61,7 @@ def check_pins(
         return fail(
             "pins",
             f"{DISTRIBUTION} is not installed",
-            why="its list of packages cannot be read",
+            why="its package list cannot be read",
             fix="make install",
         )
     problems, fixes = [], []
@@ -74,7 +74,7 @@ def check_pins(
         return ok("pins", f"{len(lines)} packages as pinned")
     return fail(
         "pins",
-        f"{len(problems)} of {len(lines)} packages are not as pinned",
+        f"{len(problems)} of {len(lines)} packages differ from the pinned versions",
         why="; ".join(problems),
         fix=fixes,
     )
@@ -84,7 +84,7 @@ def _problem(line: str, version_of: Callable[[str], str]) -> str | None:
     try:
         requirement = Requirement(line)
     except InvalidRequirement:
-        return f"`{line}` is no requirement"
+        return f"`{line}` is not a requirement"
     if requirement.marker is not None and not requirement.marker.evaluate():
         return None
     try:
@@ -142,9 +142,7 @@ def _judge(there: Kernels) -> list[Finding]:
         return ok("kernels", f"{what}: tested together")
     if there.tested is None:
         why = f"no kernels were tested with torch {there.torch}"
-        return warn(
-            "kernels", what, why=why, fix="miles doctor   # its finding `engine` tries them"
-        )
+        return warn("kernels", what, why=why, fix="miles doctor   # its check `engine` tries them")
     why = f"kernels are built for one torch; those of torch {there.torch} are {there.tested}"
     return fail(
         "kernels", what, why=why, fix=pip_install("--no-deps", f"{PACKAGE}=={there.tested}")
@@ -172,7 +170,7 @@ def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
         return warn(
             "memory",
             what,
-            why=f"runs with more than one engine or rank want {format_bytes(MEMORY_WANTED)}",
+            why=f"runs with more than one engine or rank need {format_bytes(MEMORY_WANTED)}",
             fix=look,
         )
     return ok("memory", what)
@@ -200,10 +198,8 @@ def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Fi
         f"{'any number' if hard == resource.RLIM_INFINITY else hard}"
     )
     if soft < NOFILE_NEEDED:
-        return fail(
-            "limits", what, why=f"Ray and SGLang need {NOFILE_NEEDED} at the least", fix=fixes
-        )
-    return warn("limits", what, why=f"many engines and ranks want {NOFILE_WANTED}", fix=fixes)
+        return fail("limits", what, why=f"Ray and SGLang need at least {NOFILE_NEEDED}", fix=fixes)
+    return warn("limits", what, why=f"many engines and ranks need {NOFILE_WANTED}", fix=fixes)
 
 
 def check_threads(*, root: Path = Path("/")) -> list[Finding]:
@@ -223,14 +219,15 @@ def check_threads(*, root: Path = Path("/")) -> list[Finding]:
         return fail(
             "threads",
             what,
-            why=f"Ray, one engine and one rank start hundreds; {THREADS_NEEDED} should be free",
+            why=f"Ray, one engine and one rank start hundreds of them; {THREADS_NEEDED} should "
+            "be available",
             fix=fixes,
         )
     if left < THREADS_WANTED:
         return warn(
             "threads",
             what,
-            why=f"runs with several engines and ranks want {THREADS_WANTED} more",
+            why=f"runs with several engines and ranks need {THREADS_WANTED} more",
             fix=fixes,
         )
     return ok("threads", what)
@@ -270,7 +267,7 @@ def check_ray_version(
         return fail(
             "ray version",
             "Ray is not installed",
-            why="every process of a run is one of Ray's",
+            why="Ray manages every process of a run",
             fix=fix,
         )
     if Version(version) >= Version(oldest):

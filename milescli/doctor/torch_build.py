@@ -88,7 +88,9 @@ def _devices(seen: Mapping[str, Any], machine: Machine, what: str) -> list[Findi
             if machine.kind == "cuda"
             else "ls -l /dev/kfd /dev/dri; groups   # render and video are needed"
         )
-        return fail("torch", f"{what} does not see what is there", why=why, fix=[access, look])
+        return fail(
+            "torch", f"{what} does not see the existing devices", why=why, fix=[access, look]
+        )
     for device, own in zip(devices, seen["devices"], strict=True):
         if device.arch and own["arch"] and device.arch != own["arch"]:
             why = (
@@ -119,12 +121,12 @@ def _devices(seen: Mapping[str, Any], machine: Machine, what: str) -> list[Findi
             fix=REINSTALL.format(kind=machine.kind),
         )
     if arch and arch not in ARCHS:
-        why = f"{arch} is none of {', '.join(ARCHS)}"
+        why = f"{arch} is not one of {', '.join(ARCHS)}"
         return warn(
             "torch",
             f"{what}, {arch}",
             why=why,
-            fix="miles launch --recipe quickstart   # try it in small",
+            fix="miles launch --recipe quickstart   # try a small run",
         )
     return ok("torch", f"{what} sees {len(devices)} x {arch or devices[0].name}")
 
@@ -174,7 +176,7 @@ def _driver(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
             "driver",
             what,
             why=why,
-            fix="docker run ... an SGLang image for ROCm   # it brings its own",
+            fix="docker run ... an SGLang image for ROCm   # includes its own",
         )
     if own and wanted and own != wanted:
         why = "libraries of two releases of ROCm in one process may not find each other's symbols"

@@ -107,6 +107,6 @@ def _broken(name: str, ended: str, log: Path, device_kind: str) -> Finding:
         name,
         "does not work here",
         why=why,
-        fix=f"{sys.executable} -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) "
-        f"{device_kind}   # watch it",
+        fix=f"{sys.executable} -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp "
+        f"-d) {device_kind}   # shows its output",
     )[0]

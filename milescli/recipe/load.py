@@ -276,7 +276,7 @@ def _key_of(location: tuple[int | str, ...]) -> str:
     for end in range(len(parts), 0, -1):
         if ".".join(parts[:end]) in keys():
             return ".".join(parts[:end])
-    raise AssertionError(f"the schema refused a place that is no key: {location}")
+    raise AssertionError(f"the schema rejected a place that is not a key: {location}")
 
 
 def _within(key: RecipeKey, location: tuple[int | str, ...]) -> str:
@@ -287,7 +287,7 @@ def _within(key: RecipeKey, location: tuple[int | str, ...]) -> str:
         return ""
     which = f"number {inner[0] + 1}" if isinstance(inner[0], int) else f"`{inner[0]}`"
     if len(inner) == 1:
-        return f", of which {which} is no mapping"
+        return f", and {which} of them is not a mapping"
     known = {item.name: f" ({item.wants})" for item in key.items}
     dotted = [".".join(map(str, inner[1:end])) for end in range(len(inner), 1, -1)]
     name = next((name for name in dotted if name in known), dotted[0])

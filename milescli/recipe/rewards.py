@@ -184,7 +184,7 @@ def _judge_rules(judge: JudgeSettings) -> Iterator[Rule]:
         why = "its first group is the score, and it has none"
         is_right = re.compile(judge.parse).groups >= 1
     except re.error as error:
-        why, is_right = f"it is no regular expression: {error}", False
+        why, is_right = f"it is not a valid regular expression: {error}", False
     yield Rule(
         not is_right,
         f"`rollout.judge.parse` cannot be `{judge.parse}`",

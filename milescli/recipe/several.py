@@ -21,11 +21,11 @@ KEY = "adapters"
 _OWN = ("data", "rollout", "train", "eval", "checkpoint", "warmup", "model.adapter", "run.seed")
 """Keys and sections that an adapter may have for itself."""
 _SHARED = {
-    "rollout.speculative": "the engines serve all of them",
-    "rollout.on_update": "the engines serve all of them",
-    "train.lora": "they take turns in one set of matrices",
-    "train.routing_replay": "the engines serve all of them",
-    "train.precision": "they stand beside one model",
+    "rollout.speculative": "the engines serve all adapters",
+    "rollout.on_update": "the engines serve all adapters",
+    "train.lora": "all adapters share one set of matrices",
+    "train.routing_replay": "the engines serve all adapters",
+    "train.precision": "all adapters share one model",
 }
 """Of those, what all have in common, and why."""
 _OWN_OF_OPTIMIZER = ("lr", "min_lr", "warmup_steps", "schedule")

@@ -169,14 +169,14 @@ def _held_out(name: str, pair: _Pair, *, names: tuple[str, str]) -> HeldOut | No
         asked_otherwise=pair.asked_otherwise,
         difference=difference,
         short=f"{where}: {_held_out_winner(difference, names, otherwise=otherwise)}",
-        sentence=f"{where}{f', asked otherwise by {otherwise}' if otherwise else ''}: "
+        sentence=f"{where}{f', with different {otherwise}' if otherwise else ''}: "
         + in_words(difference, a=names[0], b=names[1]),
     )
 
 
 def _held_out_winner(difference: Difference, names: tuple[str, str], *, otherwise: str) -> str:
     if otherwise:
-        return f"the two were asked otherwise, by {otherwise}."
+        return f"the two were evaluated with different settings: {otherwise}."
     if difference.p_value >= 1 - LEVEL:
         return f"{NO_DIFFERENCE}."
     return f"{names[0] if difference.estimate.value > 0 else names[1]} is better."
@@ -293,7 +293,9 @@ def compare(a: Subject, b: Subject) -> RunsCompared:
         else:
             notes.append("Curves were not compared: one learns from rows, the other by rollouts.")
     if a.adapters or b.adapters:
-        notes.append("Of several adapters each is a run: miles report A/adapters/X B/adapters/X")
+        notes.append(
+            "with several adapters, each adapter is a run: miles report A/adapters/X B/adapters/X"
+        )
     return RunsCompared(
         a=a,
         b=b,

@@ -399,7 +399,7 @@ class JoiningNodes:
         new = [str(member.node) for member in nodes.chosen if member.node.node_id not in own]
         return NodesJoined(
             f"{', '.join(new)} joined",
-            why=f"the run has {len(own)} of the nodes that it wants, and can have "
-            f"{len(nodes.chosen)}; it was saved, and begins again with them",
+            why=f"the run has {len(own)} of its requested nodes and can now get "
+            f"{len(nodes.chosen)}; it was saved and restarts with them",
             fix=f"miles resume {self._spec.run.shown}",
         )

@@ -223,9 +223,9 @@ class Saver:
         run = self.spec.run
         kept = "nothing else" if self.newest_step is None else f"checkpoint step {self.newest_step}"
         raise MachineError(
-            f"what was learned until step {step} could not be saved",
+            f"the progress up to step {step} could not be saved",
             why=f"{self.failure.what}: {self.failure.why}\n"
-            f"{format_bytes(free_bytes(run.path))} are free in {run.path}; kept are {kept}, and "
-            "what is there of metrics, events and samples",
-            fix=f"du -sh {run.path.parent}/*   # make room",
+            f"{format_bytes(free_bytes(run.path))} are free in {run.path}; it still has {kept}, "
+            "and the metrics, events and samples up to here",
+            fix=f"du -sh {run.path.parent}/*   # free some space",
         )

@@ -179,9 +179,9 @@ def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> Non
         return
     raise _inexact(
         f"step {step}: the log-probs of {report.logprob_diff_tokens} of {report.num_loss_tokens} "
-        f"trained tokens differ between engine and trainer, by {report.logprob_diff_max:.2e} at "
-        "most",
-        why="`train.on_policy=exact` asks for a difference of 0.0; nothing of the step was saved",
+        "trained tokens differ between engine and trainer, by at most "
+        f"{report.logprob_diff_max:.2e}",
+        why="`train.on_policy=exact` requires a difference of 0.0; the step was not saved",
         run=run,
     )
 
@@ -191,8 +191,9 @@ def _inexact(what: str, *, why: str, run: str) -> MismatchError:
         what,
         why=why,
         fix=[
-            f"miles resume {run}   # from the checkpoint before: does it happen again?",
-            f"miles resume {run} --set train.on_policy=auto   # up to rounding from here on",
+            f"miles resume {run}   # from the previous checkpoint: does it happen again?",
+            f"miles resume {run} --set train.on_policy=auto   # accept rounding differences from "
+            "now on",
         ],
     )
 
@@ -201,16 +202,16 @@ def _mismatch(found: Judgement, where: str, *, run: str) -> MismatchError:
     if found.most_times == 0.0:
         return _inexact(
             f"engine and trainer are not equal: the log-probs of {found.gap.num_apart} of "
-            f"{found.gap.num_tokens} tokens differ, by {found.gap.max:.2e} at most",
-            why=f"`train.on_policy=exact` asks for a difference of 0.0; {where}",
+            f"{found.gap.num_tokens} tokens differ, by at most {found.gap.max:.2e}",
+            why=f"`train.on_policy=exact` requires a difference of 0.0; {where}",
             run=run,
         )
     return MismatchError(
         f"engine and trainer disagree: {found.text}",
-        why=f"{where}; they differ by {found.times:.3g} times what rounding does, and a right "
-        f"engine by less than {found.most_times:.3g} times",
+        why=f"{where}; they differ by {found.times:.3g} times the effect of rounding, but a "
+        f"correct engine differs by less than {found.most_times:.3g} times",
         fix=[
             "miles doctor",
-            "compare config.json of the model with what logs/latest/engine-0-server.log says",
+            "compare the model's config.json with logs/latest/engine-0-server.log",
         ],
     )

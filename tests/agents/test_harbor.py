@@ -56,7 +56,7 @@ def test_what_cannot_be_worked_at_is_told() -> None:
     assert "there is no task 'goodbye'" in caught.value.why
     with pytest.raises(RecipeError) as refused:
         require_environment_there(rollout_of(tasks="nowhere"))
-    assert "holds no task of harbor" in refused.value.why
+    assert "does not contain a harbor task (a" in refused.value.why
 
 
 @needs("harbor")

@@ -210,7 +210,7 @@ def refused(server: dict[str, Any], kind: type[Exception] = MachineError) -> Any
 
 def test_a_variable_that_is_not_there_is_refused_by_name() -> None:
     error = refused({"command": COMMAND, "env": ["NOT_THERE"]})
-    assert "needs the variable NOT_THERE" in error.what
+    assert "needs the environment variable NOT_THERE" in error.what
     assert error.fixes == ["export NOT_THERE=..."]
 
 
@@ -233,7 +233,7 @@ def test_a_server_that_does_not_start_is_refused(server: dict[str, Any], why: st
 def test_a_server_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "START_TIMEOUT_S", 0.5)
     error = refused({"command": [sys.executable, "-c", "import time; time.sleep(60)"]})
-    assert "did not answer within 0.5 s" in error.why
+    assert "did not respond within 0.5 s" in error.why
     assert not _words_of_servers()
 
 
@@ -245,7 +245,7 @@ def test_a_tool_that_the_server_lacks_is_refused() -> None:
 def test_two_tools_of_one_name_are_refused() -> None:
     rollout = rollout_of({"command": COMMAND})
     twice = rollout.model_copy(update={"mcp": {**rollout.mcp, "more": rollout.mcp["calc"]}})
-    with pytest.raises(RecipeError, match="two tools are called `add`"):
+    with pytest.raises(RecipeError, match="two tools have the name `add`"):
         offered(twice)
 
 

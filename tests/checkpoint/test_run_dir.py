@@ -63,7 +63,7 @@ def test_a_new_run_can_be_read_by_its_owner_alone_and_an_empty_folder_keeps_its_
 
 def test_where_nothing_can_be_written_is_said_in_three_parts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="cannot be made") as caught:
+    with pytest.raises(MachineError, match="cannot be created") as caught:
         create(base=tmp_path / "file", recipe_name="r", name="a")
     assert caught.value.exit_code is ExitCode.NOT_READY and caught.value.fixes
     run = create(base=tmp_path, recipe_name="r", name="b")

@@ -40,7 +40,7 @@ def test_packages_with_an_environment_of_their_own_are_listed(
     said = miles("env", "install", "verifier")
     assert said.code == 3 and "miles env install verifiers" in said.err + said.out
     said = miles("env", "install", "harbor", "--python", str(tmp_path / "none"))
-    assert said.code == 4 and "there is no Python for harbor" in said.err + said.out
+    assert said.code == 4 and "there is no suitable Python for harbor" in said.err + said.out
 
 
 def test_a_good_environment_is_told_in_numbers(miles: Miles) -> None:
@@ -56,9 +56,9 @@ def test_a_good_environment_is_told_in_numbers(miles: Miles) -> None:
     ("words", "told"),
     [
         ([f"{HERE}:Forgets"], "the same seed (0) and actions do not give the same"),
-        ([f"{HERE}:Count", "--settings", "{size: 3}"], "does not take its settings"),
-        (["frozen_leak"], "no environment is called `frozen_leak`"),
-        ([f"{HERE}:Step"], "has no reset and no step"),
+        ([f"{HERE}:Count", "--settings", "{size: 3}"], "does not accept its settings"),
+        (["frozen_leak"], "no environment `frozen_leak`"),
+        ([f"{HERE}:Step"], "has no reset but no step"),
     ],
 )
 def test_a_bad_one_is_refused(miles: Miles, words: list[str], told: str) -> None:
@@ -123,7 +123,7 @@ def test_engines_are_started_for_a_run_or_a_model(
     miles: Miles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = miles("env", "play", f"{HERE}:Count", "--model", "mine")
-    assert refused.code == 6 and "no run is called `mine`" in refused.err
+    assert refused.code == 6 and "no run `mine`" in refused.err
     asked = list[dict[str, Any]]()
 
     def of_run(path: Path, **options: Any) -> list[Any]:

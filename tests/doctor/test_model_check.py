@@ -43,7 +43,7 @@ def test_a_tensor_that_is_not_as_the_table_says_is_named(
     _changed(folder, **changes)
     (finding,) = check_names(folder, load_facts(folder))
     assert finding.status is Status.FAIL
-    assert finding.what == "1 tensors are not as the table says"
+    assert finding.what == "1 tensors differ from the table"
     assert re.search(says, finding.why), finding.why
 
 

@@ -86,7 +86,7 @@ def test_what_cannot_score_is_refused_before_anything_starts(
 ) -> None:
     for changes, told in (
         ({"vocabulary": "null"}, "has another tokenizer than the policy"),
-        ({"path": "runs/nobody"}, "the reward model runs/nobody is not there"),
+        ({"path": "runs/nobody"}, "the reward model runs/nobody does not exist"),
         ({"path": "null"}, "needs a model"),
     ):
         finished = workplace.miles(*_launch("refused", **changes))

@@ -149,7 +149,7 @@ CASES = {
     "null for a number": Case(
         sets=["train.steps=null"], says=("`null`",), fix="--set train.steps=100"
     ),
-    "nothing for a number": Case(
+    "did not respond for a number": Case(
         sets=["train.steps="], says=("nothing",), fix="--set train.steps=100"
     ),
     "list for a number": Case(

@@ -104,7 +104,7 @@ def test_gpus_of_their_own_refuse_more_by_name(folders: Path) -> None:
             assert "would not reach the layer that guesses" in error.what
         elif wanted in ALLOWED and wanted.replay and wanted.speculation != "none":
             assert error is not None and error.exit_code is ExitCode.NOT_READY
-            assert "replayed of tokens that were guessed on CUDA" in error.what
+            assert "replayed for tokens that were guessed on CUDA" in error.what
         else:
             assert (error is None) == (wanted in ALLOWED), (wanted, error)
 

@@ -65,7 +65,7 @@ def _dry(
         (["data.prompts=empty.jsonl"], DataError, "empty.jsonl"),
         (["data.label_key=anser"], DataError, "no column `anser`"),
         (["data.prompts=words.jsonl"], DataError, "label that `gsm8k` refuses"),
-        (["data.eval=sums.jsonl", "eval.every=1"], DataError, "are training prompts too"),
+        (["data.eval=sums.jsonl", "eval.every=1"], DataError, "are also training prompts"),
         (["data.prompts=options.jsonl"], DataError, "`gsm8k` does not fit the rows"),
         (["rollout.reward=dry_rewards:none"], RewardError, "failed before the run"),
         (["rollout.reward=dry_rewards:trl"], RecipeError, "nobody fills `completions`"),
@@ -115,7 +115,7 @@ def test_a_service_that_is_not_up_is_a_warning() -> None:
 
 def test_another_machine_may_have_what_is_missing_here() -> None:
     told = _dry("data.prompts=none.jsonl", *OWN[1:], machine=parse_machine("8xH200"))
-    assert any("not on this computer: there is no file" in text for text in told["warn"])
+    assert any("on this computer it would fail: there is no file" in text for text in told["warn"])
 
 
 def test_the_signature_of_trl_is_answered_with_ours() -> None:

@@ -199,7 +199,7 @@ def show_points(points: Sequence[PlugPoint], *, output: Output) -> None:
             for point in points
         ],
     )
-    output.note("\na key takes one of these names, or an import path of yours: mypkg.module:name")
+    output.note("\na key takes one of these names, or your own import path: mypkg.module:name")
     output.note("miles plugins new reward my_reward   a working file, and its test")
     output.note("miles plugins check my_reward:my_reward   does it meet its contract?")
 
@@ -265,13 +265,13 @@ def _size(row: RecipeRow) -> str:
 
 NEXT = {
     "environments": {
-        "miles env play NAME": "be the player",
-        "miles env check NAME": "does it do what an environment must?",
-        "miles plugins new environment my_game": "one of yours",
+        "miles env play NAME": "play it yourself",
+        "miles env check NAME": "check that it meets its contract",
+        "miles plugins new environment my_game": "write your own",
     },
     "tools": {
-        "miles launch --set rollout.agent=tools --set 'rollout.tools=[calculator]'": "use one",
-        "miles plugins new tool my_tool": "one of yours",
+        "miles launch --set rollout.agent=tools --set 'rollout.tools=[calculator]'": "use a tool",
+        "miles plugins new tool my_tool": "write your own",
     },
 }
 

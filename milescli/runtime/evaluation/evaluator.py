@@ -129,12 +129,13 @@ class Evaluator:
             if not bound.expired():
                 raise
             raise WaitTimeout(
-                "the evaluation waited too long for a sample",
-                why=f"{len(done)} of {len(begun)} were done, and no other within {bound_s:g} s"
-                + self._first_of(Counter(begun) - Counter(done)),
+                "timed out waiting for a sample of the evaluation",
+                why=f"{len(done)} of {len(begun)} are complete, and no other finished within "
+                f"{bound_s:g} s" + self._first_of(Counter(begun) - Counter(done)),
                 fix=[
                     f"--set machine.step_timeout_s={2 * bound_s:g}",
-                    f"look whether the agent `{self.episodes.agent_name}` waits for something",
+                    f"check whether the agent `{self.episodes.agent_name}` is waiting for "
+                    "something",
                 ],
             ) from None
         return [

@@ -231,9 +231,9 @@ def _equal_sides(rows: FileRows) -> DataError | None:
     ):
         return None
     return DataError(
-        f"no row of {rows.path} teaches anything",
-        why=f"both sides are equal in each of its {len(rows)}",
-        fix=f"--set data.{rows.form.field}=FILE   # pairs whose sides differ",
+        f"no row of {rows.path} can be learned from",
+        why=f"both sides are equal in all of its {len(rows)}",
+        fix=f"--set data.{rows.form.field}=FILE   # with pairs whose sides differ",
     )
 
 

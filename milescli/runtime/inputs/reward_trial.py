@@ -68,9 +68,9 @@ def _refusal(name: str, error: MilesError) -> RewardError:
     """Return the same error as of a trial: a run would stop at its first response."""
     kept = [fix for fix in error.fixes if fix.startswith("--set rollout.reward_timeout_s")]
     return RewardError(
-        f"the reward `{name}` failed before the run, on a response that is made up",
+        f"the reward `{name}` failed before the run, on a made-up response",
         why=error.why,
-        fix=kept or [f"mend the reward{place_of(name)}", f"miles plugins check {name}"],
+        fix=kept or [f"fix the reward{place_of(name)}", f"miles plugins check {name}"],
     )
 
 

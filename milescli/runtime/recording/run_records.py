@@ -100,11 +100,11 @@ def _edited(run: RunDir, changed: list[str], back: list[str]) -> CheckpointError
     new = f"miles launch --recipe {run.shown}/recipe.yaml --name {run.name}-edited"
     return CheckpointError(
         f"the recipe of run `{run.name}` was edited",
-        why=f"a run learns by one recipe from its start to its end; {run.shown}/recipe.yaml has "
-        "now\n" + "\n".join(changed),
+        why=f"a run uses the same recipe from start to end; {run.shown}/recipe.yaml now has\n"
+        + "\n".join(changed),
         fix=[
-            f"{new}   # a new run, by the edited recipe",
-            f"put back in {run.shown}/recipe.yaml: {'; '.join(back) or 'what was there'}",
+            f"{new}   # a new run with the edited recipe",
+            f"undo the changes in {run.shown}/recipe.yaml: {'; '.join(back) or 'what was there'}",
         ],
     )
 

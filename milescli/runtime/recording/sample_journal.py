@@ -294,8 +294,8 @@ class SampleJournal:
         if not self._told:
             self._told = True
             self._warn(
-                f"{self._folder} takes no more samples until the next checkpoint ({why}); the run "
-                "goes on, and after a resume what is not there is sampled again"
+                f"{self._folder} stores no more samples until the next checkpoint ({why}); the "
+                "run continues, and samples that are not stored are sampled again after a resume"
             )
 
     def _append(self, head: dict[str, Any], parts: list[bytes] | None = None) -> None:
@@ -399,9 +399,9 @@ async def open_journal(
         return await in_thread(opened)
     except OSError as error:
         raise MachineError(
-            f"the journal of samples in {spec.run.journal_dir} can be neither used nor removed",
+            f"the journal of samples in {spec.run.journal_dir} can neither be used nor removed",
             why=f"{type(error).__name__}: {error}",
-            fix=[f"ls -l {spec.run.journal_dir}   # whose is it?", f"rm -r {spec.run.journal_dir}"],
+            fix=[f"ls -l {spec.run.journal_dir}   # who owns it?", f"rm -r {spec.run.journal_dir}"],
         ) from error
 
 

@@ -103,7 +103,7 @@ class Tracking:
         soon = time.monotonic() + _UNSAID_S
         if slow := [one.name for one in self.trackers if not one.wait(soon - time.monotonic())]:
             who = ", ".join(dict.fromkeys(slow))
-            self._output.note(f"waiting for {who} to take in the rest, at most {CLOSE_S:g} s")
+            self._output.note(f"waiting at most {CLOSE_S:g} s for {who} to store the rest")
         are_slow = [one for one in self.trackers if not one.wait(deadline - time.monotonic())]
         self.missing += self._news() + [
             f"tracker {one.name} was not done {CLOSE_S:g} s after the run: {one.num_waiting} "

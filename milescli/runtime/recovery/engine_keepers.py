@@ -165,7 +165,7 @@ class EngineWatch:
         stacks = await self.engine.dump_stacks()
         where = "".join(f"\nits stacks: {file}" for file in stacks)
         return WorkerDied(
-            f"{self.engine.name} has not spoken for {silence.seconds:.0f} s",
+            f"{self.engine.name} has been silent for {silence.seconds:.0f} s",
             why=f"{silence.reason}{where}\nlast lines of its log:\n{last_log_lines(spec.log_path)}",
             fix=[f"less {spec.log_path}", f"--set machine.silence_s={4 * silence.bound_s:.0f}"],
         )
@@ -341,7 +341,7 @@ class RouterKeeper:
         if not self._silence.is_too_long:
             return None
         return WorkerDied(
-            f"the router has not spoken for {self._silence.seconds:.0f} s",
+            f"the router has been silent for {self._silence.seconds:.0f} s",
             why=f"{self._silence.reason}; its log ends:\n{router.last_words()}",
             fix=f"less {router.log_path}",
         )
@@ -355,9 +355,9 @@ def warn_of_losses(warn: Callable[[str], None]) -> Callable[[Event], None]:
 
     def listen(event: Event) -> None:
         if isinstance(event, WorkerSilent):
-            warn(f"{event.worker} has not spoken for {event.seconds:.0f} s: {event.why}")
+            warn(f"{event.worker} has been silent for {event.seconds:.0f} s: {event.why}")
         elif isinstance(event, WorkerLost):
-            warn(f"{event.what}; another is started in its place")
+            warn(f"{event.what}; miles starts another one")
 
     return listen
 

@@ -237,7 +237,7 @@ class RankWatch:
         stacks = await in_thread(ranks.dump_stacks)
         log = ranks.ranks[number].log_path
         return WorkerDied(
-            f"{silence.worker} has not spoken for {silence.seconds:.0f} s{doing}",
+            f"{silence.worker} has been silent for {silence.seconds:.0f} s{doing}",
             why=f"{silence.reason}{f'; stacks of all ranks: {stacks}' if stacks else ''}\n"
             f"last lines of its log:\n{last_log_lines(log)}",
             fix=[f"less {log}", f"--set machine.silence_s={4 * self._bound_s:.0f}"],

@@ -106,7 +106,7 @@ def test_one_that_answers_nobody_is_ended_and_begun_anew(monkeypatch: pytest.Mon
     monkeypatch.setattr(hosts, "_PING_TIMEOUT_S", 0.5)
     host = host_of()
     ask(host, "echo", value=1)
-    with pytest.raises(CallFailed, match="`hold` did not end"):
+    with pytest.raises(CallFailed, match="`hold` did not finish"):
         ask(host, "hold", timeout_s=0.2)
     assert ask(host, "echo", value=2) == 2
 

@@ -179,7 +179,7 @@ def test_a_trajectory_stays_within_what_the_run_was_planned_for() -> None:
     engine = Engine(length=100)
     (made,) = _record(engine, lambda session: session.generate([1] * (MAX_TOKENS - 3)))
     assert made.num_tokens == MAX_TOKENS
-    with pytest.raises(AgentError, match="prompt 7 asked for a response to 40 tokens"):
+    with pytest.raises(AgentError, match="prompt 7 sent 40 tokens"):
         _record(Engine(), lambda session: session.generate([1] * MAX_TOKENS))
     with pytest.raises(AgentError, match="0 tokens"):
         _record(Engine(), lambda session: session.generate([]))
@@ -229,11 +229,11 @@ def test_an_agent_may_go_on_with_the_list_that_it_handed_over() -> None:
 @pytest.mark.parametrize(
     ("token_ids", "max_new_tokens", "why"),
     [
-        ("What is 1 + 1?", None, "no token ids"),
-        ([5, "6"], None, "no token ids"),
-        ([2**40], None, "no token ids"),
-        ([5, 5000], None, "the model has tokens 0 to 4999"),
-        ([-1, 5], None, "the model has tokens 0 to 4999"),
+        ("What is 1 + 1?", None, "not token ids"),
+        ([5, "6"], None, "not token ids"),
+        ([2**40], None, "not token ids"),
+        ([5, 5000], None, "the model only has tokens 0 to 4999"),
+        ([-1, 5], None, "the model only has tokens 0 to 4999"),
         ([5], 0, "at least one"),
         ([5], -1, "at least one"),
     ],

@@ -65,7 +65,7 @@ def test_rows_whose_label_cannot_be_graded_are_named_by_line_before_anything_sta
         "line 2: the label 'b1': it holds a b; line 4: the label 'b2': it holds a b; "
     )
     assert error.value.why.endswith("; and 3 more")
-    assert error.value.fixes[0] == "sed -n 2p data/train.jsonl   # mend or remove these rows"
+    assert error.value.fixes[0] == "sed -n 2p data/train.jsonl   # fix or remove these rows"
     assert "--set data.label_key" in error.value.fixes[1]
 
 

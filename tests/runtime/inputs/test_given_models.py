@@ -90,7 +90,7 @@ SMALL = parse_facts(MODELS["llama"])
 @pytest.mark.parametrize(
     ("layout", "changes", "error", "what"),
     [
-        ({}, {"device_kind": "cuda"}, MachineError, "does not learn on cuda"),
+        ({}, {"device_kind": "cuda"}, MachineError, "cannot be trained on cuda"),
         ({}, {"channel": "distributed"}, FitError, "would not reach the engines"),
         ({"pp": 4}, {}, FitError, "under the policy's layout"),
     ],

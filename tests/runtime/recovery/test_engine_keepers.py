@@ -288,7 +288,7 @@ def test_an_engine_that_hangs_is_shown_then_ended_and_replaced() -> None:
     assert isinstance(silent, WorkerSilent) and isinstance(replaced, WorkerReplaced)
     assert silent.worker == "engine 1"
     assert silent.why == "its scheduler is stopped, and 0 requests wait for it"
-    assert "engine 1 has not spoken" in lost.what  # type: ignore[attr-defined]
+    assert "engine 1 has been silent" in lost.what  # type: ignore[attr-defined]
     assert "engine.stacks.txt" in lost.why  # type: ignore[attr-defined]
     assert rig.ended == ["engine 1"]
 
