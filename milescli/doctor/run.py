@@ -344,7 +344,7 @@ def show_findings(findings: Sequence[Finding], output: Output) -> None:
     counts = Counter(row.finding.status for row in rows)
     if counts[Status.FAIL]:
         output.note(
-            f"not ready: {counts[Status.FAIL]} checks failed, {counts[Status.WARN]} gave a warning"
+            f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning"
         )
     else:
         output.success(

@@ -179,8 +179,8 @@ class Train(Section):
     accelerators, for fp8_block, mxfp8 and nvfp4; on a CPU for the first two, with `on_policy:
     exact`."""
     exempt: list[str] = Field(default=[])
-    """Regular expressions of modules that neither trainer nor engines quantise, beside those that
-    releases keep plain: ["layers\\.0\\.", "shared_experts"]."""
+    """Regular expressions of modules that neither trainer nor engines quantise, in addition to
+    those that releases keep unquantised: ["layers\\.0\\.", "shared_experts"]."""
     on_policy: Literal["auto", "exact"] = "auto"
     """exact: log-probs of engines and trainer are bit-identical (docs/on-policy.md), which is
     slower; auto: they are equal up to rounding."""

@@ -105,7 +105,7 @@ def test_an_episode_that_does_not_end_is_cut() -> None:
         ("none", "not a Step"),
         ("tuple", "not a Step"),
         ("nan", "not a finite number"),
-        ("bytes", "it is text"),
+        ("bytes", "not text"),
         ("text", "not a finite number"),
         ("raise", "ZeroDivisionError: of the environment"),
     ],

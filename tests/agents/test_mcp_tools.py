@@ -105,7 +105,7 @@ def test_what_the_server_refuses_is_told_to_the_model_and_counted() -> None:
     (lacking, wrong, unknown, right), box = told(rollout_of({"command": COMMAND}), *mistakes)
     assert lacking.startswith("error: ") and "required" in lacking
     assert wrong.startswith("error: ") and "integer" in wrong
-    assert unknown.startswith("error: there is no tool sub, only add, pid")
+    assert unknown.startswith("error: there is no tool sub; the tools are add, pid")
     assert right == "2" and box.num_errors == 3
 
 
@@ -233,7 +233,7 @@ def test_a_server_that_does_not_start_is_refused(server: dict[str, Any], why: st
 def test_a_server_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "START_TIMEOUT_S", 0.5)
     error = refused({"command": [sys.executable, "-c", "import time; time.sleep(60)"]})
-    assert "did not respond within 0.5 s" in error.why
+    assert "did not answer within 0.5 s" in error.why
     assert not _words_of_servers()
 
 

@@ -23,7 +23,7 @@ def test_names_count_up(tmp_path: Path) -> None:
     ("outcome", "what", "fixes"),
     [
         ("failed", "in use", ["miles resume {}   # go on", "--name mine-", "mv {} {}.old"]),
-        ("stopped", "in use", ["miles resume {}   # it was stopped", "--name mine-", "mv {} "]),
+        ("stopped", "in use", ["miles resume {}   # continue the stopped run", "--name mine-", "mv {} "]),
         ("done", "in use", ["miles resume {} --steps N", "--name mine-", "mv {} "]),
         ("no run", "in use", ["--name mine-", "mv {} "]),
         ("running", "running", ["miles status {} --watch", "miles stop {} ", "--name mine-"]),
@@ -68,7 +68,7 @@ def test_where_nothing_can_be_written_is_said_in_three_parts(tmp_path: Path) -> 
     assert caught.value.exit_code is ExitCode.NOT_READY and caught.value.fixes
     run = create(base=tmp_path, recipe_name="r", name="b")
     (run.path / ".lock").mkdir()  # as root, rights alone would keep nobody out
-    with pytest.raises(MachineError, match="nothing can be written"), lock(run):
+    with pytest.raises(MachineError, match="is not writable"), lock(run):
         pass
 
 

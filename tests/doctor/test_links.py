@@ -107,7 +107,7 @@ def test_a_pair_that_breaks_or_hangs_is_named(problem: str) -> None:
     assert [finding.status for finding in findings] == [Status.FAIL, Status.SKIP]
     assert (
         findings[0].what == "nccl: adding numbers of 1 and 3 failed"
-        and (problem or "did not finish within 30 s") in findings[0].why
+        and (problem or "did not end within 30 s") in findings[0].why
     )
 
 

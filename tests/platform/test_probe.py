@@ -149,7 +149,7 @@ NVIDIA_FAILS = {
         "WSL",
         "wsl.exe --update",
     ),
-    "`nvidia-smi` did not respond within 20 s": ("hangs", "sudo dmesg"),
+    "`nvidia-smi` did not answer within 20 s": ("hangs", "sudo dmesg"),
     "No devices were found": ("has no GPU", "sudo dmesg"),
     "something new": ("its tool fails", "nvidia-smi"),
 }
@@ -268,7 +268,7 @@ def test_an_old_gpu_is_not_trained_on(tmp_path: Path) -> None:
 
 
 AMD_FAILS = {
-    "`amd-smi` did not respond within 20 s": ("hangs", "sudo dmesg"),
+    "`amd-smi` did not answer within 20 s": ("hangs", "sudo dmesg"),
     "AMDSMI_STATUS_NOT_INIT - Device not initialized": ("not ready", "sudo modprobe amdgpu"),
     "something new": ("its tool fails", "amd-smi"),
 }
@@ -301,7 +301,7 @@ def test_a_tool_that_misses_groups_is_overruled_by_the_kernel(tmp_path: Path) ->
 @pytest.mark.parametrize("closed", ["kfd", "renderD129"])
 def test_device_files_that_may_not_be_opened_are_reported(tmp_path: Path, closed: str) -> None:
     error = _refused(replay(AMD), plant_amd(tmp_path), lambda path: path.name != closed)
-    assert error.what.startswith("no permission") and closed in error.what
+    assert error.what.startswith("there is no permission") and closed in error.what
     assert error.fixes[0].startswith("sudo usermod -aG render,video")
     assert (
         _probe(replay(AMD), tmp_path, lambda path: path.name != closed, HIP_VISIBLE_DEVICES="").kind

@@ -15,7 +15,7 @@ HERE = "tests.agents.user_environments"
     ("name", "told"),
     [
         ("Forgets", "the same seed (0) and actions do not give the same: its reset says"),
-        ("Rich", "but its `reward_range` is 0 to 0.5`"),
+        ("Rich", "and its `reward_range` is 0 to 0.5"),
         ("Leaks", "its episodes keep what they open"),
         ("Wrong", "not a Step"),
     ],

@@ -82,7 +82,7 @@ def test_what_the_program_raises_is_told_with_its_lines() -> None:
     assert "echoing.py" in str(caught.value)
     with pytest.raises(CallFailed, match="not JSON serializable"):
         ask(host, "object")
-    with pytest.raises(CallFailed, match="no request is called __init__"):
+    with pytest.raises(CallFailed, match="there is no request __init__"):
         ask(host, "__init__")
     with pytest.raises(CallFailed, match="it was told to"):
         ask(host_of(fails=True), "echo", value=1)
@@ -106,7 +106,7 @@ def test_one_that_answers_nobody_is_ended_and_begun_anew(monkeypatch: pytest.Mon
     monkeypatch.setattr(hosts, "_PING_TIMEOUT_S", 0.5)
     host = host_of()
     ask(host, "echo", value=1)
-    with pytest.raises(CallFailed, match="`hold` did not finish"):
+    with pytest.raises(CallFailed, match="`hold` did not end"):
         ask(host, "hold", timeout_s=0.2)
     assert ask(host, "echo", value=2) == 2
 

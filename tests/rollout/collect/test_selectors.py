@@ -248,5 +248,5 @@ def test_filters_keep_what_teaches(name: str, rewards: list[float], expected: bo
 
 def test_a_filter_that_says_neither_is_named() -> None:
     path = f"{__name__}:maybe"
-    with pytest.raises(RecipeError, match="gave 'perhaps'"):
+    with pytest.raises(RecipeError, match="returned 'perhaps'"):
         is_kept(resolve_isolated(FILTERS, path), rewarded([1.0]), settings=Rollout(filter=path))

@@ -179,7 +179,7 @@ def test_a_trajectory_stays_within_what_the_run_was_planned_for() -> None:
     engine = Engine(length=100)
     (made,) = _record(engine, lambda session: session.generate([1] * (MAX_TOKENS - 3)))
     assert made.num_tokens == MAX_TOKENS
-    with pytest.raises(AgentError, match="prompt 7 sent 40 tokens"):
+    with pytest.raises(AgentError, match="prompt 7 asked for a response to 40 tokens"):
         _record(Engine(), lambda session: session.generate([1] * MAX_TOKENS))
     with pytest.raises(AgentError, match="0 tokens"):
         _record(Engine(), lambda session: session.generate([]))

@@ -93,7 +93,7 @@ def test_a_check_that_raises_is_named_with_its_traceback() -> None:
 def test_a_check_that_hangs_is_named_with_its_label() -> None:
     reward, release = Reward(), threading.Event()
     reward.check_label = lambda label: release.wait() and None  # type: ignore[method-assign]
-    with pytest.raises(WaitTimeout, match=r"0 of 2 different labels .* are checked") as error:
+    with pytest.raises(WaitTimeout, match=r"0 of 2 different labels .* were checked") as error:
         _check(reward, ["a", "a", "c"], timeout_s=0.2, say_after_s=0.0)
     release.set()
     assert "label 'a'" in error.value.why

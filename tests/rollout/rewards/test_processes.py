@@ -123,7 +123,7 @@ def test_who_waits_for_a_batch_hears_of_whatever_it_raises() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("too_few", "it gave 2 rewards for 3 responses"),
+        ("too_few", "it returned 2 rewards for 3 responses"),
         ("one_number", "it must return one number per response"),
     ],
 )

@@ -78,7 +78,7 @@ def test_what_is_no_reward_stops_the_run(body: object, why: str) -> None:
 def test_a_group_wants_a_reward_for_each(rewards: object) -> None:
     with (
         serving(lambda asked, number: Reply({"rewards": rewards})) as server,
-        pytest.raises(RewardError, match="it received 2 responses"),
+        pytest.raises(RewardError, match="it was given 2 responses"),
     ):
         _scores(_rollout(server.url, group=True), ["4", "5"])
 

@@ -157,7 +157,7 @@ def test_loose_forgives_a_line_around_the_response_and_stars(response: str) -> N
         ("no commas", "it is not JSON like"),
         ('{"instruction_id_list": [], "kwargs": []}', "it is not JSON like"),
         ('{"instruction_id_list": ["punctuation:no_comma"], "kwargs": []}', "1 instructions and 0"),
-        (_label(("punctuation:no_coma", {})), "nearest name is `punctuation:no_comma`"),
+        (_label(("punctuation:no_coma", {})), "nearest is `punctuation:no_comma`"),
         (_label(("length_constraints:number_words", {"num_words": 3})), "lacks relation"),
         (
             _label(("length_constraints:number_words", {"num_words": 3, "relation": "about"})),
