@@ -19,8 +19,8 @@ EXAMPLES = [
 ]
 
 TOPICS = {
-    "exit-codes": "what the process says when it ends",
-    "recipe": "every key of a recipe: type, default, meaning; also of one section, or one key",
+    "exit-codes": "what each exit code of miles means",
+    "recipe": "every recipe key: type, default, meaning; or those of one section, or one key",
     "run-directory": "the files of runs/NAME",
 }
 
@@ -68,7 +68,7 @@ def help_page(
     elif topic is None:
         output.json("help", {"topics": TOPICS})
         output.table(
-            ["page", "what is on it"],
+            ["page", "content"],
             [(f"miles help {name}", text) for name, text in TOPICS.items()],
         )
     else:

@@ -31,14 +31,14 @@ class ExitCode(IntEnum):
 
 EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.DONE: "done",
-    ExitCode.FAILED: "the operation failed, and the error says why",
-    ExitCode.USAGE: "the command line was not understood",
+    ExitCode.FAILED: "the operation failed; the error says why",
+    ExitCode.USAGE: "the command line is invalid",
     ExitCode.INVALID: "a recipe, an override or the data is invalid",
     ExitCode.NOT_READY: "the machine is not ready (see `miles doctor`)",
     ExitCode.DOES_NOT_FIT: "the plan does not fit on the machine",
     ExitCode.CHECKPOINT: "a checkpoint is missing, incompatible or corrupt",
-    ExitCode.INTERNAL: "a fault of miles itself; the traceback is in the named file",
-    ExitCode.RESUMABLE: "stopped, but saved: `miles resume RUN` goes on",
+    ExitCode.INTERNAL: "internal error in miles; the traceback is in the named file",
+    ExitCode.RESUMABLE: "stopped and saved: `miles resume RUN` continues",
     ExitCode.INTERRUPTED: "Ctrl-C, and nothing could be saved",
     ExitCode.TERMINATED: "SIGTERM, and nothing could be saved",
 }

@@ -96,7 +96,7 @@ def _ways_to_find(error: Exception, module_name: str) -> list[str]:
         return []
     missing, wanted = error.name.partition(".")[0], module_name.partition(".")[0]
     if missing != wanted:
-        return [f"{sys.executable} -m pip install {missing}   # or what its package is called"]
+        return [f"{sys.executable} -m pip install {missing}   # or the name of its package"]
     if Path(wanted).is_dir() or Path(f"{wanted}.py").is_file():
-        return ['export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"   # it lies in this folder']
+        return ['export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"   # if it is in this folder']
     return []

@@ -184,7 +184,7 @@ def _fault(
     missing = [] if takes_any else [name for name in form if name not in parameters]
     if missing:
         return f"it lacks the parameter{'s' * (len(missing) > 1)} {', '.join(missing)}"
-    return f"nobody fills {', '.join(f'`{name}`' for name in unfilled)}" if unfilled else ""
+    return f"miles does not pass {', '.join(f'`{name}`' for name in unfilled)}" if unfilled else ""
 
 
 class _Named:

@@ -193,7 +193,7 @@ def _facts(case: Case) -> list[str]:
     entropy = case.recent("train/entropy")
     if entropy < 0.1 and case.is_at_ceiling:
         facts.append(
-            f"Entropy is low ({number(entropy)}) and the reward is at least {CEILING}: it is sure "
-            "because it is right."
+            f"Entropy is low ({number(entropy)}) and the reward is at least {CEILING}: the "
+            "policy is certain because it is right."
         )
     return facts

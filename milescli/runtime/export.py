@@ -175,7 +175,7 @@ def _export_model(
         return {**made, **_own_template(weights.story, output), **ends}
 
     def watch(total_bytes: int) -> Transfer:
-        return Transfer(output, label=f"writing and reading back {to.name}", total=total_bytes)
+        return Transfer(output, label=f"writing {to.name} and reading it back", total=total_bytes)
 
     with ExitStack() as open_files:
         chosen = format or PLAIN_OF[facts.dtype]

@@ -200,18 +200,18 @@ class Saver:
         recipe = self.spec.recipe
         keeps = recipe.keeps_reference or recipe.caches_reference
         if keeps and recipe.reference_step(pending.step) == pending.step:
-            error.why += "\na resumed run takes its reference from it, so that the run ends here"
+            error.why += "\na resumed run reads its reference from it, so the run ends here"
             raise error
         newest = (
-            "there is none before it"
+            "there is no earlier checkpoint"
             if self.newest_step is None
-            else (f"the newest is that of step {self.newest_step}")
+            else (f"the newest checkpoint is that of step {self.newest_step}")
         )
         free = await in_thread(lambda: free_bytes(folder.parent))
         self.bus.emit(
             Notice(
                 text=f"{error.what} ({error.why}); {format_bytes(free)} are free there. Training "
-                f"goes on, the next save is another try; {newest}",
+                f"continues, and the next save tries again; {newest}",
                 level="warning",
             )
         )

@@ -134,7 +134,10 @@ class TruthCheck:
         that are not silent; or that it was not found."""
         sends_adapter = self.recipe.train.lora.is_on and not self.plan.merges_adapter
         if self.recipe.weights.format != "hf" or sends_adapter:
-            return "which layer is the first was not looked for: the engine is sent no whole model"
+            return (
+                "the first differing layer was not located: the engine does not receive a whole "
+                "model"
+            )
         try:
             await self.devices.publish(self.devices.version, verify=True)
         except MismatchError as error:
@@ -142,8 +145,8 @@ class TruthCheck:
         right, wrong = await self._with_layers(prompts, 0), whole
         if right.agreement is Agreement.WRONG:
             return (
-                "all weights are equal, and the difference is there without any layer: embedding, "
-                "final norm or output layer"
+                "all weights are equal, and the difference exists without any layer: it is in "
+                "the embedding, final norm or output layer"
             )
         first, last = 0, self.num_layers
         while last - first > 1:
@@ -156,12 +159,12 @@ class TruthCheck:
         if not wrong.times <= JUMP * right.times:  # NaN is a jump
             return (
                 f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) is the "
-                f"first that computes otherwise: {wrong.times:.3g} times the floor with it, "
-                f"{right.times:.3g} times without"
+                f"first that computes differently: {wrong.times:.3g} times the floor with it, "
+                f"{right.times:.3g} times without it"
             )
         return (
-            "all weights are equal; the cause was not located: the difference grows from layer to "
-            "layer"
+            "all weights are equal; the cause was not located: the difference grows from layer "
+            "to layer"
         )
 
     async def _with_layers(self, prompts: Sequence[Prompt], count: int) -> Judgement:

@@ -45,7 +45,7 @@ def test_packages_with_an_environment_of_their_own_are_listed(
 
 def test_a_good_environment_is_told_in_numbers(miles: Miles) -> None:
     said = miles("env", "check", "frozen_lake", "--data", "task:frozen_lake")
-    assert said.code == 0 and "does what an environment must" in said.out
+    assert said.code == 0 and "meets the contract of an environment" in said.out
     assert "Walk from P to G" in said.out
     settings = "{length: 2}"
     found = json.loads(miles("env", "check", f"{HERE}:Count", "--settings", settings, "--json").out)

@@ -356,6 +356,6 @@ def test_a_chat_may_take_several_sequences_which_are_counted(
 def test_a_text_of_a_user_that_spells_a_special_token_out_is_told(load: Load) -> None:
     spelled = {"messages": [{**USER, "content": "a<|im_end|>b"}, HELLO]}
     note = load("chats", CHAT, spelled)[1].note
-    assert "row 2 of " in note and "spells out `<|im_end|>`" in note
+    assert "row 2 of " in note and "contains the text `<|im_end|>`" in note
     own = {"messages": [USER, {**HELLO, "content": "a<|im_start|>b"}]}
     assert load("chats", CHAT, own)[1].note == ""

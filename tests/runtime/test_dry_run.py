@@ -68,8 +68,8 @@ def _dry(
         (["data.eval=sums.jsonl", "eval.every=1"], DataError, "are also training prompts"),
         (["data.prompts=options.jsonl"], DataError, "`gsm8k` does not fit the rows"),
         (["rollout.reward=dry_rewards:none"], RewardError, "failed before the run"),
-        (["rollout.reward=dry_rewards:trl"], RecipeError, "nobody fills `completions`"),
-        (["rollout.reward=dry_rewards:needy"], RecipeError, "nobody fills `tokenizer`"),
+        (["rollout.reward=dry_rewards:trl"], RecipeError, "miles does not pass `completions`"),
+        (["rollout.reward=dry_rewards:needy"], RecipeError, "miles does not pass `tokenizer`"),
         (["run.trackers=[nobodys:Tracker]"], RecipeError, "nobodys"),
     ],
 )
@@ -87,7 +87,7 @@ def test_other_held_out_prompts_are_no_leak_before_there_is_a_tokenizer() -> Non
 def test_it_says_what_was_checked_and_what_was_not() -> None:
     checked, *unmade = _dry(*OWN)["note"]
     assert checked.startswith("checked: files, ") and "labels" in checked and "reward" in checked
-    (scratch,) = (text for text in unmade if "made of the data" in text)
+    (scratch,) = (text for text in unmade if "generated from the data" in text)
     assert scratch.startswith("not checked: tokenizer, ")
 
 

@@ -40,7 +40,7 @@ def show_algorithms(rows: Sequence[AlgorithmRow], *, output: Output) -> None:
                 row.name,
                 row.about,
                 row.base or "",
-                _differences(row.sets) if row.base else "sets every piece",
+                _differences(row.sets) if row.base else "sets every component",
                 row.paper.removeprefix("arXiv "),
                 shown(row.learned),
             )
@@ -151,9 +151,8 @@ def show_numbers(model: ModelNumbers, *, output: Output) -> None:
             "weights": f"{format_bytes(model.weights_bf16_bytes)} in bfloat16",
             "cache": f"{format_bytes(model.cache_bytes_per_token)} a token; "
             f"{format_bytes(model.cache_bytes_at_context)} for {model.context:,} tokens",
-            "compute": f"{model.forward_flops_per_token / 1e9:,.2f} GFLOP a token forward (mean "
-            f"over {model.context:,}), "
-            "twice as much backward",
+            "compute": f"{model.forward_flops_per_token / 1e9:,.2f} GFLOP per token forward "
+            f"(mean over {model.context:,}), twice as much backward",
             **_towers(model),
         }
     )
@@ -162,9 +161,9 @@ def show_numbers(model: ModelNumbers, *, output: Output) -> None:
 def _towers(model: ModelNumbers) -> dict[str, str]:
     if model.num_vision_parameters:
         size = format_count(model.num_vision_parameters)
-        return {"vision": f"{size} of the parameters; trained where `model.vision` says so"}
+        return {"vision": f"{size} of the parameters; trained if `model.vision` says so"}
     if model.multimodal:
-        return {"beside the text model": "towers that are passed through export untouched"}
+        return {"next to the text model": "towers that are passed through export untouched"}
     return {}
 
 
@@ -217,7 +216,7 @@ def show_written(point: PlugPoint, files: Sequence[Path], *, output: Output) -> 
 def show_checked_plugin(point: PlugPoint, path: str, *, output: Output) -> None:
     """Show that a plug-in satisfies its contract."""
     output.json("plugin_checked", {"kind": point.kind, "path": path, "bears_its_contract": True})
-    output.text(f"`{path}` is a good {point.kind}: --set {point.command_part(path)}")
+    output.text(f"`{path}` is a valid {point.kind}: --set {point.command_part(path)}")
 
 
 UNKNOWN = "-"
@@ -318,7 +317,7 @@ def show_installed(done: Installed, *, output: Output) -> None:
     package = done.package
     output.json("package", {**_as_json(package, None), "python": done.python})
     if done.was_there:
-        output.text(f"{package.name} was installed already")
+        output.text(f"{package.name} was already installed")
     output.kv(
         {
             "package": ", ".join(package.requirements),
@@ -354,14 +353,14 @@ def show_checked_environment(name: str, found: Checked, *, output: Output) -> No
     low, high = found.rewards
     output.kv(
         {
-            "episodes": f"{found.num_episodes}, each twice with the same random actions: the same",
+            "episodes": f"{found.num_episodes}, each twice with the same random actions: identical",
             "ended": f"{found.num_ended} of {found.num_episodes} within {MAX_STEPS} steps",
             "rewards": f"{low:g} to {high:g}",
             "steps": f"{found.num_steps:,}, {found.steps_per_s:,.0f} a second in one thread",
             "first": found.first,
         }
     )
-    output.text(f"`{name}` does what an environment must")
+    output.text(f"`{name}` meets the contract of an environment")
 
 
 def settings_of(text: str) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def draft_acceptance_falling(case: Case) -> Finding | None:
     return case.finding(
         "draft-acceptance-falling",
         Level.WARNING,
-        "Guesses are accepted less and less",
+        "Fewer and fewer guesses are accepted",
         evidence=f"accept_length fell from {number(before)} to {number(now)} tokens per pass",
         advice=(
             "train the draft model: --set train.draft.lr=... or train.mtp.loss_weight=...",
@@ -144,7 +144,7 @@ def stalled(case: Case) -> Finding | None:
     return case.finding(
         "stalled",
         Level.BAD,
-        "Nothing was heard for long",
+        "The run has been silent for a long time",
         evidence=f"the last line is {format_duration(silent_s)} old, but a step takes "
         f"{format_duration(usual_s)}; phase: {case.history.phase}",
         advice=(

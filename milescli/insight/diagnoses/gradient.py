@@ -36,7 +36,7 @@ def not_finite(case: Case) -> Finding | None:
     return case.finding(
         "not-finite",
         Level.BAD,
-        "The loss is no number",
+        "The loss is not a number",
         evidence=seen,
         advice=(
             "launch anew with a lower rate: --set train.optimizer.lr=...",

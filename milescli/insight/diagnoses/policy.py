@@ -135,7 +135,7 @@ def clip_fraction_high(case: Case) -> Finding | None:
     return case.finding(
         "clip-fraction-high",
         Level.WARNING,
-        "Much is clipped",
+        "Many tokens are clipped",
         evidence=f"{now:.0%} of the trained tokens of the last steps are clipped",
         advice=(
             "lower train.optimizer.lr, or use fewer train.updates_per_step",

@@ -166,8 +166,8 @@ def _equal_evidence(case: Case) -> str:
     sums = np.sum(histograms, axis=0)
     between = int(sums[1:-1].sum())
     return (
-        f"{text}; of {int(sums.sum())} groups {int(sums[0])} have a mean reward of 0, "
-        f"{between} one between, {int(sums[-1])} one of 1"
+        f"{text}; of {int(sums.sum())} groups, {int(sums[0])} have a mean reward of 0, {between} "
+        f"one in between, {int(sums[-1])} one of 1"
     )
 
 

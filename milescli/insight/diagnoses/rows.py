@@ -22,7 +22,7 @@ def overfitting(case: Case) -> Finding | None:
     return case.finding(
         "overfitting",
         Level.BAD,
-        "It learns the rows by heart",
+        "It memorises the rows",
         evidence=f"the held-out loss was {number(best.loss)} at step {best.step} and is "
         f"{number(last.loss)} at step {last.step}, while the training loss fell from "
         f"{number(case.early(LOSS))} to {number(case.recent(LOSS))}",

@@ -45,7 +45,7 @@ def stale_groups_wasted(case: Case) -> Finding | None:
     return case.finding(
         "stale-groups-wasted",
         Level.WARNING,
-        "Samples are thrown away for their age",
+        "Samples are discarded because they are too old",
         evidence=f"{share:.0%} of the tokens of the last steps belong to groups that were "
         "discarded as too old",
         advice=(
@@ -72,7 +72,7 @@ def mixed_versions(case: Case) -> Finding | None:
     return case.finding(
         "mixed-versions",
         Level.WARNING,
-        "Most samples are of several weight versions",
+        "Most samples mix several weight versions",
         evidence=f"{mixed} of the {len(versions)} newest stored samples have tokens of more than "
         "one weight version, and train.correction.kind is none",
         advice=(

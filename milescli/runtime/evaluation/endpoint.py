@@ -132,7 +132,7 @@ def _evaluate(
     async def work() -> None:
         for one in asked:
             kept = KeptReplies(run.eval_dir / one.set.folder / "replies.jsonl")
-            told = f"; {len(kept)} replies are here" if len(kept) else ""
+            told = f"; {len(kept)} replies are already stored" if len(kept) else ""
             output.note(f"{model}: {one.set.name}, {len(one.prompts)} prompts{told}")
             episodes = EndpointEpisodes(
                 one.set.recipe,

@@ -147,7 +147,7 @@ class Evaluator:
         """`; prompt 3 is the first that is missing`, where one is."""
         if not missing:
             return ""
-        return f"; prompt {self.prompts[min(missing)].index} is the first that is missing"
+        return f"; the first missing one is of prompt {self.prompts[min(missing)].index}"
 
     def _seed(self, prompt: Prompt, index: int) -> int:
         key = f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode()
@@ -244,7 +244,7 @@ class ConcurrentEvaluations:
         if self._running is not None:
             self._running.cancel()
             self._running = None
-            self._tell(f"the evaluation of step {self._step} was given up: its engines died")
+            self._tell(f"the evaluation of step {self._step} was abandoned: its engines died")
 
     async def drop(self) -> None:
         """End it, whatever it had."""

@@ -282,7 +282,7 @@ def near_leaks_told(
     if not leaks:
         return None
     shown = _pairs(leaks, heldout, prompts, joined=" and ")
-    return f"{len(leaks)} held-out prompts are nearly training prompts: {shown}"
+    return f"{len(leaks)} held-out prompts are near duplicates of training prompts: {shown}"
 
 
 def demonstrations_of(

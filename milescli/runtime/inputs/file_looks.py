@@ -118,7 +118,7 @@ def read_rows(
 ) -> FileRows:
     """Read a file of prompts with a progress bar. Raises DataError as `read_file`."""
     size_bytes = table.path.stat().st_size
-    label = f"looking at {file.spelled()}"
+    label = f"reading {file.spelled()}"
     with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
         return read_file(
             table,

@@ -104,7 +104,7 @@ class GivenModel:
         theirs = load_tokenizer(folder, chat_template=RAW)
         difference, num_tokens = _difference(tokenizer, theirs), load_facts(folder).vocab_size
         if difference is None and num_tokens < least:
-            difference = f"it knows {num_tokens:,} tokens, the policy {least:,}"
+            difference = f"it has {num_tokens:,} tokens, and the policy has {least:,}"
         if difference is not None:
             raise RecipeError(
                 f"the {self.what} {self.path} has another tokenizer than the policy",
@@ -172,7 +172,8 @@ def _difference(own: ChatTokenizer, theirs: ChatTokenizer) -> str | None:
     if not apart:
         return None
     shown = ", ".join(
-        f"{token!r} is {_named(ours.get(token))} for the policy, {_named(other.get(token))} there"
+        f"{token!r} is {_named(ours.get(token))} for the policy, but {_named(other.get(token))} "
+        "there"
         for token in apart[:NUM_SHOWN]
     )
     return f"{len(apart):,} of {len(ours.keys() | other.keys()):,} tokens differ: {shown}"
@@ -508,13 +509,15 @@ def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
         leaves = ", ".join(_leaves(there))
         fix = f"--set 'train.lora.targets=[{leaves}]'"
         if _leaves(wanted) == _leaves(there):
-            fix = "--set train.lora.exclude=[]   # or what it leaves out"
-        differs.append((f"it has {len(there)} pairs, at {leaves}, and not {len(wanted)}", fix))
+            fix = "--set train.lora.exclude=[]   # or the modules that it excludes"
+        differs.append((f"it has {len(there)} pairs, at {leaves}, not {len(wanted)}", fix))
     elif adapter.rank == shape.rank and (odd := _misshapen(adapter, of_adapter)):
-        differs.append((f"`{odd}` is of another size", "--set model.path=FOLDER   # its base"))
+        differs.append(
+            (f"the size of `{odd}` differs", "--set model.path=FOLDER   # its base model")
+        )
     if adapter.saved:
         saved = min(adapter.saved)
-        differs.append((f"it has the whole of `{saved}`, too", "miles export it with --merge"))
+        differs.append((f"it also contains the whole of `{saved}`", "miles export it with --merge"))
     if differs:
         raise RecipeError(
             f"`model.adapter={recipe.model.adapter}` does not match `train.lora`",

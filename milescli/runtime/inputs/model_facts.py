@@ -112,7 +112,7 @@ def refuse_settings_of_scratch(loaded: LoadedRecipe, facts: ModelFacts) -> None:
     )
     if num < REAL * own:
         return
-    fixes = [f"--set train.optimizer.lr=1e-6   # or {recipe.train.optimizer.lr:g}, to insist"]
+    fixes = [f"--set train.optimizer.lr=1e-6   # or {recipe.train.optimizer.lr:g} if you mean it"]
     if recipe.train.objective == "policy":
         fixes.insert(0, _with_own_recipe(loaded, nearest_template(facts.family, num)))
     raise RecipeError(

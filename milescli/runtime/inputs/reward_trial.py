@@ -44,15 +44,15 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
                 cause = error.__cause__
                 if isinstance(cause, CallFailed) and may_pass(cause):
                     yield (
-                        f"the reward `{name}` could not be tried, as what it asks did not answer: "
-                        f"{_last_line(cause)}"
+                        f"the reward `{name}` could not be tried, because its server did not "
+                        f"respond: {_last_line(cause)}"
                     )
                 elif rollout.agent in AGENTS.builtin:
                     raise _refusal(name, error) from error
                 else:
                     yield (
-                        f"the reward `{name}` failed on a response that is made up, {MADE_UP!r}: "
-                        f"{_last_line(cause)}; does `{rollout.agent}` give it others?"
+                        f"the reward `{name}` failed on a made-up response, {MADE_UP!r}: "
+                        f"{_last_line(cause)}; does `{rollout.agent}` give it other responses?"
                     )
 
 

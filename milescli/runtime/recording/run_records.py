@@ -86,7 +86,7 @@ def edited_keys(run: RunDir, kept: LoadedRecipe, *, may_change: Sequence[str]) -
         return []
     before, now = record.get("recipe"), json.loads(json.dumps(values_of(kept.recipe)))
     if not isinstance(before, dict):  # of an older version
-        raise _edited(run, ["which keys it had before is not known"], [])
+        raise _edited(run, ["the keys that it had before are unknown"], [])
     changed = [name for name in now if name in before and before[name] != now[name]]
     lines = {name: f"{name}: {_short(before[name])} -> {_short(now[name])}" for name in changed}
     refused = [name for name in changed if not _is_below(name, may_change)]
@@ -122,8 +122,8 @@ def changes_since(
         pass  # of an older version
     if lines:
         lines.append(
-            "the run goes on from its checkpoint, but need not be the run that was not stopped to "
-            "the last bit: sums may be taken in another order"
+            "the run continues from its checkpoint, but may differ in the last bits from an "
+            "uninterrupted run, because sums may be computed in another order"
         )
     return lines
 

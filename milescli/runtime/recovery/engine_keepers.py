@@ -96,7 +96,7 @@ class EngineWatch:
         unheard = self._unheard()
         if look.stopped is not None:
             waiting = self._fleet.num_waiting(self.engine.url)
-            self.silence.look(f"{look.stopped}, and {waiting} requests wait for it")
+            self.silence.look(f"{look.stopped}, and {waiting} requests are waiting for it")
         else:
             self.silence.look(self._unexplained(unheard, is_busy=is_busy), times=UNSURE)
 
@@ -145,7 +145,7 @@ class EngineWatch:
             return None
         if not self._has_replied and now - self._waited_since < self._patience_s:
             return None
-        return f"it does not answer, and {waiting} requests wait for it"
+        return f"it does not respond, and {waiting} requests are waiting for it"
 
     def _inquire(self, url: str, now: float) -> None:
         question = self._question
@@ -335,7 +335,7 @@ class RouterKeeper:
             return router.death(f"on its own: {look.ended}")
         is_well = look.stopped is None and await in_thread(router.speaks)
         times = UNSURE if look.stopped is None else 1.0
-        self._silence.look(None if is_well else look.stopped or "it does not answer", times=times)
+        self._silence.look(None if is_well else look.stopped or "it does not respond", times=times)
         if news := self._silence.news(self._repairs.step()):
             self._repairs.bus.emit(news)
         if not self._silence.is_too_long:

@@ -96,7 +96,7 @@ def test_rewards_of_several_parts_are_tried_and_those_that_ship_are_not() -> Non
 
 def test_what_another_agent_returns_is_not_known() -> None:
     (said,) = _tried("tried_rewards:raising", agent="mine.agents:solve")
-    assert "does `mine.agents:solve` give it others?" in said
+    assert "does `mine.agents:solve` give it other responses?" in said
 
 
 def test_a_role_that_scores_the_episode_is_given_an_episode() -> None:
