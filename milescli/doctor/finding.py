@@ -117,7 +117,7 @@ class _RunningCheck:
         ]
         if broken:
             self._begin()
-            self._end(skip(self.check.name, f"see `{broken[0]}`, which comes first"))
+            self._end(skip(self.check.name, f"see `{broken[0]}` first"))
             return
         if not self.check.is_heavy:
             self._begin()

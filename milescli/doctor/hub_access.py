@@ -63,14 +63,14 @@ def check_hub(
         ):
             fixes.append(
                 "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY   # if "
-                "the proxy is at fault"
+                "the proxy is the problem"
             )
         return _without(
             lacking, repos, f"{_bare(endpoint)}: {reason}", [*fixes, f"curl -sSI {_bare(endpoint)}"]
         )
     if token and status == 401:
         fix = ["unset HF_TOKEN" if environ.get("HF_TOKEN") else "hf auth logout", "hf auth login"]
-        why = "then public models are refused as well"
+        why = "then public models are refused too"
         return (fail if repos else warn)(
             "hub", "the hub does not accept the token that is set", why=why, fix=fix
         )
@@ -78,12 +78,12 @@ def check_hub(
     token_state = (
         "token accepted"
         if token
-        else "no token" + (", none is needed" if repos and not problems else "")
+        else "no token" + (", and none is needed" if repos and not problems else "")
     )
     return problems or ok(
         "hub",
-        f"{_bare(endpoint)} answers, {token_state}"
-        + "".join(f"; {name} is there" for _, name, _ in repos),
+        f"{_bare(endpoint)} responds, {token_state}"
+        + "".join(f"; {name} exists" for _, name, _ in repos),
     )
 
 
@@ -159,7 +159,7 @@ def _without(
         copies = [f"--set {key}=/path/to/a/copy" for _, _, key in lacking]
         return fail("hub", f"the hub cannot be asked about {names}", why=why, fix=[*fixes, *copies])
     if repos:
-        return ok("hub", "not asked; all that the recipe names is in the cache")
+        return ok("hub", "not contacted; everything that the recipe names is in the cache")
     return warn(
         "hub",
         "the hub cannot be reached",

@@ -71,9 +71,9 @@ def check_interfaces(
             continue
         there = choose(value, [interface.name for interface in interfaces])
         why = (
-            f"it is there, and down or without an address: {', '.join(there)}"
+            f"it exists, but is down or has no address: {', '.join(there)}"
             if there
-            else f"there are {', '.join(usable) or 'none that are up'}"
+            else f"the interfaces are {', '.join(usable) or 'none that are up'}"
         )
         # Without accelerators NCCL is not used, and on one node miles itself sets Gloo's to
         # loopback.
@@ -188,7 +188,7 @@ def check_rdma(
         )
     if not ports:
         return skip(
-            "rdma", "there is no RDMA device; one machine needs none, several then talk over TCP"
+            "rdma", "there is no RDMA device; one machine needs none, but several would use TCP"
         )
     up = {name: rate for name, (state, rate) in ports.items() if state == "ACTIVE"}
     what = f"{len(up)} of {len(ports)} ports are up" + (
@@ -208,7 +208,7 @@ def check_rdma(
         )
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if memlock is None else memlock
     if limit != resource.RLIM_INFINITY:
-        why = f"memory for RDMA is locked, and only {limit // 1024} KiB may be"
+        why = f"memory for RDMA must be locked, but only {limit // 1024} KiB may be"
         raised = (
             "ulimit -l unlimited"
             if os.geteuid() == 0

@@ -98,7 +98,9 @@ def check_sandbox(recipe: Recipe | None) -> list[Finding]:
     except MachineError as error:
         if runs_code:
             return failed("sandbox", error)
-        return skip("sandbox", f"no code of a model is run; it could not be here: {error.why}")
+        return skip(
+            "sandbox", f"no model code was run, because that is impossible here: {error.why}"
+        )
     what = choice.reason.partition(";")[0]
     if runs_code and choice.fixes:
         return warn("sandbox", what, why=choice.reason, fix=list(choice.fixes))

@@ -23,7 +23,11 @@ def test_names_count_up(tmp_path: Path) -> None:
     ("outcome", "what", "fixes"),
     [
         ("failed", "in use", ["miles resume {}   # go on", "--name mine-", "mv {} {}.old"]),
-        ("stopped", "in use", ["miles resume {}   # continue the stopped run", "--name mine-", "mv {} "]),
+        (
+            "stopped",
+            "in use",
+            ["miles resume {}   # continue the stopped run", "--name mine-", "mv {} "],
+        ),
         ("done", "in use", ["miles resume {} --steps N", "--name mine-", "mv {} "]),
         ("no run", "in use", ["--name mine-", "mv {} "]),
         ("running", "running", ["miles status {} --watch", "miles stop {} ", "--name mine-"]),
