@@ -15,24 +15,24 @@ def messages_asked(body: Mapping[str, Any]) -> Asked:
     """Parse a request of /v1/messages. Raises ValueError with what is wrong."""
     given = body.get("messages")
     if not isinstance(given, list) or not given:
-        raise ValueError("`messages` is a list of messages, and not empty")
+        raise ValueError("`messages` must be a non-empty list of messages")
     messages: list[Json] = []
     if system := _text(body.get("system")):
         messages.append({"role": "system", "content": system})
     for message in given:
         if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
-            raise ValueError("a message has a role, user or assistant, and content")
+            raise ValueError("a message must have content and a role, user or assistant")
         messages += _messages(message)
     most = body.get("max_tokens")
     if type(most) is not int or most < 1:
-        raise ValueError("`max_tokens` is a whole number from 1")
+        raise ValueError("`max_tokens` must be a whole number of at least 1")
     choice = body.get("tool_choice") or {}
     wanted = choice.get("type", "auto") if isinstance(choice, dict) else choice
     if wanted not in ("auto", "none"):
-        raise ValueError("`tool_choice` is auto or none: what is sampled is not constrained")
+        raise ValueError("`tool_choice` must be auto or none, because sampling is not constrained")
     stop = body.get("stop_sequences")
     if stop is not None and not all(isinstance(text, str) and text for text in stop):
-        raise ValueError("`stop_sequences` are texts")
+        raise ValueError("`stop_sequences` must be texts")
     return Asked(
         messages=messages,
         tools=[_tool(tool) for tool in body.get("tools") or []] if wanted == "auto" else [],
@@ -103,7 +103,7 @@ def _messages(message: Json) -> list[Json]:
     if isinstance(blocks, str):
         return [{"role": message["role"], "content": blocks}]
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise ValueError("the content of a message is text, or a list of blocks")
+        raise ValueError("the content of a message must be text or a list of blocks")
     told: list[Json] = []
     one: Json = {"role": message["role"], "content": ""}
     for block in blocks:
@@ -120,7 +120,7 @@ def _messages(message: Json) -> list[Json]:
             result = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
             told.append({**result, "content": _text(block.get("content"))})
         else:
-            raise ValueError(f"a block of type `{kind}` is not served")
+            raise ValueError(f"blocks of type `{kind}` are not supported")
     return [*told, one] if one["content"] or one.get("tool_calls") or not told else told
 
 
@@ -133,7 +133,7 @@ def _text(content: object) -> str:
 
 def _tool(tool: object) -> Json:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-        raise ValueError("a tool has a name and an input_schema")
+        raise ValueError("a tool must have a name and an input_schema")
     function = {"name": tool["name"], "description": tool.get("description", "")}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
 

@@ -34,11 +34,11 @@ def calculator(expression: str) -> str:
     Raises ValueError or ArithmeticError for what is none.
     """
     if len(expression) > MAX_CHARACTERS:
-        raise ValueError(f"an expression has at most {MAX_CHARACTERS} characters")
+        raise ValueError(f"an expression may have at most {MAX_CHARACTERS} characters")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except SyntaxError:
-        raise ValueError(f"`{expression}` is no arithmetic expression") from None
+        raise ValueError(f"`{expression}` is not an arithmetic expression") from None
     try:
         value = _value(tree.body)
     except RecursionError:
@@ -59,7 +59,7 @@ def _value(node: ast.expr) -> int | float:
             return _power(left, right)
         if type(node.op) in _OF_TWO:
             return _OF_TWO[type(node.op)](left, right)
-    raise ValueError(f"`{ast.unparse(node)}` is no arithmetic")
+    raise ValueError(f"`{ast.unparse(node)}` is not arithmetic")
 
 
 def _power(base: int | float, exponent: int | float) -> int | float:

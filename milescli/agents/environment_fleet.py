@@ -279,7 +279,7 @@ class EnvironmentFleet:
                 raise CallFailed(why) from None
             self.num_hung += 1
             raise self._failed(
-                f"the environment `{self.name}` did not answer within {sent.limit_s:g} s",
+                f"the environment `{self.name}` did not respond within {sent.limit_s:g} s",
                 why=f"{_told(sent.what)}{where}",
                 node=place.node,
             ) from None
@@ -365,7 +365,7 @@ class Episode:
                 self._num_returns += 1
                 if self._num_returns > MAX_RETURNS:
                     raise AgentError(
-                        f"the process of the environment `{self.fleet.name}` ends each time",
+                        f"the process of the environment `{self.fleet.name}` keeps ending",
                         why=str(error),
                         fix=f"miles env check {self.fleet.name}",
                     ) from None

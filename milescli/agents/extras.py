@@ -15,6 +15,6 @@ def require_package(module: str, *, asked_by: str) -> None:
     if find_spec(module) is None:
         raise MachineError(
             f"{asked_by} needs the package `{module.replace('_', '-')}`",
-            why="it is not installed here",
+            why="it is not installed",
             fix=f"pip install 'miles-cli[{EXTRA}]'",
         )

@@ -41,7 +41,7 @@ class FrozenLake:
         """Set `size` and `num_holes` of boards for rows without a board; with `is_slippery`, two of
         three moves slip sideways."""
         if size < 2 or not 0 <= num_holes <= size * size - 2:
-            raise ValueError(f"a board of {size} x {size} cells has no room for {num_holes} holes")
+            raise ValueError(f"a board of {size} x {size} cells has no space for {num_holes} holes")
         self._size, self._num_holes, self._is_slippery = size, num_holes, is_slippery
         self._board: Board = ()
         self._at: Place = (0, 0)

@@ -47,11 +47,11 @@ class GymnasiumText:
         self._draws, self._num_unclear = can_draw, 0
         space = self._environment.action_space
         if not isinstance(space, gymnasium.spaces.Discrete) or space.n > MAX_ACTIONS:
-            raise ValueError(f"the actions of {id} are {space}: not a few that can be named")
+            raise ValueError(f"the actions of {id} are {space}, which cannot be named one by one")
         first = int(space.start)
         names = list(actions) or [str(first + number) for number in range(int(space.n))]
         if len(names) != int(space.n):
-            raise ValueError(f"{id} has {space.n} actions, and {len(names)} words were given")
+            raise ValueError(f"{id} has {space.n} actions, but {len(names)} words were given")
         self._numbers = {name.lower(): first + place for place, name in enumerate(names)}
         self._instructions = instructions or f"Say one of: {', '.join(names)}."
 

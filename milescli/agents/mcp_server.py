@@ -140,8 +140,8 @@ class ServerLink:
         wanted = [*self.settings.env, *filter(None, [self.settings.api_key_env])]
         if lacking := next((name for name in wanted if not os.environ.get(name)), None):
             raise MachineError(
-                f"the MCP server `{self.name}` needs the variable {lacking}",
-                why=f"`rollout.mcp` passes it on, and the environment does not have {lacking}",
+                f"the MCP server `{self.name}` needs the environment variable {lacking}",
+                why=f"`rollout.mcp` passes it on, but the environment does not define {lacking}",
                 fix=f"export {lacking}=...",
             )
 

@@ -135,8 +135,8 @@ def require_package(rollout: Rollout) -> None:
     """Raises RecipeError where the recipe has servers, and nothing here speaks to them."""
     if rollout.mcp and find_spec("mcp") is None:
         raise RecipeError(
-            "the servers of `rollout.mcp` cannot be asked",
-            why="the package mcp, which speaks to them, is not installed",
+            "the servers of `rollout.mcp` cannot be used",
+            why="the package mcp is not installed",
             fix="pip install 'miles-cli[agents]'",
         )
 

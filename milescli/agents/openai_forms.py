@@ -27,19 +27,23 @@ def require_served(body: Body) -> None:
     """Raise ValueError for features of OpenAI's forms that are not served."""
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type", "text") != "text"):
-        raise ValueError("`response_format` is text: what is sampled is not constrained")
+        raise ValueError("`response_format` must be text, because sampling is not constrained")
     if asked := next((key for key in _CONSTRAINED if body.get(key)), None):
-        raise ValueError(f"`{asked}` is not served: what is sampled is not constrained")
+        raise ValueError(f"`{asked}` is not supported, because sampling is not constrained")
     if asked := next((key for key in _UNSERVED if body.get(key)), None):
-        raise ValueError(f"`{asked}` is not served")
+        raise ValueError(f"`{asked}` is not supported")
     best_of = body.get("best_of")
     if best_of is not None and best_of != (body.get("n") or 1):
-        raise ValueError("`best_of` is not served: `n` responses are sampled, and all returned")
+        raise ValueError(
+            "`best_of` is not supported: `n` responses are sampled and all of them returned"
+        )
     most = max(_number(body.get("top_logprobs")), _number(body.get("logprobs")) - 1)
     if most > 0:
-        raise ValueError("`top_logprobs` are not served, only those of what was sampled")
+        raise ValueError(
+            "`top_logprobs` are not supported; only the log-probs of sampled tokens are"
+        )
     if body.get("modalities") not in (None, [], ["text"]):
-        raise ValueError("`modalities` is text alone")
+        raise ValueError("`modalities` must be text")
 
 
 def require_texts(messages: list[Any]) -> None:
@@ -49,7 +53,7 @@ def require_texts(messages: list[Any]) -> None:
         for part in parts if isinstance(parts, list) else ():
             if not isinstance(part, dict) or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else part
-                raise ValueError(f"a part of type `{kind}` is not served, only text")
+                raise ValueError(f"parts of type `{kind}` are not supported, only text")
 
 
 def _number(value: object) -> int:
@@ -102,13 +106,13 @@ def chat_asked(body: Body) -> Asked:
     """Parse a request of /v1/chat/completions. Raises ValueError with what is wrong."""
     messages = _list(body, "messages")
     if not messages or not all(isinstance(message, dict) for message in messages):
-        raise ValueError("`messages` is a list of messages, and not empty")
+        raise ValueError("`messages` must be a non-empty list of messages")
     require_texts(messages)
     choice, tools = body.get("tool_choice") or "auto", _list(body, "tools")
     if choice == "none":
         tools = []
     elif choice != "auto":
-        raise ValueError("`tool_choice` is auto or none: what is sampled is not constrained")
+        raise ValueError("`tool_choice` must be auto or none, because sampling is not constrained")
     most = _count(body, "max_completion_tokens") or _count(body, "max_tokens")
     return Asked(messages=messages, tools=tools, max_new_tokens=most, **_common(body))
 
@@ -119,9 +123,9 @@ def text_asked(body: Body) -> Asked:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
     if not isinstance(prompt, str) and not _is_ids(prompt):
-        raise ValueError("`prompt` is one text, or token ids")
+        raise ValueError("`prompt` must be one text or token ids")
     if body.get("stream"):
-        raise ValueError("`stream` is not served here: ask /v1/chat/completions")
+        raise ValueError("`stream` is not supported here: use /v1/chat/completions")
     most = _count(body, "max_tokens")
     return Asked(prompt=prompt or [], max_new_tokens=most, **_common(body))
 
@@ -130,9 +134,9 @@ def ids_asked(body: Body) -> Asked:
     """Parse a request of /inference/v1/generate. Raises ValueError with what is wrong."""
     ids, sampling = body.get("token_ids"), body.get("sampling_params") or {}
     if not _is_ids(ids) or not isinstance(sampling, dict):
-        raise ValueError("`token_ids` are token ids, and `sampling_params` an object")
+        raise ValueError("`token_ids` must be token ids, and `sampling_params` an object")
     if body.get("stream"):
-        raise ValueError("`stream` is not served here")
+        raise ValueError("`stream` is not supported here")
     return Asked(
         prompt=list(ids or []), max_new_tokens=_count(sampling, "max_tokens"), **_common(sampling)
     )
@@ -144,10 +148,10 @@ def _common(body: Body) -> dict[str, Any]:
     if isinstance(stop, str):
         stop = [stop]
     if stop is not None and not all(isinstance(text, str) and text for text in stop):
-        raise ValueError("`stop` is a text or several")
+        raise ValueError("`stop` must be one text or several")
     num_choices = _count(body, "n") or 1
     if num_choices > MAX_CHOICES:
-        raise ValueError(f"`n` is at most {MAX_CHOICES}")
+        raise ValueError(f"`n` must be at most {MAX_CHOICES}")
     return {
         "num_choices": num_choices,
         "stop": stop or None,
@@ -161,14 +165,14 @@ def _common(body: Body) -> dict[str, Any]:
 def _list(body: Body, key: str) -> list[Any]:
     value = body.get(key) or []
     if not isinstance(value, list):
-        raise ValueError(f"`{key}` is a list")
+        raise ValueError(f"`{key}` must be a list")
     return value
 
 
 def _count(body: Body, key: str) -> int | None:
     value = body.get(key)
     if value is not None and (type(value) is not int or value < 1):
-        raise ValueError(f"`{key}` is a whole number from 1")
+        raise ValueError(f"`{key}` must be a whole number of at least 1")
     return value
 
 

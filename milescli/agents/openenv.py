@@ -31,9 +31,9 @@ class OpenEnvEnvironment:
         package_named("openenv").require(asked_by="the environment `openenv`")
         if settings and (settings.get("url") is None) == (settings.get("server") is None):
             raise RecipeError(
-                "the environment `openenv` has one server",
-                why="its settings name `url`, of one that is there, or `server`, of one that is "
-                "started here, and not both",
+                "the environment `openenv` needs exactly one server",
+                why="its settings must have either `url` (a running server) or `server` (one "
+                "that miles starts here)",
                 fix=[
                     "--set 'rollout.environment.settings={url: http://127.0.0.1:8000}'",
                     "--set 'rollout.environment.settings={server: my_env.server.app:app}'",

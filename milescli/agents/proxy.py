@@ -278,9 +278,9 @@ async def _body(request: Request) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("the request is nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"the request is no JSON: {error}") from None
+        raise ValueError(f"the request is not valid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise ValueError("the request is no JSON object")
+        raise ValueError("the request is not a JSON object")
     return body
 
 

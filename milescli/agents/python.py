@@ -75,8 +75,8 @@ class Python:
 
         if settings.code.url is not None:
             raise RecipeError(
-                "the tool `python` runs on this machine",
-                why=f"variables live on over its calls, and a server of sandbox-fusion "
+                "the tool `python` must run on this machine",
+                why="its variables persist between calls, but a sandbox-fusion server "
                 f"(`rollout.code.url` {settings.code.url}) keeps none",
                 fix="--set rollout.code.url=null",
             )

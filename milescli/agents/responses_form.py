@@ -62,23 +62,23 @@ def response_asked(body: Body, kept: Kept) -> ResponseAsked:
     """Parse a request of /v1/responses. Raises ValueError with what is wrong, and
     UnknownResponse."""
     if unserved := next((key for key in _UNSERVED if body.get(key)), None):
-        raise ValueError(f"`{unserved}` is not served")
+        raise ValueError(f"`{unserved}` is not supported")
     if not _is_plain_text(body.get("text")):
-        raise ValueError("`text.format` is text: what is sampled is not constrained")
+        raise ValueError("`text.format` must be text, because sampling is not constrained")
     instructions, previous = _text_or_none(body, "instructions"), body.get("previous_response_id")
     before = () if previous is None else kept.up_to(str(previous))
     history = [*before, *_messages(body.get("input"), before)]
     system = [{"role": "system", "content": instructions}] if instructions else []
     choice = body.get("tool_choice") or "auto"
     if choice not in ("auto", "none"):
-        raise ValueError("`tool_choice` is auto or none: what is sampled is not constrained")
+        raise ValueError("`tool_choice` must be auto or none, because sampling is not constrained")
     tools = body.get("tools") or []
     if not isinstance(tools, list):
-        raise ValueError("`tools` is a list")
+        raise ValueError("`tools` must be a list")
     told = [_tool(tool) for tool in tools]
     most = body.get("max_output_tokens")
     if most is not None and (type(most) is not int or most < 1):
-        raise ValueError("`max_output_tokens` is a whole number from 1")
+        raise ValueError("`max_output_tokens` must be a whole number of at least 1")
     return ResponseAsked(
         messages=[*system, *history],
         history=history,
@@ -198,7 +198,7 @@ def _messages(given: object, before: Sequence[Json]) -> list[Json]:
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
-        raise ValueError("`input` is a text, or a list of items")
+        raise ValueError("`input` must be text or a list of items")
     if not given:
         raise ValueError("`input` is empty")
     known = {call["id"] for message in before for call in message.get("tool_calls") or ()}
@@ -206,7 +206,7 @@ def _messages(given: object, before: Sequence[Json]) -> list[Json]:
     for item in given:
         kind, call_id = str(item.get("type") or "message"), str(item.get("call_id"))
         if kind not in _READ:
-            raise ValueError(f"an item of type `{kind}` is not served")
+            raise ValueError(f"items of type `{kind}` are not supported")
         if kind == "function_call_output" and call_id not in known:
             raise ValueError(f"no function_call before it has the call_id `{call_id}`")
         _READ[kind](item, messages)
@@ -218,7 +218,7 @@ def _messages(given: object, before: Sequence[Json]) -> list[Json]:
 def _read_message(item: Json, messages: list[Json]) -> None:
     role = _ROLES.get(str(item.get("role")))
     if role is None:
-        raise ValueError(f"a message has a role, {', '.join(_ROLES)}, and content")
+        raise ValueError(f"a message must have content and a role, one of {', '.join(_ROLES)}")
     content = _text(item.get("content"), "the content of a message", kinds=_TEXTS)
     if role == "assistant":
         _begun_turn(messages)["content"] = content
@@ -236,7 +236,9 @@ def _read_reasoning(item: Json, messages: list[Json]) -> None:
 
 def _read_call(item: Json, messages: list[Json]) -> None:
     if not all(isinstance(item.get(key), str) for key in ("call_id", "name", "arguments")):
-        raise ValueError("a function_call has a call_id, a name and arguments, all text")
+        raise ValueError(
+            "a function_call must have a call_id, a name and arguments, all of them text"
+        )
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant"})
     function = {"name": item["name"], "arguments": item["arguments"]}
@@ -270,10 +272,10 @@ def _text(content: object, what: str, *, kinds: Sequence[str]) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise ValueError(f"{what} is text, or a list of parts")
+        raise ValueError(f"{what} must be text or a list of parts")
     for part in content:
         if part.get("type") not in kinds or not isinstance(part.get("text"), str):
-            raise ValueError(f"a part of type `{part.get('type')}` is not served")
+            raise ValueError(f"parts of type `{part.get('type')}` are not supported")
     return "".join(part["text"] for part in content)
 
 
@@ -286,7 +288,7 @@ def _is_plain_text(form: object) -> bool:
 def _text_or_none(body: Body, key: str) -> str | None:
     value = body.get(key)
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"`{key}` is a text")
+        raise ValueError(f"`{key}` must be text")
     return value
 
 
@@ -294,8 +296,8 @@ def _tool(tool: Any) -> Json:
     """As chats are told of it."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
-        raise ValueError(f"a tool of type `{kind}` is not served, only functions")
+        raise ValueError(f"tools of type `{kind}` are not supported, only functions")
     if not isinstance(tool.get("name"), str):
-        raise ValueError("a tool has a name and parameters")
+        raise ValueError("a tool must have a name and parameters")
     known = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
     return {"type": "function", "function": known}

@@ -136,7 +136,7 @@ def _read(path: Path, text_key: str | None) -> list[str]:
         texts.append(_text_of({**row, "text": row[key]}))
     if bad or not texts:
         raise DataError(
-            f"{path} is no corpus to search",
+            f"{path} is not a valid corpus",
             why=f"{len(bad)} rows have no text ({'; '.join(bad[:NUM_BAD_ROWS_SHOWN])})"
             if bad
             else "it has no rows",

@@ -36,7 +36,7 @@ class TextArenaGame:
         try:
             self._game.reset(num_players=1, seed=seed)
         except AssertionError as error:
-            raise ValueError(f"{self._id} is no game for one player: {error}") from None
+            raise ValueError(f"{self._id} is not a single-player game: {error}") from None
         return self._told()
 
     def step(self, action: str) -> Step:

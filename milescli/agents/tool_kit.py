@@ -157,10 +157,11 @@ class ToolKit:
         for tool in tools:
             if tool.name in known:
                 raise RecipeError(
-                    f"two tools are called `{tool.name}`",
-                    why="a server of `rollout.mcp` has one, and the model calls a tool by its name",
-                    fix=f"name the server's other tools in its `tools`, or take `{tool.name}` out "
-                    "of `rollout.tools`",
+                    f"two tools have the name `{tool.name}`",
+                    why="a server of `rollout.mcp` has one of them, and the model calls a tool "
+                    "by its name",
+                    fix=f"list the server's other tools in its `tools`, or remove `{tool.name}` "
+                    "from `rollout.tools`",
                 )
             known[tool.name] = tool
         self.tools, self._is_whole = known, True

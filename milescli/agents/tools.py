@@ -54,10 +54,14 @@ class ToolBox:
     async def _told(self, call: ToolCall) -> str:
         tool, bound_s = self.kit.tools.get(call.name), self.kit.settings.tool_timeout_s
         if tool is None:
-            raise ValueError(f"there is no tool {call.name}, only {', '.join(self.kit.tools)}")
+            raise ValueError(
+                f"there is no tool {call.name}; the tools are {', '.join(self.kit.tools)}"
+            )
         arguments = json.loads(call.arguments or "{}")
         if not isinstance(arguments, dict):
-            raise ValueError(f"the arguments of {call.name} are an object, not {call.arguments}")
+            raise ValueError(
+                f"the arguments of {call.name} must be an object, not {call.arguments}"
+            )
         tool.check(arguments)
         if call.name not in self._opened:
             self._opened[call.name] = await tool.open()
@@ -76,9 +80,10 @@ class ToolBox:
             record.num_failures += 1
             if not record.has_worked and record.num_failures >= MAX_FAILURES:
                 raise AgentError(
-                    f"the tool `{call.name}` failed {record.num_failures} times, and never worked",
+                    f"the tool `{call.name}` failed {record.num_failures} times and never "
+                    "succeeded",
                     why=str(error) if isinstance(error, _ToolSlow) else user_traceback(error),
-                    fix=f"mend it, or take it out of `rollout.tools`; it was called with "
+                    fix="fix it, or remove it from `rollout.tools`; it was called with "
                     f"{call.arguments:.200}",
                 ) from error
         return f"error: {error or type(error).__name__}"

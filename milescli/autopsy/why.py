@@ -95,8 +95,8 @@ class Memory:
         )
         return [
             f"all processes here: {curve}",
-            f"when they held most: {sizes}",
-            f"ended by the kernel for want of memory: {kills}",
+            f"at their peak: {sizes}",
+            f"killed by the kernel for lack of memory: {kills}",
         ]
 
 
@@ -216,10 +216,10 @@ def _summary(run: RunDir, outcome: str, step: int, cause: Record | None, *, save
     if outcome == "not started":
         return f"{run.name} was not started"
     if outcome == "done":
-        return f"{run.name} ended well, at step {step}"
+        return f"{run.name} finished normally at step {step}"
     if outcome == "stopped":
         return f"{run.name} was stopped by its user after step {step}{', and saved' * saved}"
-    what = cause["error"] if cause is not None else "nobody wrote down why"
+    what = cause["error"] if cause is not None else "no cause was recorded"
     return f"{run.name} {'died' if outcome == 'killed' else outcome} at step {step}: {what}"
 
 
@@ -268,7 +268,7 @@ def _timeline(events: list[Record], log_dir: Path) -> list[tuple[str, str]]:
         if (text := _moment(event)) and not (event in steps[:-1] or event in saves[:-1])
     ]
     logs = [
-        (format_time(file.stat().st_mtime), f"{file.name} was written last")
+        (format_time(file.stat().st_mtime), f"{file.name} was the last to be written")
         for file in log_dir.glob("*.log")
     ]
     moments = sorted([*recent, *logs], key=lambda moment: moment[0])
@@ -286,12 +286,12 @@ def _moment(event: Record) -> str | None:
     if kind == "CheckpointSaved":
         return f"checkpoint of step {event['step']} was complete"
     if kind == "WorkerSilent":
-        return f"{event['worker']} had not spoken for {event['seconds']:.0f} s: {event['why']}"
+        return f"{event['worker']} had been silent for {event['seconds']:.0f} s: {event['why']}"
     if kind == "WorkerLost":
-        return f"{event['what']}; started again (restart {event['restart']})"
+        return f"{event['what']}; restarted (restart {event['restart']})"
     if kind == "WorkerReplaced":
         source = f", {event['source']}" if event.get("source") else ""
-        return f"{event['worker']} was there again, after {event['seconds']:.1f} s{source}"
+        return f"{event['worker']} was back after {event['seconds']:.1f} s{source}"
     if kind == "Notice" and event["level"] == "warning":
         return f"warning: {event['text']}"
     if kind == "RunEnded":
@@ -322,7 +322,7 @@ def page(why: Why) -> str:
     if why.cause is not None:
         lines += _part("cause", [str(why.cause["error"]), *str(why.cause["why"]).splitlines()])
     if why.first is not None:
-        where = f", {why.first_log}" if why.first_log else ", of which there is no log here"
+        where = f", {why.first_log}" if why.first_log else ", which has no log here"
         lines += _part(f"died first: {why.first}{where}", why.last_lines.splitlines())
     lines += _part(
         f"attempt {why.attempt} (UTC)",
@@ -330,8 +330,10 @@ def page(why: Why) -> str:
     )
     if why.memory is not None:
         lines += _part("memory", why.memory.lines())
-    kernel = ["its log may not be read by this user"] if why.kernel is None else why.kernel
-    lines += _part("kernel", kernel or ["says nothing of memory or GPUs since the attempt began"])
+    kernel = ["this user cannot read its log"] if why.kernel is None else why.kernel
+    lines += _part(
+        "kernel", kernel or ["contains nothing about memory or GPUs since the attempt began"]
+    )
     lines += _part("next", why.next)
     return "\n".join(lines)
 

@@ -95,7 +95,7 @@ class HfReader:
         if name not in self._where:
             raise CheckpointError(
                 f"`{self.folder}` lacks the weight `{name}`",
-                why="config.json says that the model has it",
+                why="config.json says that the model has this weight",
                 fix=FETCH_AGAIN,
             )
         return self._files[self._where[name]].tensors[name]

@@ -58,9 +58,10 @@ class HfTensors:
             if self._base is None or name not in self._base:
                 raise CheckpointError(
                     f"`{name}` cannot be found",
-                    why="the model's folder had it, Megatron has no place for it, and the tensors "
-                    "that were carried along are gone",
-                    fix="--model FOLDER   # the Hugging Face folder that the checkpoint began from",
+                    why="the model's folder had this tensor, Megatron does not store it, and "
+                    "the tensors that were carried along are gone",
+                    fix="--model FOLDER   # the Hugging Face folder that the checkpoint started "
+                    "from",
                 )
             return TensorSpec(name=name, dtype=self._base.dtype(name), shape=self._base.shape(name))
         entry = self.units[self._own(name)][0]

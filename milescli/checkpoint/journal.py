@@ -151,16 +151,16 @@ class PartFolder:
             raise CheckpointError(
                 f"`{self.target}` cannot be written",
                 why=str(error),
-                fix="choose a target that you may write to",
+                fix="choose a target that you can write to",
             ) from error
         try:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._close()
             raise CheckpointError(
-                f"`{self.target}` is being written by another process",
-                why=f"it holds {self.path / JOURNAL_NAME}",
-                fix="wait for it, or choose another name",
+                f"another process is writing `{self.target}`",
+                why=f"it holds the lock on {self.path / JOURNAL_NAME}",
+                fix="wait for it to finish, or choose another name",
             ) from error
 
     def _begin(self) -> None:
@@ -190,8 +190,8 @@ class PartFolder:
         remove = f"rm -r {shlex.quote(str(self.path))}   # throws it away; then once more"
         if not journal.finished:
             return CheckpointError(
-                f"`{self.target}` cannot be started",
-                why=f"{self.path} holds files, and no journal that says of what",
+                f"`{self.target}` cannot be created",
+                why=f"{self.path} contains files, but no journal that describes them",
                 fix=remove,
             )
         finished = (
@@ -202,13 +202,13 @@ class PartFolder:
         if resume is not None and resume == self.command:
             return CheckpointError(
                 f"`{self.target}` was started from a source that has changed since",
-                why=f"{finished}, and they do not fit what is read now",
+                why=f"{finished}, which does not match the source as it is now",
                 fix=remove,
             )
         return CheckpointError(
-            f"`{self.target}` was started from another source, or with other options",
-            why=f"{finished}, and they are not what this command would write",
-            fix=[*([f"{resume}   # goes on with it"] if resume else []), remove],
+            f"`{self.target}` was started from another source or with other options",
+            why=f"{finished}, which differ from what this command would write",
+            fix=[*([f"{resume}   # continues it"] if resume else []), remove],
         )
 
     def __exit__(
@@ -257,10 +257,10 @@ def require_free(target: Path) -> None:
     """Raise CheckpointError if something exists at `target`; an empty folder is allowed."""
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise CheckpointError(
-            f"`{target}` is there already",
-            why="nothing is ever written over",
+            f"`{target}` already exists",
+            why="miles never overwrites an existing folder",
             fix=[
-                f"choose another name, {target.with_name(target.name + '-2')} for instance",
+                f"choose another name, for instance {target.with_name(target.name + '-2')}",
                 f"rm -r {target}",
             ],
         )

@@ -72,8 +72,9 @@ def match(source: Source, table: WeightTable) -> Matched:
     for name, shape in wanted.items():
         if (stored := source.shape(name)) != shape:
             raise CheckpointError(
-                f"`{source.folder}`: weights and config.json do not belong together",
-                why=f"`{name}` is {list(stored)} on disk, and {list(shape)} by config.json",
+                f"`{source.folder}`: weights and config.json do not match",
+                why=f"`{name}` has shape {list(stored)} on disk, but {list(shape)} according to "
+                "config.json",
                 fix=_FETCH_AGAIN,
             )
     left = [name for name in names if name not in wanted]
@@ -87,9 +88,9 @@ def match(source: Source, table: WeightTable) -> Matched:
     if extra:
         raise CheckpointError(
             f"`{source.folder}` has {_tensors(len(extra))} that config.json does not explain",
-            why=f"{_some(extra)}: where {'they belong' if len(extra) > 1 else 'it belongs'} in a "
-            f"`{table.facts.family}` model is not known,"
-            " and no weight is dropped in silence",
+            why=f"{_some(extra)}: miles does not know where "
+            f"{'they belong' if len(extra) > 1 else 'it belongs'} in a "
+            f"`{table.facts.family}` model, and it never drops a weight silently",
             fix=f"{_FETCH_AGAIN}, or correct config.json",
         )
     return Matched(
@@ -112,10 +113,10 @@ def _missing(
     if output and len(missing) == 1:
         return CheckpointError(
             f"`{folder}`: config.json and weights contradict each other about the output layer",
-            why="config.json says `tie_word_embeddings: false`, and the folder has no "
+            why="config.json has `tie_word_embeddings: false`, but the folder has no "
             f"`{output[0]}`",
-            fix="set `tie_word_embeddings` to true in config.json if the embedding is meant to be "
-            "used twice, or fetch the model again",
+            fix="set `tie_word_embeddings` to true in config.json if the embedding is meant to "
+            "be shared, or download the model again",
         )
     why = (
         f"{_some(missing)} {'are' if len(missing) > 1 else 'is'} not there, and a "
@@ -123,7 +124,8 @@ def _missing(
     )
     return CheckpointError(
         f"`{folder}` lacks {_tensors(len(missing))} of {len(table.hf_shapes())}",
-        why=f"{why} {'them' if len(missing) > 1 else 'it'}; the folder holds {len(names)} tensors",
+        why=f"{why} {'them' if len(missing) > 1 else 'it'}; the folder contains {len(names)} "
+        "tensors",
         fix=_FETCH_AGAIN,
     )
 
@@ -144,10 +146,10 @@ def _require_equal(source: Source, output: str, embedding: str) -> None:
         raise CheckpointError(
             f"`{source.folder}`: config.json and weights contradict each other about the output "
             "layer",
-            why=f"config.json says `tie_word_embeddings: true`, and `{output}` differs from "
-            f"`{embedding}`: one of them would be lost",
-            fix="set `tie_word_embeddings` to false in config.json if both were trained, or fetch "
-            "the model again",
+            why=f"config.json has `tie_word_embeddings: true`, but `{output}` differs from "
+            f"`{embedding}`, so one of them would be lost",
+            fix="set `tie_word_embeddings` to false in config.json if both were trained, or "
+            "download the model again",
         )
 
 

@@ -110,8 +110,8 @@ def plan_hf(
     the model. Raises CheckpointError if checkpoint and model do not belong together."""
     if read_shape(checkpoint) is not None:
         raise CheckpointError(
-            f"`{checkpoint}` holds an adapter alone",
-            why="a run with train.lora.rank saves nothing of its base model",
+            f"`{checkpoint}` contains only an adapter",
+            why="a run with train.lora.rank does not save its base model",
             fix=["miles export RUN --to DIR   # a PEFT folder", "--merge   # in its base model"],
         )
     resources = ExitStack()
@@ -248,10 +248,10 @@ def _require_explained(reader: TorchDistReader, table: WeightTable, checkpoint: 
             f" and {len(extra) - 3} more" if len(extra) > 3 else ""
         )
         raise CheckpointError(
-            f"the checkpoint `{checkpoint}` is of another model",
-            why=f"it has {shown}, which config.json does not explain, and no weight is dropped in "
-            "silence",
-            fix="give the model that the checkpoint was made of",
+            f"the checkpoint `{checkpoint}` belongs to another model",
+            why=f"it has {shown}, which config.json does not explain, and miles never drops a "
+            "weight silently",
+            fix="use the model that the checkpoint was made from",
         )
 
 

@@ -213,10 +213,10 @@ def _came_back_otherwise(
         if crc32_of_file(path, start=start, length=length) != crc32
     ]
     return CheckpointError(
-        f"the disk gave back other bytes than were written to `{path}`",
-        why=f"`{wrong[0]}` has another checksum than before it was written"
+        f"the disk returned different bytes than were written to `{path}`",
+        why=f"the checksum of `{wrong[0]}` differs from before it was written"
         if wrong
-        else "what stands between its tensors differs",
+        else "the bytes between its tensors differ",
         fix="check the disk (`dmesg | tail`), or write to another one",
     )
 

@@ -136,7 +136,7 @@ def read_record(folder: Path) -> Record | None:
     if outside := [file.name for file in files if Path(file.name).name != file.name]:
         raise CheckpointError(
             f"cannot read `{path}`",
-            why=f"`{outside[0]}` lies outside the folder",
+            why=f"`{outside[0]}` is outside the folder",
             fix="convert the model again",
         )
     return record
@@ -177,11 +177,12 @@ def carried_files(source: Path) -> list[Path]:
             target = inner.resolve()
             if not any(target.is_relative_to(home) for home in homes):
                 raise CheckpointError(
-                    f"`{inner}` leads out of the model's folder",
-                    why=f"it is a link to {target}, whose content would be copied with the model",
+                    f"`{inner}` points outside the model's folder",
+                    why=f"it is a link to {target}, and a copy of the model would include that "
+                    "content",
                     fix=[
-                        f"rm {inner}   # where it is no part of the model",
-                        f"cp --remove-destination {target} {inner}   # where it is",
+                        f"rm {inner}   # if it is not part of the model",
+                        f"cp --remove-destination {target} {inner}   # if it is part of the model",
                     ],
                 )
     return paths

@@ -63,17 +63,17 @@ def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
         return False
     if driver.host != socket.gethostname():
         raise MachineError(
-            f"run `{run.name}` is not driven from this computer",
-            why=f"process {driver.pid} on {driver.host} works on it, and this is "
+            f"another computer drives the run `{run.name}`",
+            why=f"process {driver.pid} on {driver.host} drives it, and this computer is "
             f"{socket.gethostname()}",
             fix=f"ssh {driver.host} miles stop {run.path}",
         )
     if not _holds(driver.pid, run.lock_file):
         raise MachineError(
             f"the driver of run `{run.name}` cannot be reached from here",
-            why=f"its lock names process {driver.pid}, which does not hold it: it runs in another "
-            "container, or the folder is shared with another computer",
-            fix=f"miles stop {run.shown}   # where it was launched",
+            why=f"its lock names process {driver.pid}, which does not hold the lock: the driver "
+            "runs in another container, or another computer shares the folder",
+            fix=f"miles stop {run.shown}   # run this where you launched it",
         )
     for number in (signal.SIGTERM, signal.SIGINT)[: 1 + at_once]:
         with suppress(ProcessLookupError):  # it ended by itself
@@ -83,10 +83,11 @@ def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
         if time.monotonic() > until:
             raise MilesError(
                 f"run `{run.name}` has not stopped yet",
-                why=f"process {driver.pid} was told to save and stop, and still works after "
-                f"{timeout_s:g} s: it finishes what it is at, then writes a checkpoint",
+                why=f"process {driver.pid} received the request to save and stop, but is still "
+                f"working after {timeout_s:g} s: it finishes its current work and then "
+                "writes a checkpoint",
                 fix=[
-                    f"miles status {run.shown}   # what is it at?",
+                    f"miles status {run.shown}   # what is it doing?",
                     f"miles stop {run.shown} --now   # without saving",
                 ],
             )
@@ -105,7 +106,7 @@ def logs_of(run: RunDir, *, attempt: int | None) -> list[Path]:
         named = ", ".join(one.name.partition("_")[2] for one in attempts) or "none"
         raise CheckpointError(
             f"run `{run.name}` has no log" + (f" of attempt {attempt}" if attempt else " yet"),
-            why=f"its attempts: {named}",
+            why=f"its attempts are {named}",
             fix=f"miles status {run.shown}",
         )
     return sorted(files, key=lambda one: (-one.stat().st_mtime, one.name))
@@ -153,9 +154,9 @@ def require_deletable(run: RunDir) -> None:
     a run; MilesError if the run is running."""
     if run.path.parent.name == ADAPTERS and RunDir(run.path.parent.parent).is_run:
         raise CheckpointError(
-            f"`{run.name}` is a part of a run",
+            f"`{run.name}` is only a part of a run",
             why="it is one of the adapters that the run trains together",
-            fix=f"miles rm {run.path.parent.parent}   # all of them",
+            fix=f"miles rm {run.path.parent.parent}   # deletes all of them",
         )
     if is_locked(run):
         raise running_error(run)
@@ -170,9 +171,9 @@ def require_deletable(run: RunDir) -> None:
         why = f"it also holds {named}, which no run of miles writes"
     if why is not None:
         raise CheckpointError(
-            f"{run.shown} is not deleted",
+            f"miles does not delete {run.shown}",
             why=why,
-            fix=f"ls -la {run.shown}   # move what you want to keep",
+            fix=f"ls -la {run.shown}   # move anything that you want to keep",
         )
 
 

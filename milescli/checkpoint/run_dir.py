@@ -251,9 +251,9 @@ class RunDir:
             recorded = json.loads(self.manifest_file.read_text(encoding="utf-8"))["model_dir"]
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"which model run `{self.name}` trains is not known",
+                f"the model of run `{self.name}` is unknown",
                 why=f"{self.manifest_file}: {type(error).__name__}: {error}",
-                fix=f"miles resume {self.shown}   # writes the manifest anew",
+                fix=f"miles resume {self.shown}   # writes the manifest again",
             ) from error
         return (self.path / recorded).resolve()
 
@@ -292,7 +292,7 @@ def resume_command(shown: str, *, step: int | None, num_steps: int | None = None
         "goes on where it was saved, before step 1" if step == 0 else f"goes on from step {step}"
     )
     if step is None:
-        where = "begins again: it had saved nothing"
+        where = "starts from the beginning: it had saved nothing"
     return f"miles resume {shown}   # {where}"
 
 
@@ -359,10 +359,10 @@ def running_error(run: RunDir) -> MilesError:
     where = f", process {driver} on {host}" if driver else ""
     return MilesError(
         f"run `{run.name}` is running",
-        why=f"a miles process works on {run.shown}{where}",
+        why=f"a miles process is working on {run.shown}{where}",
         fix=[
-            f"miles status {run.shown} --watch   # see how it goes",
-            *(stop or ["press Ctrl-C in its terminal: it saves and stops"]),
+            f"miles status {run.shown} --watch   # follow its progress",
+            *(stop or ["press Ctrl-C in its terminal to save and stop it"]),
         ],
     )
 
@@ -378,8 +378,8 @@ def refuse_taken(base: Path, name: str) -> None:
     """Raises RecipeError if `name` is no folder name, or if a run of this name is in `base`."""
     if "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
         raise RecipeError(
-            f"`{name[:40]}{'...' * (len(name) > 40)}` cannot be the name of a run",
-            why=f"it must be one plain folder name of at most {LONGEST_NAME} bytes",
+            f"`{name[:40]}{'...' * (len(name) > 40)}` is not a valid name for a run",
+            why=f"it must be a single folder name of at most {LONGEST_NAME} bytes",
             fix="--name my-run",
         )
     run = RunDir(base / name)
@@ -392,14 +392,14 @@ def refuse_taken(base: Path, name: str) -> None:
     outcome = (run.verdict() or {}).get("outcome")
     go_on = {
         "done": f"miles resume {run.shown} --steps N   # train it further",
-        "stopped": f"miles resume {run.shown}   # it was stopped: go on with it",
+        "stopped": f"miles resume {run.shown}   # continue the stopped run",
     }
     raise RecipeError(
         f"run directory {run.path} is in use",
-        why="a new run never writes over an old one",
+        why="a new run never overwrites an old one",
         fix=[
             *([go_on.get(str(outcome), f"miles resume {run.shown}   # go on")] * run.is_run),
-            f"--name {name}-{secrets.token_hex(2)}   # a new one",
+            f"--name {name}-{secrets.token_hex(2)}   # a new name",
             f"mv {run.shown} {run.shown}.old",
         ],
     )
@@ -407,9 +407,12 @@ def refuse_taken(base: Path, name: str) -> None:
 
 def _not_made(path: Path, error: OSError) -> MachineError:
     return MachineError(
-        f"the run directory {path} cannot be made",
+        f"the run directory {path} cannot be created",
         why=f"{type(error).__name__}: {error}",
-        fix=[f"ls -ld {path.parent}   # whose is it?", "--set run.dir=FOLDER   # another place"],
+        fix=[
+            f"ls -ld {path.parent}   # who owns it?",
+            "--set run.dir=FOLDER   # use another folder",
+        ],
     )
 
 

@@ -65,7 +65,10 @@ def _opened_lock(run: RunDir) -> IO[str]:
         return open(run.lock_file, "a", encoding="utf-8")
     except OSError as error:
         raise MachineError(
-            f"nothing can be written in the run directory {run.shown}",
+            f"the run directory {run.shown} is not writable",
             why=f"{type(error).__name__}: {error}",
-            fix=[f"ls -ld {run.shown}   # whose is it?", f"df -h {run.shown}   # read-only, full?"],
+            fix=[
+                f"ls -ld {run.shown}   # who owns it?",
+                f"df -h {run.shown}   # is it read-only or full?",
+            ],
         ) from error

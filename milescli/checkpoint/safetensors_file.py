@@ -168,14 +168,14 @@ def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, st
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     header = dict(pairs)
     if len(header) != len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name appears twice")
     return header
 
 
 def _stored(entry: Mapping[str, object], *, data_start: int) -> Stored:
     dtype, shape, (begin, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[arg-type,misc]
     if dtype not in _DTYPES:
-        raise ValueError(f"no dtype is called {dtype}")
+        raise ValueError(f"there is no dtype {dtype}")
     if any(not isinstance(length, int) or length < 0 for length in (*shape, begin, end)):
         raise ValueError(f"shape {list(shape)}, bytes {begin} to {end}")
     if math.prod(shape) * _DTYPES[dtype][1] != 8 * (end - begin):

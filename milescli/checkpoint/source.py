@@ -179,7 +179,7 @@ def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) ->
     for name in reader.names():
         if name.endswith(_UNSUPPORTED):
             raise _contradiction(
-                reader, why=f"`{name}` belongs to a form of {method} that miles does not read"
+                reader, why=f"`{name}` belongs to a variant of {method} that miles does not support"
             )
         named = [
             scheme
@@ -192,7 +192,7 @@ def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) ->
         if not complete:
             missing = _missing(reader, named[0], name)
             raise _contradiction(
-                reader, why=f"`{name}` is quantised, and its `{missing}` is not there"
+                reader, why=f"`{name}` is quantised, but its `{missing}` is missing"
             )
         fitting = [
             stored for scheme in complete if (stored := _stored(reader, scheme, name)) is not None
@@ -204,10 +204,10 @@ def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) ->
         by_name[plain] = fitting[0]
     if not by_name:
         raise CheckpointError(
-            f"`{reader.folder}`: config.json and weights do not belong together",
-            why=f"config.json says that they are quantised as {method}, and no tensor is",
-            fix="remove `quantization_config` from config.json if the weights are plain, or fetch "
-            "the model again",
+            f"`{reader.folder}`: config.json and weights do not match",
+            why=f"config.json says that the weights are quantised as {method}, but no tensor is",
+            fix="remove `quantization_config` from config.json if the weights are not "
+            "quantised, or download the model again",
         )
     return by_name
 
@@ -345,7 +345,7 @@ def _refuse_unannounced(reader: HfReader) -> None:
         if reader.dtype(name) in _QUANTISED_DTYPES and not name.endswith(DROPPED):
             raise _contradiction(
                 reader,
-                why=f"`{name}` is stored as {reader.dtype(name)}, and config.json has no "
+                why=f"`{name}` is stored as {reader.dtype(name)}, but config.json has no "
                 "`quantization_config`",
             )
 
@@ -354,18 +354,18 @@ def _refuse_left_over(reader: HfReader, plain: Sequence[str], *, method: str) ->
     for name in plain:
         if name.endswith(_LEFT_OVER):
             raise _contradiction(
-                reader, why=f"`{name}` belongs to no tensor that is quantised as {method}"
+                reader, why=f"`{name}` does not belong to any tensor that is quantised as {method}"
             )
         if reader.dtype(name) in _QUANTISED_DTYPES:
             raise _contradiction(
                 reader,
-                why=f"`{name}` is stored as {reader.dtype(name)}, which {method} has no scale for",
+                why=f"`{name}` is stored as {reader.dtype(name)}, but {method} has no scale for it",
             )
 
 
 def _contradiction(reader: HfReader, *, why: str) -> CheckpointError:
     return CheckpointError(
-        f"`{reader.folder}`: config.json and weights do not belong together",
+        f"`{reader.folder}`: config.json and weights do not match",
         why=why,
         fix=_FETCH_AGAIN,
     )
@@ -383,8 +383,8 @@ def require_finite(tensor: torch.Tensor, *, name: str, where: str) -> None:
     wrong = ~torch.isfinite(tensor)
     place = [int(index) for index in wrong.nonzero()[0]] if tensor.dim() else []
     raise CheckpointError(
-        f"`{name}` is not a weight that can be trained or served",
+        f"`{name}` cannot be trained or served",
         why=f"{int(wrong.sum())} of its {tensor.numel()} numbers are NaN or infinite, the first at "
         f"{place}, in {where}",
-        fix="fetch the model again, or take an earlier checkpoint",
+        fix="download the model again, or use an earlier checkpoint",
     )

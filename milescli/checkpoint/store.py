@@ -140,10 +140,10 @@ class CheckpointStore:
         lost = [f"{PREFIX}{step} was cut short while it was written" for step in self.torn()]
         if damages or any(step > 0 for step in self.torn()):
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole",
+                f"no checkpoint in {self.folder} is intact",
                 why="\n".join([*(f"{error.what}: {error.why}" for error in damages), *lost]),
                 fix=[
-                    f"put the files back as they were in {self.folder}",
+                    f"restore the original files in {self.folder}",
                     f"miles launch --recipe {self.folder.parent}/recipe.yaml --name "
                     f"{self.folder.parent.name}-new   # a new run",
                 ],
@@ -162,8 +162,8 @@ class CheckpointStore:
                 f"{self.folder}",
                 why=f"complete: {', '.join(map(str, steps)) or 'none'}"
                 + (
-                    f"; {PREFIX}{self.torn()[-1] if step is None else step} was cut short while it "
-                    "was written"
+                    f"; {PREFIX}{self.torn()[-1] if step is None else step} is incomplete, "
+                    "because its writing was interrupted"
                     if torn
                     else ""
                 ),
@@ -199,7 +199,7 @@ class CheckpointStore:
             if actual != size:
                 raise CheckpointError(
                     what,
-                    why=f"`{name}` should have {size} bytes and "
+                    why=f"`{name}` should have {size} bytes, but "
                     f"{'is missing' if actual is None else f'has {actual}'}",
                     fix=fix,
                 )
@@ -212,7 +212,7 @@ class CheckpointStore:
             name, now = changed
             raise CheckpointError(
                 what,
-                why=f"`{name}` is not what was written: its SHA-256 was "
+                why=f"`{name}` was modified after it was written: its SHA-256 was "
                 f"{manifest.sha256[name][:12]}... and is {now[:12]}...",
                 fix=fix,
             )
@@ -222,8 +222,8 @@ class CheckpointStore:
         path = self.path(step)
         if path.is_symlink():
             raise CheckpointError(
-                f"{path} is not removed",
-                why="it is a link to somewhere else, and miles removes nothing outside its run "
+                f"miles does not remove {path}",
+                why="it is a link to another place, and miles removes nothing outside its run "
                 "directory",
                 fix=f"rm {path}",
             )
@@ -236,9 +236,9 @@ class CheckpointStore:
 def not_written(folder: Path, why: str | OSError) -> CheckpointError:
     """Return the error of a failed save."""
     return CheckpointError(
-        f"the checkpoint {folder} was not written",
+        f"the checkpoint {folder} could not be written",
         why=why if isinstance(why, str) else f"{type(why).__name__}: {why}",
-        fix=f"df -h {folder.parent}   # make room on the disk",
+        fix=f"df -h {folder.parent}   # free some disk space",
     )
 
 
@@ -263,7 +263,7 @@ def _parse(path: Path, *, fix: list[str]) -> CheckpointManifest:
         ) from error
     if manifest.checksum and manifest.checksum != checksum_of(record):
         raise CheckpointError(
-            f"the manifest {path} is not what was written",
+            f"the manifest {path} was modified after it was written",
             why=f"its SHA-256 should be {manifest.checksum[:12]}... and is "
             f"{checksum_of(record)[:12]}...",
             fix=fix,
@@ -272,6 +272,8 @@ def _parse(path: Path, *, fix: list[str]) -> CheckpointManifest:
         name for name in {**files, **sha256} if Path(name).is_absolute() or ".." in Path(name).parts
     ]:
         raise CheckpointError(
-            f"cannot read {path}", why=f"`{outside[0]}` lies outside the checkpoint", fix=fix
+            f"`{path}` is outside the checkpoint",
+            why=f"`{outside[0]}` lies outside the checkpoint",
+            fix=fix,
         )
     return replace(manifest, files=files, sha256=sha256)

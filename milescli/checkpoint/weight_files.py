@@ -52,9 +52,8 @@ def require_base(expected: str, base: Path, *, checkpoint: Path) -> None:
     if mark_of(base) != expected:
         raise CheckpointError(
             f"the adapter of `{checkpoint}` belongs to another base model than `{base}`",
-            why="the weight files there are not those with which it was trained",
-            fix="put the base model back as it was, or give it: --set model.path=FOLDER, --base "
-            "FOLDER",
+            why="its weight files differ from those that the adapter was trained with",
+            fix="restore the base model, or name it: --set model.path=FOLDER, --base FOLDER",
         )
 
 
@@ -94,7 +93,7 @@ def file_names(folder: Path) -> tuple[list[str], dict[str, str]]:
         if outside := [name for name in names if Path(name).name != name]:
             raise CheckpointError(
                 f"cannot read `{index}`",
-                why=f"`{outside[0]}` lies outside the folder",
+                why=f"`{outside[0]}` is outside the folder",
                 fix=FETCH_AGAIN,
             )
     else:

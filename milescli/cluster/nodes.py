@@ -46,9 +46,9 @@ class TooFewNodes(MachineError):
         there = ", ".join(str(answer.node) for answer in answers if not answer.error) or "none"
         num_usable = len(answers) - len(silent)
         error = cls(
-            f"{settings.nodes} nodes are wanted, and the Ray cluster at {settings.address} has "
-            f"{num_usable} that can be used",
-            why=f"those that answered: {there}" + "".join(f"\n{line}" for line in silent),
+            f"{settings.nodes} nodes are requested, but the Ray cluster at {settings.address} "
+            f"has only {num_usable} usable",
+            why=f"these nodes responded: {there}" + "".join(f"\n{line}" for line in silent),
             fix=[
                 f"ray start --address={settings.address}   # on each further node",
                 f"--nodes {max(1, num_usable)}",
@@ -122,9 +122,9 @@ def _require_run_dir(run_dir: Path, address: str, only: Sequence[str]) -> None:
     blind = [answer.node for answer in answers if not answer.result]
     if blind:
         raise MachineError(
-            f"the run directory is not the same on {', '.join(map(str, blind))}",
-            why=f"a file that was written to {run_dir} here is not there; logs and checkpoints of "
-            "all ranks go into it",
+            f"the run directory is not shared with {', '.join(map(str, blind))}",
+            why=f"a file written to {run_dir} here does not appear there, but the logs and "
+            "checkpoints of all ranks go into it",
             fix=[
                 "--set run.dir=FOLDER   # on a file system that all nodes share",
                 f"mount {run_dir.parent} there",
@@ -150,8 +150,8 @@ def _require_model(model_dir: Path, address: str, only: Sequence[str]) -> None:
             for answer in unlike
         )
         raise CheckpointError(
-            f"the model is not the same on all nodes: {model_dir}",
-            why=f"every rank and engine reads it there. {differences}",
+            f"the model differs between nodes: {model_dir}",
+            why=f"every rank and engine reads it from there. {differences}",
             fix=[
                 "--set model.path=FOLDER   # on a file system that all nodes share",
                 f"rsync -a {model_dir}/ NODE:{model_dir}/",
@@ -221,14 +221,13 @@ def choose_nodes(settings: MachineSettings) -> RunNodes:
 def _no_cluster_named(num_nodes: int) -> MachineError:
     """Several computers are wanted, and nobody said which."""
     return MachineError(
-        f"{num_nodes} nodes are wanted, and no Ray cluster is named",
-        why="miles starts Ray on this computer only; on several it joins a cluster that runs "
-        "already",
+        f"{num_nodes} nodes are requested, but no Ray cluster is named",
+        why="miles starts Ray only on this computer; for several nodes it joins a running cluster",
         fix=[
-            "ray start --head --port=6379   # here; `ray start --address=HOST:6379` on the others; "
-            "then add --address HOST:6379",
+            "ray start --head --port=6379   # here; `ray start --address=HOST:6379` on the "
+            "others; then add --address HOST:6379",
             "export RAY_ADDRESS=HOST:6379   # the same as --address",
-            "--emit slurm   # or kuberay, ssh: a script that does all this",
+            "--emit slurm   # or kuberay, ssh: prints a script that does all this",
         ],
     )
 
@@ -257,12 +256,12 @@ def _require_same_software(chosen: Sequence[RunNode]) -> None:
         unlike = [name for name in mine if theirs[name] != mine[name]]
         if unlike:
             raise MachineError(
-                f"{member.node} runs other software than this one",
+                f"{member.node} runs different software than this computer",
                 why="; ".join(
                     f"{name} is {theirs[name]} there and {mine[name]} here" for name in unlike
                 ),
-                fix=f"on {member.node.address}: ray stop, install the same, then `ray start "
-                "--address=...` from that environment",
+                fix=f"on {member.node.address}: ray stop, install the same versions, then `ray "
+                "start --address=...` from that environment",
             )
 
 
@@ -270,14 +269,14 @@ def _require_same_devices(chosen: Sequence[RunNode]) -> None:
     kinds = {_device_names(member): member for member in chosen}
     if len(kinds) > 1:
         raise MachineError(
-            "the nodes are unlike",
+            "the nodes differ",
             why="; ".join(
                 f"{member.node} has {names or 'no devices'}" for names, member in kinds.items()
             )
-            + "; a plan is made for equal ones",
+            + "; a plan needs identical nodes",
             fix=[
                 "--gpus 0   # run on their CPUs",
-                "leave the odd ones out: --nodes N, or `ray stop` there",
+                "exclude the different ones: --nodes N, or `ray stop` there",
             ],
         )
 
@@ -291,7 +290,7 @@ def _require_devices(chosen: Sequence[RunNode], settings: MachineSettings) -> No
         there = len(member.devices)
         if settings.gpus is not None and settings.gpus > there:
             raise FitError(
-                f"{settings.gpus} GPUs per node are wanted and {member.node} has {there}",
+                f"{settings.gpus} GPUs per node are requested, but {member.node} has {there}",
                 why="; ".join(f"{other.node} has {len(other.devices)}" for other in chosen),
                 fix=[
                     f"--gpus {there}" if there else "--gpus 0   # run on their CPUs",

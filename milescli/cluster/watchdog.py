@@ -79,7 +79,7 @@ class Watchdog:
                 has_ended = self._finish(timeout_s)
             if not has_ended:
                 raise TimeoutError(
-                    f"the watchdog has not ended {timeout_s:.0f} s after it was asked to clean up"
+                    f"the watchdog did not finish cleaning up within {timeout_s:.0f} s"
                 )
 
     def _finish(self, timeout_s: float) -> bool:
@@ -317,8 +317,8 @@ def wait_for_clean_up(
         time.sleep(0.1)
     if left := list(processes_of(token)):
         raise MachineError(
-            "the driver died, and processes of its run are still there",
-            why=f"its watchdog was to end them within {CLEAN_UP_S:.0f} s; left are "
+            "the driver died, but processes of its run are still running",
+            why=f"its watchdog should have ended them within {CLEAN_UP_S:.0f} s; still running: "
             f"{', '.join(map(str, left))}",
             fix=f"kill -9 {' '.join(map(str, left))}",
         )

@@ -28,7 +28,7 @@ def algorithms(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="Show all that one sets.",
+            help="Show everything that this algorithm sets.",
             autocompletion=suggest.algorithms,
             show_default=False,
         ),

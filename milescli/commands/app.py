@@ -89,27 +89,27 @@ FIRST_PAGE = """\
 miles {version}: post-train language models with reinforcement learning
 
   miles doctor                        is this machine ready?
-  miles models                        which models it knows
-  miles recipes                       what can be trained
-  miles algorithms                    and how
-  miles envs, miles tools             what a model can act in, and call
-  miles plugins                       what you can bring
-  miles data check train.jsonl        what a run would see of it
-  miles launch quickstart             train
-  miles runs                          what was trained
-  miles stop RUN, logs RUN, rm RUN    from another shell
-  miles note RUN TEXT                 what you want to remember of it
-  miles status RUN --watch            is it learning, where is the time?
-  miles ui                            a live page of it, in your browser
-  miles report RUN --to FILE.html     one file to show around; of two runs: compared
-  miles compare RUN OTHER             what differs, and which learns better
-  miles why RUN                       what ended it
-  miles profile RUN                   where its time goes, while it runs
-  miles resume RUN --steps 80         go on
-  miles eval RUN                      measure
-  miles chat RUN                      talk to it
-  miles export RUN --to DIR           a Hugging Face folder
-  miles convert hf-to-megatron SRC DST   a Megatron checkpoint, and back
+  miles models                        list the supported model families
+  miles recipes                       list the built-in recipes
+  miles algorithms                    list the RL algorithms
+  miles envs, miles tools             list environments, and tools for agents
+  miles plugins                       list what you can extend with your own code
+  miles data check train.jsonl        check a data file before a run uses it
+  miles launch quickstart             train a model
+  miles runs                          list your runs
+  miles stop RUN, logs RUN, rm RUN    stop a run, read its logs, delete it
+  miles note RUN TEXT                 keep a note about a run
+  miles status RUN --watch            follow whether it learns and where time goes
+  miles ui                            watch your runs in the browser
+  miles report RUN --to FILE.html     write a report to share
+  miles compare RUN OTHER             compare the settings and results of two runs
+  miles why RUN                       explain why a run ended
+  miles profile RUN                   profile a running run
+  miles resume RUN --steps 80         continue a run
+  miles eval RUN                      evaluate its checkpoints
+  miles chat RUN                      chat with a checkpoint
+  miles export RUN --to DIR           write a Hugging Face folder
+  miles convert hf-to-megatron SRC DST   convert to a Megatron checkpoint, or back
 
 `miles VERB --help` shows options and examples; `miles help` shows more pages.
 """
@@ -203,9 +203,9 @@ def _run(argv: list[str] | None) -> int:
     try:
         if not is_heard:
             raise UsageError(
-                "there is nowhere to print to",
-                why="whoever started this has closed its standard output (`>&-`)",
-                fix="leave it open, or throw away what comes: > /dev/null",
+                "standard output is closed",
+                why="the process that started miles closed its standard output (`>&-`)",
+                fix="keep it open, or discard the output: > /dev/null",
             )
         result = _program().main(args=argv, prog_name="miles", standalone_mode=False, obj=output)
         sys.stdout.flush()
@@ -321,7 +321,7 @@ def _misnamed(argv: list[str], verbs: Iterable[str]) -> MilesError | None:
         return None
     return UsageError(
         f"there is no command `{typed}`",
-        why=f"here it is `miles {right}`" if known else f"nearest is `{right}`",
+        why=f"the command here is `miles {right}`" if known else f"the nearest name is `{right}`",
         fix=shlex.join(["miles", right, *argv[argv.index(typed) + 1 :]]),
     )
 
@@ -335,23 +335,23 @@ def _usage_error(error: typer.TyperException, argv: list[str]) -> MilesError:
         return found
     return UsageError(
         message[:1].lower() + message[1:],
-        why=f"`{command}` was not understood",
+        why=f"`{command}` could not be parsed",
         fix=f"{command} --help",
     )
 
 
 def _disk_full(error: OSError) -> MilesError:
     return MachineError(
-        "there is no room on the disk",
+        "no space is left on the disk",
         why=f"{error.strerror}" + (f": {error.filename}" if error.filename else ""),
-        fix=["df -h .   # what is full?", "--set run.dir=FOLDER   # of another disk"],
+        fix=["df -h .   # which disk is full?", "--set run.dir=FOLDER   # on another disk"],
     )
 
 
 def _fault(error: Exception, argv: list[str]) -> MilesError:
     file = write_crash_report(error, argv=argv)
     return InternalFault(
-        f"miles failed in a way that is its own fault: {type(error).__name__}",
+        f"internal error in miles: {type(error).__name__}",
         why=str(error) or "no message",
-        fix=f"less {file}   # the traceback; please send it with a report",
+        fix=f"less {file}   # the traceback; please attach it to a bug report",
     )

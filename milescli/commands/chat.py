@@ -30,23 +30,23 @@ def chat(
     context: typer.Context,
     subject: SubjectArgument,
     *,
-    system: Annotated[str, typer.Option("--system", help="A system message.")] = "",
+    system: Annotated[str, typer.Option("--system", help="System message.")] = "",
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", min=0.0, help="0: the likeliest token; as `eval` says."),
+        typer.Option("--temperature", min=0.0, help="Sampling temperature; 0: greedy."),
     ] = None,
     reply_tokens: Annotated[
-        int, typer.Option("--reply-tokens", min=1, help="Bound on one reply.")
+        int, typer.Option("--reply-tokens", min=1, help="Longest reply, in tokens.")
     ] = 512,
     tokens: Annotated[
-        int, typer.Option("--tokens", min=1, help="Bound on all replies of a conversation.")
+        int, typer.Option("--tokens", min=1, help="Limit on all replies, in tokens.")
     ] = 2048,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="Show the log-prob of each token.")
     ] = False,
     sets: SetOption = None,
 ) -> None:
-    """Talk to a run's checkpoint (RUN, or RUN@STEP), a folder or a name on the hub."""
+    """Chat with a run's checkpoint (RUN or RUN@STEP), a folder, or a name on the hub."""
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
     from milescli.runtime.evaluation.chat import SETTINGS, Chat, next_line
@@ -54,7 +54,7 @@ def chat(
 
     output: Output = context.obj
     if find_measured(subject).endpoint is not None:
-        raise typer.BadParameter("an endpoint is no model that engines can be started for")
+        raise typer.BadParameter("`chat` starts engines for a model, so it cannot take an endpoint")
     settings = SETTINGS | {
         "rollout.max_response_tokens": str(tokens),
         "rollout.max_turn_tokens": str(min(reply_tokens, tokens)),

@@ -31,5 +31,5 @@ def compare(
         ),
     ],
 ) -> None:
-    """Compare two runs: what is set differently, and which one learns better."""
+    """Compare two runs: which settings differ, and which run learns better."""
     report(context, run, other)

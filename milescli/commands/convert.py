@@ -25,24 +25,26 @@ class ConvertDtype(StrEnum):
 
 
 Target = Annotated[
-    Path, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)
+    Path, typer.Argument(metavar="DST", help="The folder to create.", show_default=False)
 ]
 VerifyOption = Annotated[
     Verify | None,
     typer.Option(
         "--verify",
-        help="logits: also compute with both (the default where the model fits into memory).",
+        help="logits: also compare the outputs of both models (default if the model fits in "
+        "memory).",
         show_default=False,
     ),
 ]
 DtypeOption = Annotated[
     ConvertDtype | None,
     typer.Option(
-        "--dtype", help="Numbers of the weights; as they are by default.", show_default=False
+        "--dtype", help="Number format of the weights; unchanged by default.", show_default=False
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show mapping, sizes, room and time; write nothing.")
+    bool,
+    typer.Option("--dry-run", help="Show the mapping, sizes, disk space and time; write nothing."),
 ]
 
 
@@ -51,21 +53,21 @@ EXAMPLES = [
     "miles convert hf-to-megatron ./model out --dry-run",
 ]
 PAGE = """\
-miles convert: weights from one form into the other, exactly
+miles convert: convert weights exactly between two formats
 
   miles convert hf-to-megatron SRC DST    a Hugging Face folder or hub name -> a checkpoint that
                                           Megatron-Core loads under any layout
   miles convert megatron-to-hf SRC DST    a checkpoint of any layout, or a run -> a Hugging Face
                                           folder
 
-Both stream, check themselves, and go on where they were interrupted; --dry-run shows what they
-would do.
+Both commands stream the weights, verify the result, and continue after an interruption; --dry-run
+shows what they would do.
 """
 
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Turn Hugging Face folders into Megatron checkpoints, and back.")
+    group = typer.Typer(help="Convert Hugging Face folders to Megatron checkpoints, and back.")
     group.callback(invoke_without_command=True)(page)
     verb(group, "hf-to-megatron", examples=EXAMPLES)(hf_to_megatron)
     verb(group, "megatron-to-hf", examples=BACK_EXAMPLES)(megatron_to_hf)
@@ -73,7 +75,7 @@ def register(app: typer.Typer) -> None:
 
 
 def page(context: typer.Context) -> None:
-    """Turn Hugging Face folders into Megatron checkpoints, and back."""
+    """Convert Hugging Face folders to Megatron checkpoints, and back."""
     if context.invoked_subcommand is None:
         context.obj.text(PAGE)
 
@@ -95,7 +97,7 @@ def hf_to_megatron(
     verify: VerifyOption = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Write a torch_dist checkpoint that stock Megatron-Core loads under any layout."""
+    """Write a torch_dist checkpoint that stock Megatron-Core can load under any layout."""
     from milescli.commands.show.convert import show_conversion, show_preview
     from milescli.conversion.convert import convert
     from milescli.conversion.report import preview
@@ -123,7 +125,7 @@ def megatron_to_hf(
         str,
         typer.Argument(
             metavar="SRC",
-            help="A checkpoint, a converted model, a run or its step.",
+            help="A checkpoint, a converted model, or a run (or one of its steps).",
             show_default=False,
         ),
     ],
@@ -134,17 +136,21 @@ def megatron_to_hf(
         typer.Option("--model", help="Folder or hub name with the config.json, if SRC has none."),
     ] = None,
     step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Of a run; the newest by default.")
+        int | None,
+        typer.Option("--step", min=0, help="Step of a run to convert; the newest by default."),
     ] = None,
     dtype: DtypeOption = None,
     max_shard_size: Annotated[
         str | None,
-        typer.Option("--max-shard-size", help="5GB, 500MB; as the model came by default."),
+        typer.Option(
+            "--max-shard-size",
+            help="Size of each file, such as 5GB or 500MB; as in the original model by default.",
+        ),
     ] = None,
     verify: VerifyOption = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Write a Hugging Face folder that transformers and SGLang load."""
+    """Write a Hugging Face folder that transformers and SGLang can load."""
     shard_bytes = _size(max_shard_size)
     from milescli.commands.show.convert import show_conversion, show_preview
     from milescli.conversion.convert import convert

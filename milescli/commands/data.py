@@ -20,26 +20,26 @@ EXAMPLES = [
     "miles data check my.yaml --set data.prompts=other.csv --json",
 ]
 PAGE = """\
-miles data: look at data before a run does
+miles data: check data before a run uses it
 
-  miles data check FILE       its layout, columns, bad rows by line, repeated prompts, lengths
-  miles data check RECIPE     all of a recipe's data, in tokens, with its reward and its leaks
+  miles data check FILE       show layout, columns, bad rows, repeated prompts and lengths
+  miles data check RECIPE     check all data of a recipe: tokens, reward, train/test overlap
 
-Nothing is written, and no device is taken.
+The check writes nothing and uses no device.
 """
 RECIPE_SUFFIXES = (".yaml", ".yml")
 
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Look at data before a run does.")
+    group = typer.Typer(help="Check data before a run uses it.")
     group.callback(invoke_without_command=True)(page)
     verb(group, "check", examples=EXAMPLES)(check)
     app.add_typer(group, name="data")
 
 
 def page(context: typer.Context) -> None:
-    """Look at data before a run does."""
+    """Check data before a run uses it."""
     if context.invoked_subcommand is None:
         context.obj.text(PAGE)
 
@@ -50,24 +50,24 @@ def check(
         str,
         typer.Argument(
             metavar="FILE|RECIPE",
-            help="A data file, `hf:NAME:SPLIT`, `task:NAME`; or a recipe.",
+            help="A data file, `hf:NAME:SPLIT` or `task:NAME`; or a recipe.",
             show_default=False,
         ),
     ],
     *,
     sets: SetOption = None,
     model: Annotated[
-        Path | None, typer.Option("--model", help="A folder whose tokenizer is used.")
+        Path | None, typer.Option("--model", help="Folder of the model whose tokenizer to use.")
     ] = None,
     prompt_key: Annotated[
-        str | None, typer.Option("--prompt-key", help="FILE: the column of the prompt.")
+        str | None, typer.Option("--prompt-key", help="FILE: the column that holds the prompt.")
     ] = None,
     label_key: Annotated[
-        str | None, typer.Option("--label-key", help="FILE: the column of the label.")
+        str | None, typer.Option("--label-key", help="FILE: the column that holds the label.")
     ] = None,
 ) -> None:
-    """Show what a run would see of a file, or of a recipe's data. Ends with 3 where it would be
-    refused."""
+    """Show what a run would read from a file or from a recipe's data. Exits with 3 if a run would
+    reject the data."""
     from milescli.commands.show.data import show_data
     from milescli.recipe.load import load
     from milescli.recipe.templates import ALIASES, template_names
@@ -116,7 +116,9 @@ def _given(sets: list[str], *, prompt_key: str | None, label_key: str | None) ->
 
     table = from_command_line(sets, {})
     if other := next((name for name in table if not _is_of_a_file(name)), None):
-        raise typer.BadParameter(f"`{other}` belongs to a recipe; a file takes keys of `data`")
+        raise typer.BadParameter(
+            f"`{other}` belongs to a recipe; with a file, only keys of `data` can be set"
+        )
     options = dict(zip(_OPTIONS, (prompt_key, label_key), strict=True))
     assert set(options) <= set(keys()), options
     return {name: value for name, value in options.items() if value is not None} | {

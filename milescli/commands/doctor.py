@@ -25,7 +25,7 @@ PACKAGES = ("torch", "ray", "sglang", "megatron-core", "transformers", "transfor
 
 AddressOption = Annotated[
     str | None,
-    typer.Option("--address", help="Check every node of this Ray cluster, too (machine.address)."),
+    typer.Option("--address", help="Also check every node of this Ray cluster (machine.address)."),
 ]
 
 
@@ -42,20 +42,20 @@ def doctor(
     sets: SetOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Check this machine, or each node of a Ray cluster; each finding with the command that mends
-    it. Ends with 4 where something fails."""
+    """Check this machine, or every node of a Ray cluster; each finding comes with the command that
+    fixes it. Exits with 4 if a check fails."""
     from milescli.doctor.fixes import DoctorOptions
     from milescli.doctor.run import run_doctor
 
     if sets and recipe is None:
-        raise typer.BadParameter("--set changes a recipe: name it with --recipe")
+        raise typer.BadParameter("--set changes a recipe, so name one with --recipe")
     output: Output = context.obj
     options = DoctorOptions(recipe=recipe, sets=sets or [], address=address)
     raise typer.Exit(run_doctor(options, output=output))
 
 
 def version(context: typer.Context) -> None:
-    """Print the version, and those of Python and of the engines that are installed."""
+    """Print the versions of miles, Python and the installed engines."""
     output: Output = context.obj
     found = {"miles": __version__, "python": platform.python_version()}
     for name in PACKAGES:

@@ -25,7 +25,7 @@ SupervisedOption = Annotated[
     bool,
     typer.Option(
         "--supervised",
-        help="Go on from the newest checkpoint where the driver or the machine fails.",
+        help="Restart from the newest checkpoint if the driver or the machine fails.",
     ),
 ]
 

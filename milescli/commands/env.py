@@ -21,22 +21,22 @@ PLAY_EXAMPLES = [
     "miles env play frozen_lake --model http://127.0.0.1:30000/v1",
 ]
 PAGE = """\
-miles env: try an environment before a model does
+miles env: test an environment before a model uses it
 
-  miles envs                  what there is
-  miles env check NAME        does it do what an environment must?
-  miles env play NAME         be the player, or watch a model
-  miles env install NAME      environments of another package, in a place of their own
+  miles envs                  list the environments
+  miles env check NAME        check that an environment meets its contract
+  miles env play NAME         play it yourself, or watch a model play
+  miles env install NAME      install the environments of another package
 """
 NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="Of `miles envs`, or mypkg.module:name.")
+    str, typer.Argument(metavar="NAME", help="A name from `miles envs`, or mypkg.module:name.")
 ]
 SettingsOption = Annotated[
-    str, typer.Option("--settings", help="What it is made with, as a YAML mapping.")
+    str, typer.Option("--settings", help="Arguments of the environment, as a YAML mapping.")
 ]
 DataOption = Annotated[
     str | None,
-    typer.Option("--data", help="Rows to begin episodes with: task:NAME or a .jsonl file."),
+    typer.Option("--data", help="Rows to start episodes from: task:NAME or a .jsonl file."),
 ]
 
 
@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
     """Add `envs`, `tools` and the group `env`."""
     verb(app, "envs", examples=["miles envs", "miles envs --json"], is_page=True)(envs)
     verb(app, "tools", examples=["miles tools"], is_page=True)(tools)
-    group = typer.Typer(help="Try an environment before a model does.")
+    group = typer.Typer(help="Test an environment before a model uses it.")
     group.callback(invoke_without_command=True)(page)
     verb(group, "check", examples=CHECK_EXAMPLES)(check)
     verb(group, "play", examples=PLAY_EXAMPLES)(play)
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
 
 def page(context: typer.Context) -> None:
-    """Try an environment before a model does."""
+    """Test an environment before a model uses it."""
     if context.invoked_subcommand is None:
         context.obj.text(PAGE)
 
@@ -64,8 +64,9 @@ def check(
     settings: SettingsOption = "{}",
     data: DataOption = None,
 ) -> None:
-    """Play random episodes, each twice. Ends with 3 where the environment is not the same for the
-    same seed, gives what is no step, leaves its range of rewards, or keeps what it opens."""
+    """Play random episodes, each of them twice. Exits with 3 if the environment is not
+    deterministic for a seed, returns invalid steps, exceeds its range of rewards, or leaks
+    resources."""
     from milescli.commands.show.listings import settings_of, show_checked_environment
     from milescli.listings.environments import checked
 
@@ -77,18 +78,23 @@ def play(
     name: NameArgument,
     settings: SettingsOption = "{}",
     data: DataOption = None,
-    row: Annotated[int, typer.Option("--row", min=1, help="Which row, or which number.")] = 1,
+    row: Annotated[
+        int,
+        typer.Option("--row", min=1, help="Number of the row (or of the episode) to play, from 1."),
+    ] = 1,
     model: Annotated[
         str | None,
         typer.Option(
             "--model",
-            help="RUN, RUN@STEP, a folder, a hub name or an endpoint's URL; else you play.",
+            help="RUN, RUN@STEP, a folder, a hub name or an endpoint's URL; without it, you play.",
         ),
     ] = None,
-    max_turns: Annotated[int, typer.Option("--max-turns", min=1, help="Bound on turns.")] = 32,
+    max_turns: Annotated[
+        int, typer.Option("--max-turns", min=1, help="Maximum number of turns.")
+    ] = 32,
     sets: SetOption = None,
 ) -> None:
-    """Play one episode yourself, or watch a model, for which engines are started."""
+    """Play one episode yourself, or let a model play it (this starts engines)."""
     from milescli.commands.play_environment import Wish, play_one
 
     wish = Wish(name, settings, data, row, model, max_turns, sets or ())
@@ -103,14 +109,19 @@ INSTALL_EXAMPLES = [
 
 def install(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="verifiers, openenv or harbor.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The package: verifiers, openenv or harbor.")
+    ],
     python: Annotated[
         str | None,
-        typer.Option("--python", help="An interpreter for it; else one that fits is looked for."),
+        typer.Option(
+            "--python",
+            help="Python interpreter to use; by default, miles searches for a compatible one.",
+        ),
     ] = None,
 ) -> None:
-    """Install a package of environments in a virtual environment of its own, as its requirements
-    clash with ours. Done before: nothing happens."""
+    """Install a package of environments in its own virtual environment, because its requirements
+    conflict with those of miles. Does nothing if it is already installed."""
     from milescli.agents.foreign.install import install as installed
     from milescli.agents.foreign.packages import package_named
     from milescli.commands.show.listings import show_installed

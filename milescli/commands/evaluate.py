@@ -55,9 +55,11 @@ def evaluate(
     sets: SetOption = None,
     address: AddressOption = None,
 ) -> None:
-    """Measure a model, or a run's checkpoints, on sets of prompts."""
+    """Evaluate a model, or a run's checkpoints, on sets of prompts."""
     if step is not None and steps is not None:
-        raise typer.BadParameter("--step is one checkpoint, --steps are several: leave one out")
+        raise typer.BadParameter(
+            "--step selects one checkpoint and --steps several: use only one of them"
+        )
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
     from milescli.commands.measure import show_comparisons, show_results

@@ -48,7 +48,7 @@ def export(
         ),
     ],
     *,
-    to: Annotated[Path, typer.Option("--to", help="The folder to make.", show_default=False)],
+    to: Annotated[Path, typer.Option("--to", help="The folder to create.", show_default=False)],
     format: FormatOption = None,
     step: CheckpointStepOption = None,
     role: RoleOption = ExportRole.POLICY,
@@ -58,10 +58,10 @@ def export(
     private: PrivateOption = True,
     dtype: Annotated[ExportDtype | None, typer.Option("--dtype", hidden=True)] = None,
 ) -> None:
-    """Write a Hugging Face folder that transformers and SGLang load, with a model card."""
+    """Write a Hugging Face folder, with a model card, that transformers and SGLang can load."""
     output: Output = context.obj
     if dtype is not None:
-        output.warn(f"--dtype is called --format now: --format {format or dtype.value}")
+        output.warn(f"--dtype was renamed to --format: use --format {format or dtype.value}")
     folder = find_weights(source)
     output.note(f"opening {folder}")  # what comes next loads torch, which takes seconds
     from milescli.commands.show.summary import show_export

@@ -52,7 +52,7 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
         else f"there is no run in {folder}"
     )
     raise CheckpointError(
-        f"`{run}` is not a run" if is_folder else f"no run is called `{run}`",
+        f"`{run}` is not a run" if is_folder else f"there is no run `{run}`",
         why=f"it has no {RECIPE_FILE}; {known}" if is_folder else known,
         fix=([f"use `{guess}`"] if guess else [])
         + (["miles runs"] if names else ["miles launch --recipe quickstart"]),
@@ -75,9 +75,9 @@ def newest_run(run: str | None) -> Path:
     names = run_names(folder)
     if not names:
         raise CheckpointError(
-            "there is no run yet",
-            why=f"{folder} holds none",
-            fix=["miles launch --recipe quickstart", "name its directory: miles status DIR"],
+            "there are no runs yet",
+            why=f"{folder} contains no runs",
+            fix=["miles launch --recipe quickstart", "pass its directory: miles status DIR"],
         )
     return folder / names[0]
 

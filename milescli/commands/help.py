@@ -19,8 +19,8 @@ EXAMPLES = [
 ]
 
 TOPICS = {
-    "exit-codes": "what the process says when it ends",
-    "recipe": "every key of a recipe: type, default, meaning; also of one section, or one key",
+    "exit-codes": "what each exit code of miles means",
+    "recipe": "every recipe key: type, default, meaning; or those of one section, or one key",
     "run-directory": "the files of runs/NAME",
 }
 
@@ -43,14 +43,14 @@ def help_page(
     key: Annotated[
         str | None,
         typer.Argument(
-            metavar="KEY", help="With `recipe`: a key, or a section.", show_default=False
+            metavar="KEY", help="With `recipe`: a key or a section.", show_default=False
         ),
     ] = None,
 ) -> None:
-    """Show a page: exit-codes, recipe or run-directory; or the help of a verb."""
+    """Show a help page (exit-codes, recipe or run-directory), or the help of a verb."""
     output: Output = context.obj
     if key is not None and topic != "recipe":
-        raise typer.BadParameter("a key belongs behind `recipe`: miles help recipe KEY")
+        raise typer.BadParameter("a key is only accepted after `recipe`: miles help recipe KEY")
     if topic == "exit-codes":
         codes = [(int(code), meaning) for code, meaning in EXIT_CODE_MEANINGS.items()]
         output.json(
@@ -68,7 +68,7 @@ def help_page(
     elif topic is None:
         output.json("help", {"topics": TOPICS})
         output.table(
-            ["page", "what is on it"],
+            ["page", "content"],
             [(f"miles help {name}", text) for name, text in TOPICS.items()],
         )
     else:
@@ -76,5 +76,5 @@ def help_page(
         if topic not in verbs.commands:  # type: ignore[attr-defined]
             guess = nearest(topic, [*TOPICS, *verbs.commands])  # type: ignore[attr-defined]
             hint = f"; nearest is `{guess}`" if guess else ""
-            raise typer.BadParameter(f"`{topic}` is neither a page nor a verb{hint}")
+            raise typer.BadParameter(f"`{topic}` is neither a help page nor a verb{hint}")
         verbs.main(args=[topic, "--help"], prog_name="miles", standalone_mode=False, obj=output)

@@ -62,7 +62,7 @@ def launch(
     verbose: VerboseOption = False,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Train a model by a recipe."""
+    """Train a model from a recipe."""
     output: Output = context.obj
     machine = planned_machine(on, price=price, dry_run=dry_run, emits=emit is not None)
     flags = flags_of(

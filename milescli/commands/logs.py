@@ -33,25 +33,26 @@ def logs(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="A run: its name or its directory; the newest by default.",
+            help="A run (name or directory); the newest by default.",
             autocompletion=suggest.runs,
             show_default=False,
         ),
     ] = None,
     log: Annotated[
         str | None,
-        typer.Argument(metavar="LOG", help="Which log; without: a list.", show_default=False),
+        typer.Argument(metavar="LOG", help="Log to show; default: list them.", show_default=False),
     ] = None,
     *,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many lines.")] = 40,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to show.")] = 40,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="Of which attempt; the newest.")
+        int | None,
+        typer.Option("--attempt", min=1, help="Attempt to read; default: newest."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print what is added, until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends.")
     ] = False,
 ) -> None:
-    """List the logs of a run's processes, or show the end of one."""
+    """List the logs of a run's processes, or show the end of one log."""
     folder = newest_run(run)
     from milescli.checkpoint.run_control import added_lines, last_lines, logs_of
     from milescli.checkpoint.run_dir import open_run
@@ -71,7 +72,7 @@ def logs(
     if file is None:
         raise CheckpointError(
             f"run `{opened.name}` has no log `{log}`",
-            why=f"{files[0].parent} holds {', '.join(one.stem for one in files)}",
+            why=f"{files[0].parent} contains {', '.join(one.stem for one in files)}",
             fix=f"miles logs {opened.shown}",
         )
     tail, end = last_lines(file, lines)

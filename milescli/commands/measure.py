@@ -73,7 +73,8 @@ def show_comparisons(comparisons: Sequence[Comparison], *, output: Output) -> No
         output.text(f"{one.set}: {one.sentence}")
         if one.other_settings:
             output.warn(
-                f"{one.set}: the two were asked otherwise, by {', '.join(one.other_settings)}"
+                f"{one.set}: the two were evaluated with different settings: "
+                f"{', '.join(one.other_settings)}"
             )
 
 
@@ -166,7 +167,9 @@ def _measured(
     target = find_measured(subject)
     if target.run is not None:
         if options.out is not None:
-            raise typer.BadParameter("--out is of a MODEL: results of a run are kept in the run")
+            raise typer.BadParameter(
+                "--out applies to a MODEL: results of a run are stored in the run's directory"
+            )
         steps = options.steps if target.step is None else str(target.step)
         from milescli.runtime.evaluation.evaluate import evaluate_run
 
@@ -180,7 +183,7 @@ def _measured(
         )
         return target.run, results
     if options.steps is not None:
-        raise typer.BadParameter(f"--step and --steps are of a run, and `{subject}` is none")
+        raise typer.BadParameter(f"--step and --steps apply to runs, and `{subject}` is not a run")
     if target.endpoint is not None:
         from milescli.runtime.evaluation.endpoint import evaluate_endpoint
 
@@ -219,7 +222,7 @@ def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
     ]
     if all(stored):
         return replace(wish, against=[one for one in stored if one])
-    output.note(f"{other} was not asked this before: it is measured first")
+    output.note(f"{other} has no results for these prompts yet: evaluating it first")
     where, results = measured(other, wish, Options(), output=output)
     show_results(results, folder=where, output=output)
     return replace(wish, against=results)
@@ -234,8 +237,8 @@ def _results_folder(target: Measured, name: str) -> Path | None:
     models = sorted(folder.iterdir()) if folder.is_dir() else []
     if len(models) > 1:
         raise DataError(
-            f"which model at {name} is it compared with?",
-            why=f"results of {', '.join(model.name for model in models)} are in {folder}",
+            f"which model at {name} should the comparison use?",
+            why=f"{folder} holds results of {', '.join(model.name for model in models)}",
             fix=[f"--against {model}/eval/SET/step_0.json" for model in models],
         )
     return models[0] if models else None

@@ -30,7 +30,7 @@ def models(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A folder, a config.json or a name on the hub: tell its numbers. Or `check`.",
+            help="A folder, a config.json or a name on the hub to describe; or `check`.",
             show_default=False,
         ),
     ] = None,
@@ -38,20 +38,20 @@ def models(
         Path | None,
         typer.Argument(
             metavar="FOLDER",
-            help="After `check`: a Hugging Face folder, to be tried on this machine.",
+            help="After `check`: the Hugging Face folder to test on this machine.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """List the model families with what was measured of each, or show the numbers of one model. Or
-    check a folder: its names, both conversions, logits against transformers, an engine against the
-    trainer, memory; 1 where something fails."""
+    """List the supported model families with their measurements, or show the numbers of one model.
+    Or check a folder on this machine: tensor names, both conversions, logits against transformers,
+    an engine against the trainer, memory. The check exits with 1 if something fails."""
     from milescli.commands.show.listings import show_families, show_numbers
     from milescli.listings.models import families, numbers
 
     output: Output = context.obj
     if (model == CHECK) != (folder is not None):
-        raise typer.BadParameter("`miles models check FOLDER` checks a folder")
+        raise typer.BadParameter("to check a folder, use `miles models check FOLDER`")
     if folder is not None:
         from milescli.doctor.model_check import run_model_check
 

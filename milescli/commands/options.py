@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[
     bool,
-    typer.Option("--json", help="One JSON object a line, for programs.", rich_help_panel="Output"),
+    typer.Option(
+        "--json", help="Print one JSON object per line, for programs.", rich_help_panel="Output"
+    ),
 ]
 QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Bare results only.", rich_help_panel="Output")
+    bool, typer.Option("--quiet", "-q", help="Print bare results only.", rich_help_panel="Output")
 ]
 
 RecipeOption = Annotated[
@@ -35,7 +37,7 @@ RecipeOption = Annotated[
         "--recipe",
         "-r",
         metavar="NAME|FILE",
-        help="A recipe that ships, or a .yaml file.",
+        help="Name of a built-in recipe, or a .yaml file.",
         autocompletion=suggest.recipes,
     ),
 ]
@@ -43,7 +45,7 @@ RecipeArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="RECIPE",
-        help="A recipe that ships, or a .yaml file.",
+        help="Name of a built-in recipe, or a .yaml file.",
         autocompletion=suggest.recipes,
         show_default=False,
     ),
@@ -54,7 +56,7 @@ OptionalRecipeOption = Annotated[
         "--recipe",
         "-r",
         metavar="NAME|FILE",
-        help="Check for this recipe too.",
+        help="Also check what this recipe needs.",
         autocompletion=suggest.recipes,
     ),
 ]
@@ -66,7 +68,7 @@ def _say_repeated(context: typer.Context, sets: list[str] | None) -> list[str] |
     for text in sets or ():
         name = text.partition("=")[0].strip()
         if last.setdefault(name, text) != text and context.obj is not None:
-            context.obj.warn(f"`--set {text}` replaces `--set {last[name]}`: the last one counts")
+            context.obj.warn(f"`--set {text}` overrides `--set {last[name]}`: the last one wins")
         last[name] = text
     return sets
 
@@ -77,7 +79,7 @@ SetOption = Annotated[
         "--set",
         "-s",
         metavar="KEY=VALUE",
-        help="Set a recipe key; may be repeated.",
+        help="Set a recipe key; repeatable.",
         autocompletion=suggest.overrides,
         callback=_say_repeated,
     ),
@@ -92,34 +94,37 @@ RunArgument = Annotated[
     ),
 ]
 NameOption = Annotated[str | None, typer.Option("--name", "-n", help="Name of the run (run.name).")]
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (machine.nodes).")]
+NodesOption = Annotated[
+    int | None, typer.Option("--nodes", min=1, help="Number of nodes (machine.nodes).")
+]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")
+    int | None, typer.Option("--seed", min=0, help="Random seed of the run (run.seed).")
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show the plan and its reasons; start nothing.")
+    bool, typer.Option("--dry-run", help="Show the plan and the reasons for it; start nothing.")
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="With --dry-run: the origin of every value.")
+    bool,
+    typer.Option("--verbose", "-v", help="With --dry-run: also show where every value comes from."),
 ]
 StepsOption = Annotated[
-    int | None, typer.Option("--steps", min=1, help="Train up to this step (train.steps).")
+    int | None, typer.Option("--steps", min=1, help="Last step to train (train.steps).")
 ]
 AddressOption = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="A running Ray cluster (machine.address); else RAY_ADDRESS.",
+        help="Running Ray cluster to use (machine.address); RAY_ADDRESS by default.",
     ),
 ]
 CheckpointStepOption = Annotated[
-    int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")
+    int | None, typer.Option("--step", min=0, help="Step of the checkpoint; the newest by default.")
 ]
 LoraOption = Annotated[
     int | None,
     typer.Option(
-        "--lora", min=1, metavar="RANK", help="Train an adapter of this rank (train.lora.rank)."
+        "--lora", min=1, metavar="RANK", help="Train a LoRA adapter of this rank (train.lora.rank)."
     ),
 ]
 AdapterOption = Annotated[
@@ -127,7 +132,8 @@ AdapterOption = Annotated[
     typer.Option(
         "--adapter",
         metavar="NAME=FILE",
-        help="One of several adapters, trained at once: what it has other than the recipe.",
+        help="Train several adapters at once: FILE holds what adapter NAME changes in the "
+        "recipe. Repeatable.",
     ),
 ]
 OnOption = Annotated[
@@ -135,7 +141,7 @@ OnOption = Annotated[
     typer.Option(
         "--on",
         metavar="MACHINE|FILE",
-        help="With --dry-run or --emit: plan for it, as 16x8xMI355X.",
+        help="With --dry-run or --emit: plan for this machine, such as 16x8xMI355X.",
     ),
 ]
 PriceOption = Annotated[
@@ -155,7 +161,7 @@ class JobForm(StrEnum):
 
 
 EmitOption = Annotated[
-    JobForm | None, typer.Option("--emit", help="Print the plan as a job script; start nothing.")
+    JobForm | None, typer.Option("--emit", help="Print a job script for the plan; start nothing.")
 ]
 
 
@@ -171,7 +177,7 @@ GpusOption = Annotated[
         "--gpus",
         metavar="[N|all]",
         parser=_gpus,
-        help="GPUs per node (machine.gpus); bare or all: all visible; 0: the CPU.",
+        help="GPUs per node (machine.gpus); `all` or no value: all visible GPUs; 0: the CPU.",
     ),
 ]
 
@@ -195,16 +201,14 @@ def planned_machine(
     """Return the machine that `--on` names or describes. Raises BadParameter if nothing is planned,
     MachineError or RecipeError if the description is unreadable."""
     if dry_run and emits:
-        raise typer.BadParameter(
-            "--emit and --dry-run both show a plan, each in its own way: leave one out"
-        )
+        raise typer.BadParameter("--emit and --dry-run both show a plan: use only one of them")
     if on is not None and not (dry_run or emits):
         raise typer.BadParameter(
-            "--on only plans, as a run takes place on the machine that is there: add --dry-run or "
+            "--on only plans for another machine, while a run uses this one: add --dry-run or "
             "--emit"
         )
     if price is not None and not dry_run:
-        raise typer.BadParameter("--price-per-gpu-hour only plans: add --dry-run")
+        raise typer.BadParameter("--price-per-gpu-hour only applies to a plan: add --dry-run")
     if on is None:
         return None
     from milescli.platform.machine import read_machine
@@ -289,11 +293,13 @@ def read_recipe(
 
 def _named(positional: str | None, option: str | None) -> str:
     if positional is not None and option is not None and positional != option:
-        raise typer.BadParameter(f"`{positional}` and `--recipe {option}` name two recipes")
+        raise typer.BadParameter(
+            f"`{positional}` and `--recipe {option}` name two different recipes"
+        )
     recipe = positional or option
     if not recipe:
         raise typer.BadParameter(
-            "say which --recipe, e.g. `miles launch quickstart`; `miles recipes` lists all"
+            "name a recipe, e.g. `miles launch quickstart`; `miles recipes` lists all"
         )
     return recipe
 
@@ -302,46 +308,61 @@ SubjectArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN|CHECKPOINT|MODEL|URL",
-        help="A run, one of its checkpoints (RUN@STEP, or its folder), a model's folder or name on "
-        "the hub, or an endpoint.",
+        help="A run, one of its checkpoints (RUN@STEP or its folder), a model (folder or hub "
+        "name), or the URL of an endpoint.",
         autocompletion=suggest.runs,
         show_default=False,
     ),
 ]
 DataOption = Annotated[
     list[str] | None,
-    typer.Option("--data", "-d", metavar="[NAME=]FILE", help="Other prompts; repeatable."),
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="[NAME=]FILE",
+        help="Prompts to use instead of the recipe's; repeatable.",
+    ),
 ]
 StepsListOption = Annotated[
     str | None,
-    typer.Option("--steps", metavar="N,N|all", help="Several checkpoints, one engine start."),
+    typer.Option(
+        "--steps",
+        metavar="N,N|all",
+        help="Evaluate several checkpoints, starting the engines only once.",
+    ),
 ]
 NumPromptsOption = Annotated[
-    int | None, typer.Option("--num-prompts", min=1, help="The first N prompts of each set.")
+    int | None,
+    typer.Option("--num-prompts", min=1, help="Use only the first N prompts of each set."),
 ]
 SamplesOption = Annotated[
-    int | None, typer.Option("--samples", min=1, help="Samples of each prompt.")
+    int | None, typer.Option("--samples", min=1, help="Number of samples per prompt.")
 ]
 TemperatureOption = Annotated[
-    float | None, typer.Option("--temperature", min=0.0, help="0: greedy.")
+    float | None, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 is greedy.")
 ]
 KOption = Annotated[
-    list[int] | None, typer.Option("-k", min=1, help="Of pass@k and maj@k; repeatable.")
+    list[int] | None, typer.Option("-k", min=1, help="The k of pass@k and maj@k; repeatable.")
 ]
 DomainOption = Annotated[
-    str | None, typer.Option("--domain", metavar="COLUMN", help="Accuracy by this column.")
+    str | None,
+    typer.Option(
+        "--domain", metavar="COLUMN", help="Report accuracy for each value of this column."
+    ),
 ]
 AgainstOption = Annotated[
     str | None,
     typer.Option(
         "--against",
         metavar="RUN|MODEL|URL|FILE",
-        help="Another, measured now or before: which is better?",
+        help="Compare with another model, or with earlier results.",
     ),
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option("--out", help="Where results of a MODEL go; else below the runs."),
+    typer.Option(
+        "--out", help="Where to write the results of a MODEL; the runs folder by default."
+    ),
 ]
 
 
@@ -373,21 +394,27 @@ class ExportRole(StrEnum):
 
 
 RoleOption = Annotated[
-    ExportRole, typer.Option("--role", help="Which of the models that a run trains.")
+    ExportRole, typer.Option("--role", help="Which of the run's models to export.")
 ]
 FormatOption = Annotated[
     Format | None,
-    typer.Option("--format", "-f", help="Numbers of the weights; as config.json says by default."),
+    typer.Option(
+        "--format", "-f", help="Number format of the weights; as in config.json by default."
+    ),
 ]
 BaseOption = Annotated[
     Path | None,
-    typer.Option("--base", help="The model that an adapter or a bare checkpoint is of."),
+    typer.Option(
+        "--base", help="Base model of an adapter, or of a checkpoint without config.json."
+    ),
 ]
-MergeOption = Annotated[bool, typer.Option("--merge", help="Write an adapter into its base model.")]
+MergeOption = Annotated[
+    bool, typer.Option("--merge", help="Merge the adapter into its base model.")
+]
 PushOption = Annotated[
     str | None,
-    typer.Option("--push", metavar="ORG/NAME", help="Upload it to the Hugging Face hub."),
+    typer.Option("--push", metavar="ORG/NAME", help="Upload the export to the Hugging Face hub."),
 ]
 PrivateOption = Annotated[
-    bool, typer.Option("--private/--public", help="Who may see a repository that --push makes.")
+    bool, typer.Option("--private/--public", help="Visibility of a repository that --push creates.")
 ]

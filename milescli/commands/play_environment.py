@@ -80,12 +80,12 @@ def play_one(wish: Wish, *, output: Output) -> None:
     if wish.row > len(rows):
         raise DataError(
             f"there is no row {wish.row}",
-            why=f"{wish.data or 'the list of seeds'} is read up to row {len(rows)}",
+            why=f"{wish.data or 'the list of seeds'} was read up to row {len(rows)}",
             fix=f"--row {len(rows)}",
         )
     prompt, is_served = rows[wish.row - 1], wish.model is not None and not _is_url(wish.model)
     if wish.sets and not is_served:
-        raise typer.BadParameter("--set is of a model that engines are started for: --model RUN")
+        raise typer.BadParameter("--set changes the engines of a model: add --model RUN")
     if is_served:
         _watch(wish, settings, prompt, output=output)
         return

@@ -41,19 +41,21 @@ def plugins(
         str | None,
         typer.Argument(
             metavar="[KIND|PATH]",
-            help="new: which kind; check: `module:name`.",
+            help="new: the kind of plug-in; check: `module:name`.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="new: of the file; check: of which kind.", show_default=False
+            metavar="[NAME]",
+            help="new: the name of the file; check: the kind of plug-in.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
-    """List what you can bring, with its recipe key and signature; write one to begin with; or check
-    that one bears its contract."""
+    """List the plug points with their recipe keys and signatures, write a template for a plug-in,
+    or check that a plug-in meets its contract."""
     from milescli.commands.show.listings import show_checked_plugin, show_points, show_written
     from milescli.core.plug_points import POINTS
     from milescli.listings import plugins as listing
@@ -62,7 +64,9 @@ def plugins(
     if action is Action.LIST:
         show_points(POINTS, output=output)
     elif what is None:
-        raise typer.BadParameter(f"say which: {EXAMPLES[1 + (action is Action.CHECK)]}")
+        raise typer.BadParameter(
+            f"add its name and kind, for example: {EXAMPLES[1 + (action is Action.CHECK)]}"
+        )
     elif action is Action.NEW:
         point = listing.point_of(what)
         files = listing.write_plugin(point, name or f"my_{point.kind}", Path.cwd())

@@ -16,7 +16,9 @@ EXAMPLES = [
     "miles profile quickstart-1 --steps 2 --ranks 0,1 --engines 0",
     "miles profile quickstart-1 --memory --json",
 ]
-StepsToTrace = Annotated[int, typer.Option("--steps", min=1, max=10, help="Steps to look at.")]
+StepsToTrace = Annotated[
+    int, typer.Option("--steps", min=1, max=10, help="Number of steps to profile.")
+]
 Ranks = Annotated[
     str, typer.Option("--ranks", metavar="N,N", help="Trainer ranks to trace; '' for none.")
 ]
@@ -26,7 +28,7 @@ Engines = Annotated[
         "--engines", metavar="N,N", help="Engines to sample; the first by default, '' for none."
     ),
 ]
-Memory = Annotated[bool, typer.Option("--memory", help="Say what is in their memory, too.")]
+Memory = Annotated[bool, typer.Option("--memory", help="Also record what occupies their memory.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +44,8 @@ def profile(
     engines: Engines = None,
     memory: Memory = False,
 ) -> None:
-    """Say where the time of a running run goes: traces of trainer ranks and engines."""
+    """Profile a running run: record traces of trainer ranks and engines to see where the time
+    goes."""
     wanted_ranks = _numbers(ranks, "--ranks")
     wanted_engines = None if engines is None else _numbers(engines, "--engines")
     folder = find_run(run)
@@ -75,5 +78,5 @@ def profile(
 def _numbers(text: str, option: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise typer.BadParameter(f"{option} takes numbers, as {option} 0,1: {text!r}")
+        raise typer.BadParameter(f"{option} takes numbers, for example {option} 0,1: {text!r}")
     return sorted({int(part) for part in parts})

@@ -33,13 +33,13 @@ def register(app: typer.Typer) -> None:
 
 def recipes(
     context: typer.Context,
-    action: Annotated[Action, typer.Argument(help="List them, or show one.")] = Action.LIST,
+    action: Annotated[Action, typer.Argument(help="List the recipes, or show one.")] = Action.LIST,
     name: Annotated[
         str | None,
         typer.Argument(metavar="NAME", autocompletion=suggest.recipes, show_default=False),
     ] = None,
 ) -> None:
-    """List the recipes that ship, or show one."""
+    """List the built-in recipes, or show one."""
     from milescli.recipe.templates import find_recipe
 
     output: Output = context.obj
@@ -51,7 +51,7 @@ def recipes(
         return
     if name is None:
         raise typer.BadParameter(
-            "say which recipe to show: miles recipes show quickstart", param_hint="NAME"
+            "name the recipe to show: miles recipes show quickstart", param_hint="NAME"
         )
     path = find_recipe(name, cwd=Path.cwd())
     text = path.read_text(encoding="utf-8")

@@ -33,7 +33,7 @@ def report(
         str | None,
         typer.Argument(
             metavar="RUN2",
-            help="Another run, to compare with.",
+            help="Another run to compare with.",
             autocompletion=suggest.runs,
             show_default=False,
         ),
@@ -41,14 +41,16 @@ def report(
     *,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="FILE", help="FILE.html, FILE.md, or - (as without): stdout."),
+        typer.Option(
+            "--to", metavar="FILE", help="FILE.html, FILE.md, or - for stdout (the default)."
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Write over a file that is no report.")
+        bool, typer.Option("--force", help="Overwrite a file that is not a report.")
     ] = False,
 ) -> None:
-    """Write a run as one file: verdict, curves, time, samples, recipe. Or hold two against each
-    other."""
+    """Write a report of a run as one file (verdict, curves, time, samples, recipe), or compare two
+    runs in one."""
     from milescli.report import make
     from milescli.report.make import Reported, compare_runs, report_run
     from milescli.report.markdown import compare_markdown, run_markdown
@@ -58,7 +60,7 @@ def report(
     file = None if to is None or to == _STDOUT else Path(to).expanduser()
     if file is not None:
         if file.suffix.lower() not in (*make.HTML, *make.MARKDOWN):
-            raise typer.BadParameter(f"`{file}` ends neither with .html nor with .md")
+            raise typer.BadParameter(f"`{file}` must end with .html or .md")
         make.require_writable(file, force=force)
     folders = [find_run(name) for name in (run, other) if name is not None]
     html = file is not None and make.is_html(file)

@@ -31,11 +31,8 @@ def resume(
     address: AddressOption = None,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Go on with a run that was stopped, or train it further.
-
-    Where it runs may change (machine, run, parallel, engines); what it learns may not, except for
-    --steps.
-    """
+    """Continue a stopped run, or train a finished run further. You may change where it runs
+    (machine, run, parallel, engines), but not what it learns, except for --steps."""
     folder = find_run(run)
     output: Output = context.obj
     drive(

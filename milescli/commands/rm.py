@@ -23,7 +23,7 @@ RunsArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Runs: names or directories.",
+        help="Runs to delete: names or directories.",
         autocompletion=suggest.runs,
         show_default=False,
     ),
@@ -39,9 +39,11 @@ def remove(
     context: typer.Context,
     runs: RunsArgument,
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Delete without asking for confirmation.")
+    ] = False,
 ) -> None:
-    """Delete runs with all they hold: checkpoints, samples, logs."""
+    """Delete runs with all their checkpoints, samples and logs."""
     folders = [find_run(run) for run in runs]
     from milescli.checkpoint.run_control import delete, require_deletable, size_bytes
     from milescli.checkpoint.run_dir import open_run
@@ -56,8 +58,8 @@ def remove(
     if not yes:
         if not sys.stdin.isatty():
             raise RecipeError(
-                "nothing is deleted",
-                why="there is no terminal to ask in",
+                "nothing was deleted",
+                why="there is no terminal to ask for confirmation",
                 fix=f"miles rm {' '.join(runs)} --yes",
             )
         typer.confirm(f"Delete {'it' if len(opened) == 1 else 'them'}?", abort=True, err=True)

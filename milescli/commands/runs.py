@@ -40,7 +40,9 @@ def runs(context: typer.Context) -> None:
     rows = [{**asdict(one), "changed": _local_time(one.changed_s)} for one in shown]
     output.json("runs", {"dir": str(folder), "runs": rows})
     if not shown:
-        output.note(f"no run in {folder} yet; start one: miles launch --recipe quickstart")
+        output.note(
+            f"there are no runs in {folder} yet; start one: miles launch --recipe quickstart"
+        )
         return
     columns = ["run", "state", "step", "reward", "accuracy", "changed"]
     has_notes = any(one.note for one in shown)

@@ -14,7 +14,7 @@ from milescli.console.output import Output
 EXAMPLES = ["miles status", "miles status quickstart-1 --watch", "miles status --json"]
 
 WatchOption = Annotated[
-    bool, typer.Option("--watch", "-w", help="Go on until the run ends, or Ctrl-C.")
+    bool, typer.Option("--watch", "-w", help="Keep updating until the run ends, or Ctrl-C.")
 ]
 
 
@@ -29,7 +29,7 @@ def status(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="A run: its name or its directory; the newest where none is named.",
+            help="A run (name or directory); the newest by default.",
             autocompletion=suggest.runs,
             show_default=False,
         ),
@@ -37,10 +37,8 @@ def status(
     *,
     watch: WatchOption = False,
 ) -> None:
-    """Say how a run is doing: is it learning, where is the time, what is wrong.
-
-    Reads the run's directory, also while it runs, over ssh and as another user; writes nothing.
-    """
+    """Report how a run is doing: whether it learns, where the time goes, and what is wrong. Reads
+    only the run's directory, so it works during the run, over ssh and as another user."""
     output: Output = context.obj
     folder = newest_run(run)
     from milescli.checkpoint.run_dir import open_run

@@ -24,10 +24,16 @@ def stop(
     *,
     now: Annotated[bool, typer.Option("--now", help="Stop at once, without saving.")] = False,
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0.0, metavar="SECONDS", help="Wait for it so long.")
+        float,
+        typer.Option(
+            "--wait",
+            min=0.0,
+            metavar="SECONDS",
+            help="Wait up to this many seconds for the run to stop.",
+        ),
     ] = 600.0,
 ) -> None:
-    """Save and stop a run that is running, as Ctrl-C in its terminal does."""
+    """Stop a running run and save a checkpoint, as Ctrl-C in its terminal does."""
     folder = find_run(run)
     from milescli.checkpoint.run_control import stop as stop_run
     from milescli.checkpoint.run_dir import is_locked, open_run, resume_command, step_saved
@@ -36,7 +42,9 @@ def stop(
     output: Output = context.obj
     opened = open_run(folder)
     if is_locked(opened):
-        output.note(f"{opened.name} finishes what it is at, " + "saves " * (not now) + "and stops")
+        output.note(
+            f"{opened.name} finishes its current work, " + "saves " * (not now) + "and stops"
+        )
     was_running = stop_run(opened, timeout_s=wait_s, at_once=now)
     saved = step_saved(opened.events())
     state = state_of(opened)

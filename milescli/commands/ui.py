@@ -33,29 +33,31 @@ def ui(
         list[str] | None,
         typer.Argument(
             metavar="[RUN...]",
-            help="Runs: names or directories; none: all of the runs folder, new ones too.",
+            help="Runs to show (names or directories); by default every run in the runs folder, "
+            "including new ones.",
             autocompletion=suggest.runs,
             show_default=False,
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Listen there; others can reach it.")
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on; other computers can reach it."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(
-            "--port", min=0, max=65535, help="Listen there, by default 8420; 0: a free one."
-        ),
+        typer.Option("--port", min=0, max=65535, help="Port, by default 8420; 0: any free port."),
     ] = None,
     control: Annotated[
         bool, typer.Option("--control", help="Let the page start, stop and resume runs, and chat.")
     ] = False,
     opens: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open it in this computer's browser.")
+        bool, typer.Option("--open/--no-open", help="Open the page in this computer's browser.")
     ] = False,
 ) -> None:
-    """Serve a live page of runs: is it learning, where is the time, what does it say? It only reads
-    unless you add --control. Ctrl-C ends it."""
+    """Serve a live web page of your runs: curves, time, samples and logs. It only reads unless you
+    add --control. Ctrl-C stops it."""
     from milescli.web.serve import DEFAULT_PORT, open_door, open_page, serve
     from milescli.web.shown import shown_runs
 
@@ -66,17 +68,17 @@ def ui(
     door = open_door(host=host, port=port, state=state_folder(), can_control=control)
     if not door.is_loopback:
         output.warn(
-            f"{host} can be reached from other computers: whoever has the URL can {what}, and what "
-            "is sent is not encrypted. Safer: leave --host out, and "
-            f"forward a port: ssh -L 8000:127.0.0.1:{door.gate.port} THIS-COMPUTER"
+            f"other computers can reach {host}: anyone with the URL can {what}, and the traffic is "
+            "not encrypted. Safer: omit --host and forward a port: "
+            f"ssh -L 8000:127.0.0.1:{door.gate.port} THIS-COMPUTER"
         )
 
     def ready() -> None:
         output.json("ui", {"url": door.url, "host": host, "port": door.gate.port})
         output.text(door.url)
-        output.note(f"whoever has this URL can {what}; Ctrl-C ends it")
+        output.note(f"anyone with this URL can {what}; Ctrl-C stops the page")
         if port is None and door.gate.port != DEFAULT_PORT:
-            output.note(f"port {DEFAULT_PORT} is taken, so this one was free")
+            output.note(f"another process uses port {DEFAULT_PORT}, so the page uses a free one")
         if opens:  # not here: what it opens is served behind us, and it may wait for that
             options = {"url": door.url, "failed": output.warn}
             threading.Thread(target=open_page, kwargs=options, daemon=True).start()

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def why(context: typer.Context, run: RunArgument) -> None:
-    """Say what ended a run: what died first, its log, memory, and what to do next."""
+    """Explain why a run ended: which process died first, its log, memory, and what to do next."""
     folder = find_run(run)
     from milescli.autopsy.why import find_why, page
     from milescli.checkpoint.run_dir import open_run

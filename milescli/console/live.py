@@ -156,12 +156,14 @@ def milestone(event: Event) -> Text | None:
         return _line(label, event.text, style)
     if isinstance(event, WorkerSilent):
         since, limit = format_duration(event.seconds), format_duration(event.limit_s)
-        text = f"{event.worker} has not spoken for {since}: {event.why}; ended after {limit}"
+        text = (
+            f"{event.worker} has been silent for {since}: {event.why}; it was ended after {limit}"
+        )
         return _line("silent", text, theme.WARN)
     if isinstance(event, WorkerLost):
-        return _line("lost", f"{event.what}; another is started in its place", theme.WARN)
+        return _line("lost", f"{event.what}; miles starts another one", theme.WARN)
     if isinstance(event, WorkerReplaced):
-        text = f"{event.worker} is there again, after {format_duration(event.seconds)}"
+        text = f"{event.worker} is back after {format_duration(event.seconds)}"
         text += f", {event.source}" if event.source else ""
         return _line("replaced", text, theme.GOOD)
     if isinstance(event, VerdictGiven):

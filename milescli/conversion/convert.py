@@ -100,11 +100,11 @@ def _require_room(part: PartFolder, left: int) -> None:
         part.discard()
     written = f" beside the {format_bytes(done)} that are written" if done else ""
     raise CheckpointError(
-        "the disk has not room enough",
-        why=f"{format_bytes(needed)} are needed{written}, and {format_bytes(free)} are free in "
+        "the disk does not have enough space",
+        why=f"{format_bytes(needed)} are needed{written}, but {format_bytes(free)} are free in "
         f"{part.target.parent}: {format_bytes(needed - free)} are missing",
         fix=[
-            *([f"{part.command}   # when there is room"] if part.command else []),
+            *([f"{part.command}   # when there is enough space"] if part.command else []),
             "choose a target on another disk",
         ],
     )
@@ -117,9 +117,9 @@ def _disk_full(part: PartFolder, files: Sequence[PlannedFile]) -> CheckpointErro
     )
     return CheckpointError(
         "the disk is full",
-        why=f"{format_bytes(part.finished_bytes)} are finished and kept in {part.path}; "
-        f"{format_bytes(left)} are still to be written, and {format_bytes(free)} are free: "
-        f"{missing} must be had",
+        why=f"{format_bytes(part.finished_bytes)} are finished and stored in {part.path}; "
+        f"{format_bytes(left)} remain to be written, but {format_bytes(free)} are free: free "
+        f"another {missing}",
         fix=_ways_out(part),
     )
 
@@ -158,7 +158,7 @@ def convert(
             resumed = part.finished_bytes
             if resumed:
                 output.note(
-                    f"going on: {format_bytes(resumed)} in {len(part.finished)} files are there "
+                    f"continuing: {format_bytes(resumed)} in {len(part.finished)} files exist "
                     "from an earlier attempt"
                 )
             with Transfer(

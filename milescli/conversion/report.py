@@ -169,8 +169,8 @@ def _earlier(part: Path, plan: ConversionPlan) -> tuple[int, list[str]]:
     if not journal.finished:
         return 0, []
     return 0, [
-        f"{part} holds {format_bytes(journal.finished_bytes)} that were made from another source, "
-        f"or with other options; this goes on with it: {journal.resume_command or 'not known'}"
+        f"{part} contains {format_bytes(journal.finished_bytes)} made from another source or "
+        f"with other options; this command continues it: {journal.resume_command or 'not known'}"
     ]
 
 

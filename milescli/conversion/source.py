@@ -27,7 +27,7 @@ from milescli.models.base import CONFIG_NAME
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
-A_FOLDER = "point at a folder with config.json, *.safetensors and a tokenizer"
+A_FOLDER = "name a folder with config.json, *.safetensors and a tokenizer"
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 
@@ -57,8 +57,8 @@ def find_model(
     if folder.is_dir():
         if (folder / TRACKER_NAME).exists() and not (folder / CONFIG_NAME).exists():
             raise CheckpointError(
-                f"`{folder}` is a checkpoint of Megatron's already",
-                why=f"it has a {TRACKER_NAME} and no {CONFIG_NAME}",
+                f"`{folder}` is already a Megatron checkpoint",
+                why=f"it has a {TRACKER_NAME} but no {CONFIG_NAME}",
                 fix=f"miles convert megatron-to-hf {folder} DST",
             )
         return folder
@@ -67,7 +67,7 @@ def find_model(
             f"`{source}` is not a model folder",
             why="it is a file"
             if folder.exists()
-            else "no such folder is there, and it is no name on the hub",
+            else "there is no such folder, and no such name on the hub",
             fix=f"{A_FOLDER}, or name one on the hub: Qwen/Qwen3-0.6B",
         )
     outline = (
@@ -92,9 +92,9 @@ def find_checkpoint(
     if not source.is_dir():
         raise CheckpointError(
             f"`{source}` is not a checkpoint",
-            why="it is a file" if source.exists() else "no such folder is there",
-            fix="point at a converted model, a folder of Megatron's (`release`, `iter_0000100`), a "
-            "run, or its checkpoints/step_N",
+            why="it is a file" if source.exists() else "there is no such folder",
+            fix="name a converted model, a Megatron folder (`release`, `iter_0000100`), a run, "
+            "or its checkpoints/step_N",
         )
     for run_path, chosen in ((source, step), (source.parent.parent, _step_of(source))):
         if (run_path / RECIPE_FILE).is_file() and (run_path is source or chosen is not None):
@@ -114,8 +114,8 @@ def find_checkpoint(
                 break
     if model is None:
         raise CheckpointError(
-            f"which model `{source}` is of is not known",
-            why="a checkpoint of Megatron's holds no config.json, and there is no `hf/` beside it",
+            f"the model of the checkpoint `{source}` is unknown",
+            why="a Megatron checkpoint contains no config.json, and there is no `hf/` next to it",
             fix=_name_it(model_option),
         )
     tracked = re.fullmatch(r"iter_(\d+)", tensors.name) if tensors != source else None
@@ -137,8 +137,8 @@ def _model_of(run: RunDir, *, model_option: str) -> Path:
         raise
     if not is_converted(folder) and not (folder / CONFIG_NAME).is_file():
         raise CheckpointError(
-            f"the model of run `{run.name}` is gone",
-            why=f"the run trained `{folder}`, and there is no {CONFIG_NAME} in it any more",
+            f"the model of run `{run.name}` no longer exists",
+            why=f"the run trained `{folder}`, but there is no {CONFIG_NAME} in it any more",
             fix=_name_it(model_option),
         )
     return folder
@@ -166,10 +166,10 @@ def _tracked(source: Path, *, step: int | None) -> Path:
     tracker = source / TRACKER_NAME
     if not tracker.exists():
         raise CheckpointError(
-            f"`{source}` is not a checkpoint of Megatron's",
+            f"`{source}` is not a Megatron checkpoint",
             why=f"it has neither {METADATA_NAME} nor {TRACKER_NAME}",
-            fix="point at a converted model, a folder of Megatron's (`release`, `iter_0000100`), a "
-            "run, or its checkpoints/step_N",
+            fix="name a converted model, a Megatron folder (`release`, `iter_0000100`), a run, "
+            "or its checkpoints/step_N",
         )
     word = (
         tracker.read_text(encoding="utf-8", errors="replace").strip() if step is None else str(step)
@@ -180,7 +180,7 @@ def _tracked(source: Path, *, step: int | None) -> Path:
     if tensors == source or not (tensors / METADATA_NAME).exists():
         raise CheckpointError(
             f"`{source}` has no checkpoint `{word}`",
-            why=f"`{tensors}` holds no {METADATA_NAME}",
-            fix="point at the folder of one checkpoint",
+            why=f"`{tensors}` contains no {METADATA_NAME}",
+            fix="name the folder of one checkpoint",
         )
     return tensors

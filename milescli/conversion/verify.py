@@ -96,7 +96,7 @@ def verify_logits(
             ours = _run(_MEGATRON, {**job, "rounded": True}, Path(scratch) / "megatron")
         except _CannotCompute as error:
             if verify is Verify.LOGITS:
-                output.warn(f"logits were not compared: {error.why}")
+                output.warn(f"the logits were not compared: {error.why}")
             return f"not compared: {error.why}", None
         has_experts = table.facts.num_moe_layers > 0
         return _compare(theirs, ours, dtype=dtype, has_experts=has_experts)
@@ -188,8 +188,8 @@ def _run(module: str, job: dict[str, object], scratch: Path) -> Path:
             f"{'source' if module == _TRANSFORMERS else 'converted checkpoint'}",
             why=last.strip(),
             fix=[
-                "--verify tensors   # converts without this comparison",
-                "please report it, with the lines above",
+                "--verify tensors   # convert without this comparison",
+                "please report this with the lines above",
             ],
         )
     return out
@@ -222,9 +222,9 @@ def _compare(theirs: Path, ours: Path, *, dtype: str, has_experts: bool) -> tupl
     )
     if judgement.agreement is Agreement.WRONG:
         raise MismatchError(
-            "the converted checkpoint computes something else than the source",
-            why=f"{text}; the worst is {places[worst]}",
-            fix="please report it; --verify tensors converts without this comparison, and should "
-            "not be trusted here",
+            "the converted checkpoint computes something different from the source",
+            why=f"{text}; the largest difference is {places[worst]}",
+            fix="please report this; --verify tensors converts without the comparison, but do "
+            "not trust the result here",
         )
     return text, difference / largest

@@ -31,14 +31,14 @@ class ExitCode(IntEnum):
 
 EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.DONE: "done",
-    ExitCode.FAILED: "the operation failed, and the error says why",
-    ExitCode.USAGE: "the command line was not understood",
+    ExitCode.FAILED: "the operation failed; the error says why",
+    ExitCode.USAGE: "the command line is invalid",
     ExitCode.INVALID: "a recipe, an override or the data is invalid",
     ExitCode.NOT_READY: "the machine is not ready (see `miles doctor`)",
     ExitCode.DOES_NOT_FIT: "the plan does not fit on the machine",
     ExitCode.CHECKPOINT: "a checkpoint is missing, incompatible or corrupt",
-    ExitCode.INTERNAL: "a fault of miles itself; the traceback is in the named file",
-    ExitCode.RESUMABLE: "stopped, but saved: `miles resume RUN` goes on",
+    ExitCode.INTERNAL: "internal error in miles; the traceback is in the named file",
+    ExitCode.RESUMABLE: "stopped and saved: `miles resume RUN` continues",
     ExitCode.INTERRUPTED: "Ctrl-C, and nothing could be saved",
     ExitCode.TERMINATED: "SIGTERM, and nothing could be saved",
 }
@@ -99,9 +99,9 @@ class MachineError(MilesError, RuntimeError):
 def unreadable(folder: Path, error: OSError, *, what: str) -> MachineError:
     """Of a folder that another user keeps to himself. `what`: run, or runs folder."""
     return MachineError(
-        f"the {what} {folder} may not be read",
-        why=f"{error.strerror}: {error.filename}; a run can be read by its owner alone",
-        fix=f"chmod -R a+rX {folder}   # by its owner: samples and data may be private",
+        f"the {what} {folder} cannot be read",
+        why=f"{error.strerror}: {error.filename}; only the owner can read a run",
+        fix=f"chmod -R a+rX {folder}   # as its owner: samples and data may be private",
     )
 
 

@@ -294,7 +294,7 @@ class History:
 
     def _check(self, record: Record, time_s: float) -> None:
         self.check = {**record, "after": self.step}
-        text = f"engine and trainer differ by {record['diff_max']:.1e} at most"
+        text = f"engine and trainer differ by at most {record['diff_max']:.1e}"
         self._note(record, time_s, text)
 
     def _silent(self, record: Record, time_s: float) -> None:

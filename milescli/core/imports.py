@@ -45,7 +45,7 @@ def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
     Raises RecipeError where it cannot be imported."""
     if ":" not in path:
         raise RecipeError(
-            f"`{path}` is no import path",
+            f"`{path}` is not an import path",
             why="a plug-in is named by its module and its own name",
             fix=f"{path or 'mypkg.module'}:NAME",
         )
@@ -60,8 +60,8 @@ def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
             why=f"importing {module_name} raised {type(error).__name__}: {error}{_place_of(error)}",
             fix=[
                 *_ways_to_find(error, module_name),
-                f"{sys.executable} -c 'import {module_name}'   # mend it, then try again; "
-                f"{kind}s are named `package.module:name`",
+                f"{sys.executable} -c 'import {module_name}'   # fix it, then try again; {kind}s "
+                "are named `package.module:name`",
             ],
         ) from error
     try:
@@ -73,7 +73,7 @@ def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
         right = f"{module_name}:{guess or 'NAME'}"
         raise RecipeError(
             f"`{module_name}` has no `{attribute}`",
-            why=why + (f"; nearest is `{guess}`" if guess else ""),
+            why=why + (f"; the nearest name is `{guess}`" if guess else ""),
             fix=f"--set {key}={right}" if key else f"miles plugins check {right}",
         ) from None
 
@@ -96,7 +96,7 @@ def _ways_to_find(error: Exception, module_name: str) -> list[str]:
         return []
     missing, wanted = error.name.partition(".")[0], module_name.partition(".")[0]
     if missing != wanted:
-        return [f"{sys.executable} -m pip install {missing}   # or what its package is called"]
+        return [f"{sys.executable} -m pip install {missing}   # or the name of its package"]
     if Path(wanted).is_dir() or Path(f"{wanted}.py").is_file():
-        return ['export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"   # it lies in this folder']
+        return ['export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"   # if it is in this folder']
     return []

@@ -117,7 +117,7 @@ _AGENT = (
     ("tool_calls", "", "calls of tools; mean", "agents that chat"),
     ("malformed_calls", "", "calls that could not be read; mean", "agents that chat"),
     ("rewritten_histories", "", "earlier turns that the template wrote anew", "agents that chat"),
-    ("failed_episodes", "", "episodes that were played anew", "where there were any"),
+    ("failed_episodes", "", "episodes that were repeated", "where there were any"),
     ("tool_errors", "", "calls that failed; mean", "`rollout.agent=tools`"),
     ("tool_s", SECONDS, "in tools, of a sample; mean", "`rollout.agent=tools`"),
     ("environment_s", SECONDS, "in the environment; mean", "`rollout.agent=environment`"),

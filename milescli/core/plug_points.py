@@ -341,8 +341,8 @@ TRACKERS = PlugPoint(
     kind="run_tracker",
     key="run.trackers",
     signature="(*, run) -> Tracker",
-    about="is told of every step, evaluation and event, in a thread of its own; a class with "
-    "`log`, `event` and `close`",
+    about="receives every step, evaluation and event, in a separate thread; a class with `log`, "
+    "`event` and `close`",
     builtin={
         "tensorboard": "milescli.trackers.tensorboard:TensorBoard",
         "wandb": "milescli.trackers.wandb:WeightsAndBiases",

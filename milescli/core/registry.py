@@ -109,7 +109,7 @@ class PlugPoint:
             guess = guess or (known[0] if known else f"{name or 'mypkg'}:NAME")
             one_of = f"one of {', '.join(known)}, or " if known else ""
             raise RecipeError(
-                f"no {self.kind} is called `{name}`",
+                f"there is no {self.kind} `{name}`",
                 why=f"`{self.key}` must be {one_of}an import path like `mypkg.module:name`",
                 fix=f"--set '{self.key}=[{guess}]'"
                 if self.in_list
@@ -184,7 +184,7 @@ def _fault(
     missing = [] if takes_any else [name for name in form if name not in parameters]
     if missing:
         return f"it lacks the parameter{'s' * (len(missing) > 1)} {', '.join(missing)}"
-    return f"nobody fills {', '.join(f'`{name}`' for name in unfilled)}" if unfilled else ""
+    return f"miles does not pass {', '.join(f'`{name}`' for name in unfilled)}" if unfilled else ""
 
 
 class _Named:

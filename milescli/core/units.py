@@ -62,7 +62,7 @@ def parse_size(text: str) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size < 1:
-        raise ValueError(f"`{text}` is no size; one looks like 5GB or 512MiB")
+        raise ValueError(f"`{text}` is not a size; write 5GB or 512MiB, for example")
     return size
 
 

@@ -59,10 +59,10 @@ def path_of(plugin: object) -> str:
 
 
 def mend(plugin: object, how: str = "") -> str:
-    """Return what an error tells to do about a plug-in, itself or its import path: "mend
+    """Return what an error tells to do about a plug-in, itself or its import path: "fix
     `mine:strict` (/home/me/mine.py:12): ..."."""
     name = plugin if isinstance(plugin, str) else name_of(plugin)
-    return f"mend `{name}`{place_of(plugin)}" + (f": {how}" if how else ", then go on")
+    return f"fix `{name}`{place_of(plugin)}" + (f": {how}" if how else ", then continue")
 
 
 def place_of(plugin: object) -> str:
@@ -133,5 +133,5 @@ def failures_named(what: str) -> Iterator[None]:
         raise RecipeError(
             f"{what} failed",
             why=user_traceback(error),
-            fix="mend it, then start or resume the run",
+            fix="fix it, then start or resume the run",
         ) from error

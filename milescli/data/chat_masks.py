@@ -101,9 +101,9 @@ def marked_as_one(
     if not texts:
         return MarkedText(text=tokenizer.render(turns, tools=tools, opens_answer=False), spans=[])
     raise ValueError(
-        "the chat template writes earlier turns otherwise once the chat goes on, so that the "
-        f"answers of this chat take {len(texts)} sequences, and here it may take one: keep the "
-        "turns up to its first answer"
+        "the chat template renders earlier turns differently when the chat continues, so the "
+        f"answers of this chat need {len(texts)} sequences, but only one is allowed here: keep "
+        "only the turns up to its first answer"
     )
 
 
@@ -193,9 +193,8 @@ class _Chat:
         for turn in range(place):
             if self.turns[turn]["role"] != "assistant" and whole.lost(turn):
                 raise ValueError(
-                    f"the chat template leaves out what turn {turn + 1} "
-                    f"({self.turns[turn]['role']}) says: the model would learn an answer to what "
-                    "it never reads"
+                    f"the chat template omits turn {turn + 1} ({self.turns[turn]['role']}): the "
+                    "model would learn an answer to something that it never reads"
                 )
 
     def _start(self, whole: Placed, place: int, prompt: str | None) -> int | _Joint:
@@ -327,10 +326,12 @@ def _lost(parts: set[str], place: int, template: str) -> str:
     known = [name for name in REASONING if re.search(rf"[.'\"]{name}\b", template)]
     hint = ""
     if CALLS in parts:
-        hint = ": it does not call tools so; set data.chat_template to a template that does"
+        hint = (
+            ": it does not support these tool calls; set data.chat_template to a template that does"
+        )
     elif reasons and known and not set(known) & parts:
         hint = f": it reads reasoning as `{known[0]}`"
-    return f"the chat template leaves out {named} of turn {place + 1}, or a part of it{hint}"
+    return f"the chat template omits {named} of turn {place + 1}, or a part of it{hint}"
 
 
 def require_no_stop(tokenizer: ChatTokenizer, turns: Sequence[Turn], *, first: int = 0) -> None:
@@ -342,8 +343,8 @@ def require_no_stop(tokenizer: ChatTokenizer, turns: Sequence[Turn], *, first: i
         texts = "\0".join(_strings([turn.get(part) for part in (*REASONING, CONTENT, CALLS)]))
         if found := _first(texts, tokenizer.stop_texts):
             raise ValueError(
-                f"the text of turn {place + 1} (assistant) contains `{texts[slice(*found)]}`, at "
-                "which engines stop: leave it out, the chat template ends the turn"
+                f"the text of turn {place + 1} (assistant) contains `{texts[slice(*found)]}`, "
+                "which stops generation: remove it, because the chat template ends the turn"
             )
 
 

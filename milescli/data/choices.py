@@ -46,9 +46,9 @@ def options_in(record: Mapping[str, Any], columns: Sequence[str], *, answer: str
         if answer in columns:
             names = texts = sorted(texts, key=str.casefold)
     if not 2 <= len(texts) <= MOST:
-        raise ValueError(f"{where} must hold 2 to {MOST} options, and holds {len(texts)}")
+        raise ValueError(f"{where} must contain 2 to {MOST} options, but has {len(texts)}")
     if twice := next((one for number, one in enumerate(names) if one in names[:number]), None):
-        raise ValueError(f"{where} has two options {twice}")
+        raise ValueError(f"{where} contains the option {twice} twice")
     return names, texts
 
 
@@ -65,17 +65,17 @@ def letter_of(answer: Any, options: Options, *, key: str, first: int) -> str:
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)  # a column of integers with a gap
     if isinstance(answer, bool) or not isinstance(answer, str | int):
-        raise ValueError(f"`{key}` must name an option, and is {kind_of(answer)}")
+        raise ValueError(f"`{key}` must name an option, but is {kind_of(answer)}")
     said = str(answer).strip()
     places = _places(said, options, first=first)
     if isinstance(answer, str) and texts.count(said) == 1:
         places.append(texts.index(said))
     if not places:
         numbers = f"{first} to {first + len(texts) - 1}, A to {LETTERS[len(texts) - 1]}"
-        raise ValueError(f"`{key}` is {said!r}, and the options are {', '.join(names) or numbers}")
+        raise ValueError(f"`{key}` is {said!r}, but the options are {', '.join(names) or numbers}")
     if len({*places}) > 1:
         letters = " or ".join(LETTERS[place] for place in places)
-        raise ValueError(f"`{key}` is {said!r}, which may mean {letters}: its number or its text")
+        raise ValueError(f"`{key}` is {said!r}, which could be {letters}: its number or its text")
     return LETTERS[places[0]]
 
 
@@ -130,5 +130,5 @@ def _text(value: Any, key: str) -> str:
         or not isinstance(value, str | int | float)
         or not str(value).strip()
     ):
-        raise ValueError(f"`{key}` must hold texts, and one is {kind_of(value)}")
+        raise ValueError(f"`{key}` must contain texts, but one is {kind_of(value)}")
     return str(value).strip()

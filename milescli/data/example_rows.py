@@ -94,9 +94,9 @@ class ExampleForm:
         ignored = frozenset(names_in(data.ignore_columns))
         if layout.refused and layout.use == self.kind and data.response_key is None:
             raise DataError(
-                f"{path} is no file of {self.kind}",
+                f"{path} does not contain {self.kind}",
                 why=f"it has the layout of {layout.name}: {layout.refused}",
-                fix=f"--set data.{self.field}=FILE.jsonl   # one chat or pair in each row",
+                fix=f"--set data.{self.field}=FILE.jsonl   # with one chat or pair per row",
             )
 
         def named(key: str, wanted: str | None, role: str, known: Sequence[str]) -> str | None:
@@ -137,9 +137,10 @@ class ExampleForm:
             key, known = "response_key", (*RESPONSE_COLUMNS, ANSWER_COLUMN)
         nearby = no_column(record, path, key=key, known=known, taken=(prompt, response))
         raise DataError(
-            f"what is learned from {path}?",
-            why=f"a row holds a chat (`messages`), a prompt and a response, or a `{TEXT_COLUMN}`; "
-            f"there is no {key.removesuffix('_key')} column: its columns are {', '.join(record)}",
+            f"{path} has no column to learn from",
+            why="a row must contain a chat (`messages`), a prompt and a response, or a "
+            f"`{TEXT_COLUMN}`; there is no {key.removesuffix('_key')} column; its "
+            f"columns are {', '.join(record)}",
             fix=nearby.fixes,
         )
 
@@ -167,10 +168,10 @@ class ExampleForm:
         if prompt and response and judged:
             return found(prompt=prompt, response=response, judged=judged)
         raise DataError(
-            f"{path} holds no pairs",
-            why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, where these do "
-            f"not begin with it); a response that was judged alone has `{JUDGED_COLUMN}`, true or "
-            f"false; its columns are {', '.join(record)}",
+            f"{path} does not contain pairs",
+            why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, unless these "
+            f"start with it); a single judged response has `{JUDGED_COLUMN}`, true or false; "
+            f"the file's columns are {', '.join(record)}",
             fix=f"--set data.{self.field}=FILE.jsonl   # with these columns",
         )
 
@@ -214,7 +215,7 @@ def _row_of(
         return ExampleRow(index=index, chosen=chat)
     judged = value_at(record, columns.judged)
     if not isinstance(judged, bool) and judged not in (0, 1):
-        raise ValueError(f"`{columns.judged}` must be true or false, and is {judged!r}")
+        raise ValueError(f"`{columns.judged}` must be true or false, but is {judged!r}")
     return ExampleRow(
         index=index, chosen=chat if judged else None, rejected=None if judged else chat
     )
@@ -264,7 +265,7 @@ def _margin(record: Mapping[str, Any]) -> float:
         margin = 0.0
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
     if not is_number or not math.isfinite(margin):
-        raise ValueError(f"`{MARGIN_COLUMN}` must be a number, and is {margin!r}")
+        raise ValueError(f"`{MARGIN_COLUMN}` must be a number, but is {margin!r}")
     return float(margin)
 
 
@@ -278,7 +279,7 @@ def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
         count += 1
     same = any(turn["role"] == "user" for turn in chosen[:count])
     if not same or {chosen[count]["role"], rejected[count]["role"]} != {"assistant"}:
-        raise ValueError(f"`{CHOSEN}` and `{REJECTED}` do not begin with the same prompt")
+        raise ValueError(f"`{CHOSEN}` and `{REJECTED}` start with different prompts")
     return count
 
 
@@ -294,7 +295,7 @@ def _answered(
         for repeated in (prompt, asked):  # the system prompt may be the recipe's
             turns = turns[len(repeated) :] if turns[: len(repeated)] == repeated else turns
         if turns and turns[0]["role"] in ("system", "user"):
-            raise ValueError(f"`{key}` begins with another prompt than that of the row")
+            raise ValueError(f"`{key}` starts with a different prompt than the row")
         return _whole([*prompt, *turns], key, tools, first=len(prompt))
     text = _text(record, key)
     if columns.layout.has.get(columns.prompt or "") == "dialogue":
@@ -309,15 +310,17 @@ def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
         raise ValueError(f"`{key}` is an empty list")
     last = turns[-1]
     if last["role"] != "assistant":
-        raise ValueError(f"the last turn of `{key}` is the {last['role']}'s, not the assistant's")
+        raise ValueError(
+            f"the last turn of `{key}` belongs to the {last['role']}, not to the assistant"
+        )
     if not (last.get("content") or last.get("tool_calls")):
         raise ValueError(f"the last turn of `{key}` is empty")
     for place, turn in enumerate(turns[first:], start=first):
         off = next((name for name in WEIGHTS if turn.get(name, 1) not in (1, True)), None)
         if off and turn["role"] == "assistant":
             raise ValueError(
-                f"turn {place + 1} of `{key}` has `{off}` {turn[off]}, and every turn of the "
-                "assistant is learned with weight 1"
+                f"turn {place + 1} of `{key}` has `{off}` {turn[off]}, but every assistant turn "
+                "is learned with weight 1"
             )
     return Chat(turns=turns, first=first, tools=tools)
 
@@ -332,7 +335,7 @@ def _prompt(record: Mapping[str, Any], columns: Columns, data: Data, images: Ima
     if turns is None:
         return [{"role": "user", "content": _text(record, key)}]
     if turns[-1]["role"] == "assistant":
-        raise ValueError(f"`{key}` ends with the assistant's turn, which is the response's place")
+        raise ValueError(f"`{key}` ends with the assistant's turn, where the response belongs")
     return turns
 
 

@@ -168,7 +168,7 @@ def _with_images(
         raise DataError(
             f"the images of a row of {path} cannot be used",
             why=str(error),
-            fix="--set data.chat_template=auto   # the model's own writes a mark for each image",
+            fix="--set data.chat_template=auto   # the model's own template marks each image",
         ) from error
 
 
@@ -191,7 +191,9 @@ def read_examples(
     if not rows.num_rows:
         raise DataError(
             f"{path} is empty" if not file.rows else f"{path} has no row {file.start}",
-            why="it holds no row" if not file.rows else f"`{file.rows}` begins behind its end",
+            why="it contains no rows"
+            if not file.rows
+            else f"`{file.rows}` starts after the end of the file",
             fix=f"--set data.{key}=FILE   # a file with at least one row",
         )
     return rows
@@ -231,7 +233,7 @@ def _marked(
         try:
             marked.append(_texts_of(side, tokenizer, kind=kind))
             if not any(text.spans for text in marked[-1]):
-                raise ValueError("nothing of it is learned: its last turn has no text")
+                raise ValueError("nothing in it can be learned: its last turn has no text")
         except Exception as error:  # a chat template may raise anything
             named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             bad.append(BadRow(line=line, reason=f"{named}{error}"))
@@ -323,9 +325,9 @@ def fitted(
         if long:
             raise _too_long(path, long, lengths, bound, places)
         raise DataError(
-            f"no row of {path} teaches anything",
+            f"no row of {path} can be learned from",
             why=_shown(equal, places),
-            fix=f"--set data.{key}=FILE   # pairs whose sides differ",
+            fix=f"--set data.{key}=FILE   # with pairs whose sides differ",
         )
     sides = [side for pair in kept for side in pair.sides]
     ascending = sorted(lengths)

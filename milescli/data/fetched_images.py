@@ -45,6 +45,6 @@ def _get(url: str, most: int) -> bytes:
                 raise ValueError(f"cannot fetch {url:.200}: {reason}") from None
         else:
             if len(data) > most:
-                raise ValueError(f"{url:.200} has more than {most} bytes")
+                raise ValueError(f"{url:.200} is larger than {most} bytes")
             return data
     raise AssertionError(url)

@@ -274,7 +274,7 @@ def _shown(
         raise DataError(
             f"the images of row {row.index + 1} of {path} cannot be used",
             why=str(error),
-            fix=f"miles data check '{path}[{row.index}:{row.index + 1}]'   # mend or remove it",
+            fix=f"miles data check '{path}[{row.index}:{row.index + 1}]'   # fix or remove the row",
         ) from error
     return expanded, spans, images
 
@@ -293,9 +293,10 @@ def encode_rows(
     for row in rows if len(chats) < len(rows) else ():
         if not row.messages and max(row.token_ids) >= tokenizer.vocab_size:
             raise DataError(
-                f"row {row.index + 1} of {path} holds a token that the model does not have",
-                why=f"token {max(row.token_ids)}; its tokenizer has {tokenizer.vocab_size}",
-                fix=f"make the tokens of {path} anew, with the tokenizer in {tokenizer.folder}",
+                f"row {row.index + 1} of {path} contains a token that the model does not have",
+                why=f"it is token {max(row.token_ids)}, but the tokenizer has "
+                f"{tokenizer.vocab_size}",
+                fix=f"tokenize {path} again with the tokenizer in {tokenizer.folder}",
             )
     return encoded
 
@@ -324,10 +325,11 @@ def _require_tools_rendered(row: DataRow, tokenizer: PromptEncoder, *, path: Pat
         return
     if is_same:
         raise DataError(
-            f"the model would not be told of the tools in {path}",
-            why=f"row {row.index + 1} has {len(row.tools)}, and the chat template writes none",
+            f"the chat template would not tell the model about the tools in {path}",
+            why=f"row {row.index + 1} has {len(row.tools)}, but the chat template does not write "
+            "tools",
             fix=[
-                "--set data.chat_template=FILE   # one that writes tools",
+                "--set data.chat_template=FILE   # a template that writes tools",
                 f"remove the column `tools` of {path}",
             ],
         )
@@ -352,10 +354,10 @@ def _encode_chats(
                 raise DataError(cause.what, why=f"{place}: {cause.why}", fix=cause.fixes) from None
             except Exception as cause:
                 raise DataError(
-                    f"the chat template refuses row {row.index + 1} of {path}",
+                    f"the chat template rejects row {row.index + 1} of {path}",
                     why=f"{type(cause).__name__}: {cause}; its roles are "
                     f"{', '.join(message['role'] for message in row.messages)}",
-                    fix=f"mend row {row.index + 1} of {path}",
+                    fix=f"fix row {row.index + 1} of {path}",
                 ) from cause
         raise AssertionError("a batch of chats failed, and none of them alone") from error
 

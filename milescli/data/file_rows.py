@@ -157,7 +157,7 @@ class FileRows:
         if not self.num_rows:
             raise DataError(
                 f"{self.path} is empty",
-                why="it holds no row",
+                why="it contains no rows",
                 fix=f"--set data.{self.form.field}=FILE   # a file with at least one prompt",
             )
         if self.num_bad or self.columns is None:
@@ -246,9 +246,9 @@ def read_file(
             raise
         place = folder or tempfile.gettempdir()
         raise DataError(
-            f"there is no room for the rows of {table.path}",
-            why=f"they are copied to {place}, whose disk is full",
-            fix=f"df -h {place}   # make room there, or name a folder on another disk",
+            f"there is no disk space for the rows of {table.path}",
+            why=f"miles copies them to {place}, but that disk is full",
+            fix=f"df -h {place}   # free some space, or name a folder on another disk",
         ) from error
     return rows
 

@@ -145,8 +145,9 @@ class SquareProcessor(ImageProcessor):
             if value != wanted:
                 raise CheckpointError(
                     f"the image processor of `{folder}` cannot be used: `{name}` is {value}",
-                    why="miles shows a picture of this family whole and once, as a square of the "
-                    f"{side} x {side} pixels that the model's tower has",
+                    why="miles shows a picture of this family once and as a whole, as a square "
+                    f"of {side} x {side} pixels, which is the size that the model's tower "
+                    "accepts",
                     fix=f"set `{name}` to {json.dumps(wanted)} in {CONFIG_NAME}",
                 )
 
@@ -195,11 +196,11 @@ def normalised(data: bytes) -> Picture:
     except (OSError, ValueError, SyntaxError) as error:
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, Pillow.UnidentifiedImageError):
-            what = f"its {len(data)} bytes are none of {', '.join(_FORMATS)}"
+            what = f"its {len(data)} bytes are not one of {', '.join(_FORMATS)}"
         raise DataError(
-            "a file is no picture that can be read",
+            "an image file cannot be read",
             why=what,
-            fix="leave its row out, or write the picture again as PNG or JPEG",
+            fix="remove its row, or save the picture as PNG or JPEG",
         ) from error
 
 
@@ -209,8 +210,8 @@ def _require_size(width: int, height: int) -> None:
     if max(width, height) > _MAX_ASPECT * min(width, height):
         raise DataError(
             f"a picture of {width} x {height} pixels is too long",
-            why=f"models of this kind see no more than {_MAX_ASPECT} to 1",
-            fix="cut it into parts, or leave its row out",
+            why=f"models of this kind accept at most {_MAX_ASPECT} to 1",
+            fix="cut the picture into parts, or remove its row",
         )
 
 
@@ -222,9 +223,9 @@ def _in_rgb(picture: Picture) -> Picture:
         return Pillow.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
     if picture.mode in ("I", "F"):
         raise DataError(
-            "a picture has 32 bits a pixel",
-            why="which of its numbers are black and white is not written in the file",
-            fix="write it again with 8 or 16 bits",
+            "a picture has 32 bits per pixel",
+            why="the file does not say which numbers are black and white",
+            fix="save it with 8 or 16 bits",
         )
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
@@ -236,8 +237,8 @@ def _in_rgb(picture: Picture) -> Picture:
 def _too_large(size: str, bound: str) -> DataError:
     return DataError(
         f"a picture of {size} is too large",
-        why=f"the bound is {bound}; a model sees far less of it",
-        fix="make it smaller, or leave its row out",
+        why=f"the limit is {bound}; a model sees far fewer pixels",
+        fix="make the picture smaller, or remove its row",
     )
 
 
@@ -252,13 +253,13 @@ def _settings(folder: Path, *, kind: str) -> dict:
         raise CheckpointError(
             f"`{folder}` has no image processor",
             why=f"{path.name}: {error}",
-            fix="fetch the model again: a vision-language model needs this file",
+            fix="download the model again: a vision-language model needs this file",
         ) from error
     found = str(settings.get("image_processor_type", ""))
     if not found.startswith(kind):
         raise CheckpointError(
-            f"the image processor `{found}` of `{folder}` is not known",
-            why=f"miles cuts pictures of this family as {kind} does",
-            fix="fetch the model again, or use one of Gemma 3, Qwen2.5-VL or Qwen3-VL",
+            f"the image processor `{found}` of `{folder}` is not supported",
+            why=f"miles only implements {kind} for this family",
+            fix="download the model again, or use one of Gemma 3, Qwen2.5-VL or Qwen3-VL",
         )
     return settings

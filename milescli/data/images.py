@@ -90,7 +90,7 @@ class PromptImages:
             raise ValueError(
                 f"the chat template writes {marks} image tokens for {len(images)} images"
                 if images
-                else f"its text spells the token of an image ({marks} times), and it has no image"
+                else f"its text contains the image token {marks} times, but it has no image"
             )
         ids: list[int] = []
         spans: list[ImageSpan] = []
@@ -200,12 +200,12 @@ def _source(value: Any) -> Source:
     if isinstance(value, Mapping):
         name = next((name for name in _FIELDS if value.get(name)), None)
         if name is None:
-            raise ValueError(f"an image has none of {', '.join(_FIELDS)}")
+            raise ValueError(f"an image has none of the fields {', '.join(_FIELDS)}")
         found, is_encoded = value[name], name in _ENCODED and isinstance(value[name], str)
         return f"data:image/png;base64,{found}" if is_encoded else _source(found)
     if isinstance(value, str | bytes):
         return value
-    raise ValueError(f"an image is a path, a data URL or bytes, not {kind_of(value)}")
+    raise ValueError(f"an image must be a path, a data URL or bytes, not {kind_of(value)}")
 
 
 def _bytes_of(source: Source, *, base: Path, fetches: bool) -> bytes:
@@ -214,8 +214,8 @@ def _bytes_of(source: Source, *, base: Path, fetches: bool) -> bytes:
     if source.startswith(_REMOTE):
         if not fetches or not source.startswith("http"):
             raise ValueError(
-                f"`{source:.80}` is elsewhere: fetch the image and name the file, or set "
-                "`data.remote_images=true` for addresses of http"
+                f"`{source:.80}` is remote: download the image and name the file, or set "
+                "`data.remote_images=true` for http addresses"
             )
         return fetched(source, most=MAX_FILE_BYTES)
     text = source
@@ -225,14 +225,14 @@ def _bytes_of(source: Source, *, base: Path, fetches: bool) -> bytes:
         path = base / Path(source.removeprefix("file://")).expanduser()
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
-                raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+                raise ValueError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
             return path.read_bytes()
         except (OSError, RuntimeError) as error:  # RuntimeError: a home that nobody has
             raise ValueError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"an image is not base64: {error}") from None
+        raise ValueError(f"an image is not valid base64: {error}") from None
 
 
 def with_marks(
@@ -248,7 +248,7 @@ def with_marks(
     are text. Raises ValueError if there are not as many marks as images."""
     own = [source for source in in_parts if source is not None]
     if own and (column or len(own) < len(in_parts)):
-        raise ValueError("some of its images stand in the messages, and others in a column")
+        raise ValueError("some of its images are in the messages, and others are in a column")
     sources = tuple(own or column)
     marks = sum(turn["content"].count(MARK) for turn in turns)
     if sources and not marks:
@@ -256,5 +256,5 @@ def with_marks(
         first = {**turns[place], "content": MARK * len(sources) + turns[place]["content"]}
         return [*turns[:place], first, *turns[place + 1 :]], sources
     if marks != len(sources) and not (may_lack and not sources):
-        raise ValueError(f"it has {marks} marks `{MARK}` and {len(sources)} images")
+        raise ValueError(f"it has {marks} marks `{MARK}` but {len(sources)} images")
     return turns, sources

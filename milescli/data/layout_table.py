@@ -67,11 +67,11 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     _layout(
         "SHP", "history=text human_ref_A human_ref_B", "pairs",
-        refused="which of the two references is better stands in `labels`",
+        refused="`labels` says which of the two references is better",
     ),
     _layout(
         "PKU-SafeRLHF", "prompt response_0 response_1", "pairs",
-        refused="which of the two responses is better stands in another column",
+        refused="another column says which of the two responses is better",
     ),
     _layout(
         "OpenAssistant tree", "message_id parent_id text role", "chats",

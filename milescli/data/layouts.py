@@ -261,7 +261,7 @@ class Columns:
             if name in PROMPT_COLUMNS and self.prompt is not None:
                 fixes.append(setting("prompt_key", name))
             raise DataError(
-                f"the column `{name}` of {self.path} would be left out", why=why, fix=fixes
+                f"the column `{name}` of {self.path} would be ignored", why=why, fix=fixes
             )
 
     def described(self, record: Mapping[str, Any]) -> dict[str, str]:
@@ -351,8 +351,8 @@ def find_column(
     if len(likely) > 1:
         raise DataError(
             f"which column of {path} is the {key.removesuffix('_key')}?",
-            why=f"{' and '.join(likely)} are {'both' if len(likely) == 2 else 'all'} there; its "
-            f"columns are {', '.join(record)}",
+            why=f"{' and '.join(likely)} are {'both' if len(likely) == 2 else 'all'} present; "
+            f"its columns are {', '.join(record)}",
             fix=[setting(key, name) for name in likely],
         )
     return likely[0] if likely else None
@@ -364,8 +364,8 @@ def require_text_label(label: str, record: Mapping[str, Any], path: Path) -> Non
     if isinstance(value, dict) and value:
         plain = [name for name in value if not isinstance(value[name], dict | list)]
         raise DataError(
-            f"the label column `{label}` of {path} holds objects",
-            why=f"a label is a text or a number; the fields are {', '.join(value)}",
+            f"the label column `{label}` of {path} contains objects",
+            why=f"a label must be text or a number; the fields are {', '.join(value)}",
             fix=[setting("label_key", f"{label}.{name}") for name in plain or value],
         )
 
@@ -386,7 +386,7 @@ def no_column(
     likely = [meant] if meant else free[:1] if role == "prompt" else free[:MAX_GUESSES]
     return DataError(
         f"{path} has no {role} column",
-        why=f"none of {', '.join(known)} is there; its columns are {', '.join(names)}",
+        why=f"it has none of the columns {', '.join(known)}; its columns are {', '.join(names)}",
         fix=[setting(key, name) for name in likely] or _OTHERWISE[role].format(path=path),
     )
 

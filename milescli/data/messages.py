@@ -144,7 +144,7 @@ def _turns_of(value: Any, where: str, images: Images) -> Turns:
         role = str(value.pop("from"))
         if role not in ROLES:
             known = ", ".join(ROLES)
-            raise ValueError(f"{where} is from `{role}`, who is none of {known}")
+            raise ValueError(f"{where} is from `{role}`, which is not one of {known}")
         value = {"role": role, "content": value.pop("value"), **value}
     role = value.get("role")
     if not isinstance(role, str) or not role.strip():
@@ -167,7 +167,7 @@ def _turn(turn: dict[str, Any], where: str, images: Images = None) -> dict[str, 
     """Return a message with text as its content."""
     beside = [turn.pop(key) for key in COLUMNS if key in turn] if images is not None else []
     if seen := next((key for key in turn if key in MEDIA and turn[key] not in ([], "")), None):
-        raise ValueError(f"{where} has `{seen}`, and only text is read")
+        raise ValueError(f"{where} has `{seen}`, but only text is supported")
     content = turn["content"] = _content(turn.get("content", ""), where, images)
     if images is not None and (sources := [each for value in beside for each in sources_in(value)]):
         images += sources
@@ -196,11 +196,11 @@ def _text_of_part(part: Any, where: str, images: Images) -> str:
         images.append(source_in(part))
         return MARK
     if kind not in _TEXT_PARTS:
-        raise ValueError(f"{where}.content holds a part that is no text: its type is `{kind}`")
+        raise ValueError(f"{where}.content has a part of type `{kind}`, but only text is supported")
     if not isinstance(text, str):
-        raise ValueError(f"{where}.content holds a part that is no text")
+        raise ValueError(f"{where}.content has a part that is not text")
     if seen := next((key for key in part if part[key] and key in MEDIA), None):
-        raise ValueError(f"{where}.content holds a part with `{seen}`, and only text is read")
+        raise ValueError(f"{where}.content has a part with `{seen}`, but only text is supported")
     return text
 
 
@@ -250,7 +250,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
     for call in value if isinstance(value, list) else [value]:
         inner = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
-            raise ValueError(f"{where} is no call of a tool: JSON with `name` and `arguments`")
+            raise ValueError(f"{where} is not a tool call: JSON with `name` and `arguments`")
         given = inner.get("arguments", inner.get("parameters", {}))
         found = parsed(given) if isinstance(given, str) else given
         function = {"name": inner["name"], "arguments": given if found is None else found}
@@ -400,7 +400,7 @@ def with_system(turns: Turns, system_prompt: str | None) -> Turns:
 def require_text(text: str, where: str) -> None:
     """Raise ValueError for a text that cannot be written as UTF-8."""
     if not text.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-        raise ValueError(f"{where} holds half of a surrogate pair, which is not text")
+        raise ValueError(f"{where} contains half of a surrogate pair, which is not valid text")
 
 
 def is_media(value: Any) -> bool:

@@ -111,9 +111,9 @@ def counts_of_weights(weights: Sequence[float], names: Sequence[str]) -> list[in
     if 0 in counts:
         number = counts.index(0)
         raise DataError(
-            f"`{names[number]}` would give no prompt to the mix",
-            why=f"its weight is {weights[number]:g} of {sum(weights):g}, and shares are counted in "
-            f"parts of {CYCLE}",
+            f"`{names[number]}` would contribute no prompts to the mix",
+            why=f"its weight is {weights[number]:g} of {sum(weights):g}, but shares are rounded "
+            f"to parts of {CYCLE}",
             fix=f"give `{names[number]}` a weight of {sum(weights) / CYCLE:g} or more",
         )
     return counts

@@ -197,7 +197,7 @@ def _locate(data: Data, path_field: PathField, *, base_dir: Path, seed: int) -> 
     if not located:
         raise DataError(
             f"`{key}` is not set",
-            why="there is nothing to read prompts from",
+            why="the run has no source of prompts",
             fix=f"--set {key}=FILE.jsonl",
         )
     return located
@@ -228,7 +228,7 @@ def _read(
         if file.start and not rows.num_rows:
             raise DataError(
                 f"{table.path} has no row {file.start}",
-                why=f"`{file.rows}` begins behind its end",
+                why=f"`{file.rows}` starts after the end of the file",
                 fix=f"--set data.{form.field}={file.name}",
             )
         rows.require_good()

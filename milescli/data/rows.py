@@ -208,7 +208,9 @@ def _chosen(
     option. Raises ValueError."""
     options = options_in(record, columns.choices, answer=columns.label)
     if isinstance(prompt, tuple):
-        raise ValueError(f"`{columns.prompt}` is tokens, in which its options must stand")
+        raise ValueError(
+            f"`{columns.prompt}` contains tokens, but the options must be inserted as text"
+        )
     last = prompt[-1]
     prompt = [*prompt[:-1], {**last, "content": with_options(last["content"], options[1])}]
     if _label_of(record, columns) is None:
@@ -231,7 +233,7 @@ def seen(
     listed = sources_in(record[name]) if name is not None else []
     if not turns:
         if listed:
-            raise ValueError(f"`{columns.prompt}` is tokens, and `{name}` has images")
+            raise ValueError(f"`{columns.prompt}` contains tokens, but `{name}` contains images")
         return turns, ()
     is_left_out = not columns.ignored.isdisjoint(IMAGE_COLUMNS)
     turns, images = with_marks(turns, given, listed, may_lack=is_left_out)
@@ -250,7 +252,9 @@ def prompt_beside(
     if isinstance(prompt, tuple):
         if tools or any(name is not None and value_at(record, name) for name in around):
             name = beside.tools if tools else next(name for name in around if name is not None)
-            raise ValueError(f"`{columns.prompt}` is tokens, in which its `{name}` must stand")
+            raise ValueError(
+                f"`{columns.prompt}` contains tokens, but its `{name}` must be inserted as text"
+            )
         columns.require_read(record, beside.unread, [])
         return prompt, []
     turns = prompt
@@ -275,7 +279,7 @@ def with_own_system(turns: Turns, record: Mapping[str, Any], key: str) -> Turns:
         return turns
     if turns and turns[0]["role"] in ("system", "developer"):
         if turns[0]["content"].strip() != text.strip():
-            raise ValueError(f"`{key}` is one system prompt, and the first message is another")
+            raise ValueError(f"`{key}` sets a system prompt, but the first message is another one")
         return turns
     return [{"role": "system", "content": text}, *turns]
 
@@ -314,7 +318,7 @@ def bad_rows_error(
         if path.suffix in LINE_SUFFIXES
         else f"miles data check '{path}[{bad[0].line - 1}:{bad[0].line}]'"
     )
-    return DataError(what, why=shown + more, fix=[f"{look}   # mend or remove these rows", *fixes])
+    return DataError(what, why=shown + more, fix=[f"{look}   # fix or remove these rows", *fixes])
 
 
 def _hash_of(prompt: _Prompt, tools: Tools) -> int:
@@ -346,7 +350,7 @@ def _prompt(
         raise ValueError(f"`{key}` must be text or a list of messages, not {kind_of(value)}")
     if value and type(value[0]) is int:
         if not all(type(token) is int and token >= 0 for token in value):
-            raise ValueError(f"`{key}` must be token ids, whole numbers from 0, and nothing else")
+            raise ValueError(f"`{key}` must contain only token ids, whole numbers from 0")
         return tuple(value)
     return turns_in(value, key, images)
 
@@ -382,18 +386,19 @@ def _demonstration(
         last = [turn] if any(turn.get(name) for name in _SAID_BESIDE) else turn["content"]
         if field != "demonstrations":
             raise ValueError(
-                f"`{columns.prompt}` ends with the assistant's message; a prompt ends with the "
-                "user's turn"
+                f"`{columns.prompt}` ends with the assistant's message, but a prompt must end "
+                "with the user's turn"
             )
         if not messages:
-            raise ValueError(f"`{columns.prompt}` holds nothing but the assistant's message")
+            raise ValueError(f"`{columns.prompt}` contains only the assistant's message")
     if columns.demonstration is not None:
         return _worked(record, columns.demonstration)
     if last is not None:
         return last
     if field == "demonstrations" and label is None:
         raise ValueError(
-            f"no worked response: `{columns.prompt}` does not end with an assistant's message"
+            f"there is no worked response: `{columns.prompt}` does not end with an assistant's "
+            "message"
         )
     return label if label is not None and (field == "demonstrations" or "####" in label) else None
 

@@ -101,10 +101,10 @@ class Table:
         """Raise DataError if the file was written to or replaced since this table was made."""
         if _identity(self.path) != self._identity:
             raise DataError(
-                f"{self.path} changed while it was read",
-                why="its size or its time of change is another than when it was opened",
+                f"{self.path} changed while miles read it",
+                why="its size or modification time differs from when it was opened",
                 fix=f"cp {self.path} {self.path.with_stem(self.path.stem + '-copy')}   # then "
-                "name the copy, which nobody writes to",
+                "use the copy, which nobody modifies",
             )
 
     @property
@@ -169,7 +169,7 @@ class Table:
             try:
                 return line.decode("utf-8") + "\n"
             except UnicodeDecodeError as error:
-                raise ValueError(f"not UTF-8 (byte {error.start + 1} of the line)") from None
+                raise ValueError(f"it is not UTF-8 (byte {error.start + 1} of the line)") from None
 
         raw, heads = self._lines(), list[bytes | None]()
         for head in raw:
@@ -213,7 +213,7 @@ class Table:
         raise DataError(
             f"the header of {self.path} cannot be used",
             why=f"line {line}: {fault}",
-            fix=f"sed -n {line}p {self.path}   # a name for each column, each another",
+            fix=f"sed -n {line}p {self.path}   # give each column a different name",
         )
 
     def _columnar_rows(self) -> Iterator[Record]:
@@ -225,8 +225,8 @@ class Table:
                 if twice := next((name for name in names if names.count(name) > 1), None):
                     raise DataError(
                         f"{self.path} cannot be used",
-                        why=f"two of its columns are called {twice}",
-                        fix=f"write {self.path} with another name for one of them",
+                        why=f"two of its columns have the name {twice}",
+                        fix=f"rewrite {self.path} with different names for them",
                     )
                 for row in _rows_of(batch):
                     number += 1
@@ -264,8 +264,8 @@ class Table:
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"cannot read {self.path}",
-                why=f"not {'a parquet' if self.path.suffix == '.parquet' else 'an arrow'} file: "
-                f"{next(iter(str(error).splitlines()), type(error).__name__)}",
+                why=f"it is not {'a parquet' if self.path.suffix == '.parquet' else 'an arrow'} "
+                f"file: {next(iter(str(error).splitlines()), type(error).__name__)}",
                 fix=f"head -c 100 {self.path}   # what is it?",
             ) from error
 
@@ -301,7 +301,7 @@ def parse_line(line: bytes) -> dict[str, object] | str:
     except orjson.JSONDecodeError:
         return _parse_slowly(line)
     if not isinstance(value, dict):
-        return f"a JSON object is wanted, not {kind_of(value)}"
+        return f"a row must be a JSON object, not {kind_of(value)}"
     count = line.count
     for name, item in value.items():
         if count(_quoted[name]) > 1 or (type(item) is float and abs(item) >= _EXACT_BOUND):
@@ -344,7 +344,7 @@ def _parse_slowly(line: bytes) -> dict[str, object] | str:
     except RecursionError:
         return TOO_DEEP
     if not isinstance(value, dict):
-        return f"a JSON object is wanted, not {kind_of(value)}"
+        return f"a row must be a JSON object, not {kind_of(value)}"
     if len(value) < len(outermost):
         names = [name for name, _ in outermost]
         twice = next(name for name in names if names.count(name) > 1)
@@ -406,7 +406,8 @@ def _check_kind(path: Path, *, field: str) -> None:
     if special := _SPECIAL_FILES.get(stat.S_IFMT(mode)):
         raise DataError(
             f"{path} is {special}",
-            why="rows are read more than once, and it gives its bytes once, or without end",
+            why="miles reads the rows more than once, but this file can only be read once or "
+            "never ends",
             fix=f"head -n 1000 {path} > FILE.jsonl   # then --set data.{field}=FILE.jsonl",
         )
 
@@ -428,7 +429,7 @@ def _is_folder(path: Path, *, field: str) -> DataError:
         named = f"{field}=[{', '.join(map(str, shards))}]"
     return DataError(
         f"{path} is a folder",
-        why=f"files are wanted, one or a list of them; {len(found)} can be read there",
+        why=f"name a file or a list of files; {len(found)} in this folder can be read",
         fix=f"--set {shlex.quote(f'data.{named}')}",
     )
 
@@ -457,7 +458,7 @@ def _missing(path: Path, *, field: str) -> DataError:
     meant = difflib.get_close_matches(path.stem, readable, n=1, cutoff=_SAME_NAME)
     return DataError(
         f"there is no file {path}",
-        why=f"{folder} holds {', '.join(siblings[:8]) or 'nothing'}",
+        why=f"{folder} contains {', '.join(siblings[:8]) or 'nothing'}",
         fix=f"--set data.{field}={folder / readable[meant[0]]}" if meant else f"ls {folder}",
     )
 
@@ -466,7 +467,8 @@ def _unknown_format(path: Path) -> DataError:
     known = f"{', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
     return DataError(
         f"{path} is neither {known}",
-        why=f"its suffix is {path.suffix or 'missing'}, and the format is known by it",
+        why=f"its suffix is {path.suffix or 'missing'}, and miles recognises the format by the "
+        "suffix",
         fix=f"jq -c '.[]' {path} > {path.with_suffix('.jsonl')}"
         if path.suffix == ".json"
         else f"mv {path} {path.with_suffix('.csv' if path.suffix == '.tsv' else '.jsonl')}",

@@ -114,8 +114,9 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
         names = [*TASKS, *ROWS.builtin]
         known = ", ".join(TASK_PREFIX + task for task in names)
         raise RecipeError(
-            f"no task is called `{short}`",
-            why=f"miles makes {known}; yours has an import path, task:mypkg.tasks:rows",
+            f"there is no task `{short}`",
+            why=f"the built-in tasks are {known}; your own has an import path, "
+            "task:mypkg.tasks:rows",
             fix=f"--set data.prompts={TASK_PREFIX}{nearest(short, names) or names[0]}",
         )
     path = Path(folder) / f"{short.replace(':', '.')}.jsonl"
@@ -137,7 +138,7 @@ def require_rows(rows: object, path: str) -> list[Mapping[str, object]]:
     """Return the rows of the task `path` unchanged; their columns are checked when the file is
     read. Raises RecipeError if they are no rows."""
     if not isinstance(rows, Sequence):
-        raise _bad_rows(path, f"it gave {rows!r:.200}")
+        raise _bad_rows(path, f"it returned {rows!r:.200}")
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping) or not row:
             why = f"row {number + 1} is {row!r:.200}; it is a mapping, as a line of a data file is"

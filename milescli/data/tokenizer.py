@@ -126,7 +126,7 @@ class ChatTokenizer:
         tools, messages = tools or self.tools, self._in_form(messages)
         if self.template is None:
             if tools:
-                raise ValueError("without a chat template nobody tells the model of its tools")
+                raise ValueError("without a chat template, nothing tells the model about its tools")
             return _raw(messages)
         text = self.inner.apply_chat_template(
             list(messages),
@@ -234,8 +234,8 @@ class ChatTokenizer:
         if (beyond := max(ids, default=0)) >= self.num_embeddings:
             raise DataError(
                 f"the model has no embedding for `{self.inner.convert_ids_to_tokens(beyond)}`",
-                why=f"it is token {beyond} of the tokenizer in {self.folder}, and the embedding "
-                f"has {self.num_embeddings} rows",
+                why=f"it is token {beyond} of the tokenizer in {self.folder}, but the embedding "
+                f"has only {self.num_embeddings} rows",
                 fix=_RESIZE.format(folder=self.folder, size=self.vocab_size),
             )
         return ids
@@ -379,9 +379,9 @@ def _template(
         return inner.get_chat_template(tools=list(tools) or None)
     except ValueError as error:
         raise DataError(
-            f"which chat template of {folder} is meant?",
-            why=f"it has {', '.join(inner.chat_template)}, and none is called default",
-            fix="--set data.chat_template=FILE   # that one, in a file of its own",
+            f"{folder} has several chat templates",
+            why=f"it has {', '.join(inner.chat_template)}, and none of them is named default",
+            fix="--set data.chat_template=FILE   # copy the right one into its own file",
         ) from error
 
 
@@ -389,12 +389,13 @@ def no_template(folder: Path) -> DataError:
     """Return the error of a model folder that has no chat template."""
     return DataError(
         f"the tokenizer in {folder} has no chat template",
-        why="neither chat_template.jinja nor `chat_template` in tokenizer_config.json is there; "
-        "base models often lack one",
+        why="it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; "
+        "base models often have none",
         fix=[
-            "--set data.chat_template=none   # prompts are raw text",
-            "--set data.chat_template=chatml   # or a file with the template of its family",
-            f"put the template of its family into {folder / 'chat_template.jinja'}",
+            "--set data.chat_template=none   # use prompts as raw text",
+            "--set data.chat_template=chatml   # or a file with the chat template of the "
+            "model's family",
+            f"put the chat template of its family into {folder / 'chat_template.jinja'}",
         ],
     )
 
@@ -424,9 +425,9 @@ def template_of_file(path: str) -> str:
         ) from error
     except jinja2.TemplateSyntaxError as error:
         raise DataError(
-            f"{path} is no chat template",
+            f"{path} is not a valid chat template",
             why=f"line {error.lineno}: {error.message}",
-            fix=f"sed -n {error.lineno}p {path}   # mend it",
+            fix=f"sed -n {error.lineno}p {path}   # fix it",
         ) from error
     return text
 
@@ -436,8 +437,8 @@ def _raw(messages: Sequence[Message]) -> str:
     roles = [message["role"] for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise ValueError(
-            f"without a chat template a prompt is one text, and this one has the turns "
-            f"{', '.join(roles)}"
+            "without a chat template, a prompt must be a single text, but this one has the "
+            f"turns {', '.join(roles)}"
         )
     return "\n\n".join(str(message["content"]) for message in messages)
 
@@ -488,7 +489,7 @@ def _read(path: Path) -> PreTrainedTokenizerBase:
         reason = next(iter(str(error).splitlines()), "no message")
         raise DataError(
             f"cannot read the tokenizer in {path}",
-            why=f"{type(error).__name__}: {reason}; the folder holds {present}",
+            why=f"{type(error).__name__}: {reason}; the folder contains {present}",
             fix=f"copy tokenizer.json and tokenizer_config.json of the model into {path}",
         ) from error
 

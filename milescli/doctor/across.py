@@ -17,8 +17,8 @@ minutes by default) and with it some shared file systems refuse a clock that is 
 SLOW_SHARE = 0.5
 """Of the median pair."""
 SETTLE = (
-    "a firewall, a wrong route, or an address of another network: every port between nodes "
-    "must be open"
+    "a firewall, a wrong route, or an address of another network: every port between nodes must "
+    "be open"
 )
 
 
@@ -39,13 +39,13 @@ def judge_versions(
                 f"{name} is {version}, and {mine[name]} here" for name, version in unlike.items()
             )
             fix = (
-                f"ssh {node}   # ray stop; install the same there; ray start "
+                f"ssh {node}   # ray stop; install the same versions there; ray start "
                 f"--address={address} from that environment"
             )
-            what = "runs other software than the driver"
+            what = "runs different software than the driver"
             findings += fail("versions", what, why=why, fix=fix, node=node)
     listed = ", ".join(f"{name} {version}" for name, version in mine.items())
-    return findings or ok("versions", f"alike on {len(theirs)} nodes: {listed}")
+    return findings or ok("versions", f"identical on {len(theirs)} nodes: {listed}")
 
 
 def judge_interfaces(
@@ -60,25 +60,27 @@ def judge_interfaces(
         own = addresses.get(node)
         if own is None:
             why = (
-                f"Ray gives the others {node}, and the node itself has "
+                f"Ray tells the others to use {node}, but the node itself has "
                 f"{', '.join(sorted(addresses))}: ranks could not listen there"
             )
             fix = (
-                f"ssh {node}   # ray stop; ray start --node-ip-address=ADDRESS ..., one that the "
-                "node itself has"
+                f"ssh {node}   # ray stop; ray start --node-ip-address=ADDRESS ..., with an "
+                "address that the node has"
             )
-            what = f"no interface holds {node}"
+            what = f"no interface has the address {node}"
             findings += fail("interfaces", what, why=why, fix=fix, node=node)
             continue
         for name, choose in ((NCCL_VARIABLE, nccl_choice), (GLOO_VARIABLE, gloo_choice)):
             value = variables[node].get(name) or environ.get(name)
             if value and not choose(value, [own]):
-                why = f"{own} holds {node}, by which the others know it; {name} leaves it out"
+                why = (
+                    f"{own} has {node}, the address that the others use for it; {name} excludes it"
+                )
                 fixes = [
                     f"export {name}={own}   # before `ray start` there, or before miles",
                     f"unset {name}",
                 ]
-                what = f"{name}={value} chooses another network"
+                what = f"{name}={value} selects another network"
                 findings += warn("interfaces", what, why=why, fix=fixes, node=node)
     return findings or ok(
         "interfaces",
@@ -95,23 +97,19 @@ def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str
             fixes = [f"ssh {a} ping -c 1 {b}", f"ssh {b} iptables -L INPUT -n   # what is let in"]
             what, why = f"{b} cannot be reached", f"{why}; {SETTLE}"
             findings += fail("reach", what, why=why, fix=fixes, node=a)
-        return (
-            findings
-            + skip("group", "see `reach`, which comes first")
-            + judge_clocks(names, reports[0])
-        )
+        return findings + skip("group", "see `reach` first") + judge_clocks(names, reports[0])
     broken = next(
         (report for report in reports if report.problem),
         next((report for report in reports if report.step), None),
     )
     if broken is not None and broken.step in ("starting", "meeting", "reaching each other"):
         why = f"{broken.problem or 'no answer'}; {SETTLE}"
-        fix = f"ssh {names[0]} iptables -L INPUT -n   # what is let in"
+        fix = f"ssh {names[0]} iptables -L INPUT -n   # which connections are allowed?"
         return fail("reach", f"{broken.step} failed", why=why, fix=fix) + skip(
-            "group", "see `reach`, which comes first"
+            "group", "see `reach` first"
         )
     return [
-        *ok("reach", f"{len(names)} nodes reach each other"),
+        *ok("reach", f"{len(names)} nodes can reach each other"),
         *judge_clocks(names, reports[0]),
         *_group(reports, broken, backend),
     ]
@@ -120,25 +118,25 @@ def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str
 def judge_clocks(names: Sequence[str], report: Report) -> list[Finding]:
     """Clocks against that of the first node, each with its error bound."""
     if len(report.offsets) < len(names) - 1:
-        return skip("clocks", "see `reach`, which comes first")
+        return skip("clocks", "see `reach` first")
     findings: list[Finding] = []
     for node, (offset_s, error_s) in report.offsets.items():
         surely_s = max(0.0, abs(offset_s) - error_s)
         what = (
-            f"its clock is {abs(offset_s):.3g} s {'ahead of' if offset_s > 0 else 'behind'} "
-            f"that of {names[0]}, give or take {error_s:.1g} s"
+            f"its clock is {abs(offset_s):.3g} s {'ahead of' if offset_s > 0 else 'behind'} that "
+            f"of {names[0]}, to within {error_s:.1g} s"
         )
         fix = f"ssh {node} sudo chronyc makestep   # or: systemctl restart systemd-timesyncd"
         if surely_s > CLOCK_FAIL_S:
             why = (
-                "tickets and certificates are refused by then, and logs of the run cannot be put "
-                "in order"
+                "tickets and certificates may be rejected, and logs of the run cannot be sorted "
+                "by time"
             )
             findings += fail("clocks", what, why=why, fix=fix, node=node)
         elif surely_s > CLOCK_WARN_S:
             why = (
-                "events and logs of the run are put in order by their time stamps, and will be "
-                "in the wrong one"
+                "events and logs of the run are sorted by their time stamps, and would be in "
+                "the wrong order"
             )
             findings += warn("clocks", what, why=why, fix=fix, node=node)
     worst = max((abs(offset) + error for offset, error in report.offsets.values()), default=0.0)
@@ -150,7 +148,7 @@ def _group(reports: Sequence[Report], broken: Report | None, backend: str) -> li
         "GLOO_LOG_LEVEL=DEBUG miles doctor" if backend == "gloo" else "NCCL_DEBUG=INFO miles doctor"
     )
     if broken is not None:
-        why = broken.problem or "it did not end in time, or its process was killed"
+        why = broken.problem or "it did not finish in time, or its process was killed"
         return fail(
             "group",
             f"{backend}: {broken.step} failed",
@@ -162,19 +160,20 @@ def _group(reports: Sequence[Report], broken: Report | None, backend: str) -> li
         return ok("group", "one node")
     slowest, usual = min(pairs, key=lambda pair: pairs[pair]), median(pairs.values())
     summary = (
-        f"{backend} added numbers over {len(reports)} nodes, {format_bytes(reports[0].everyone)}/s "
-        f"of bus bandwidth; slowest pair {slowest}: {format_bytes(pairs[slowest])}/s"
+        f"{backend} added numbers across {len(reports)} nodes, "
+        f"{format_bytes(reports[0].everyone)}/s of bus bandwidth; slowest pair {slowest}: "
+        f"{format_bytes(pairs[slowest])}/s"
     )
     slow = [pair for pair in pairs if pairs[pair] < SLOW_SHARE * usual]
     if slow:
         why = (
             f"the median of {len(pairs)} pairs is {format_bytes(usual)}/s, and a step waits for "
-            f"the slowest; slow: {', '.join(slow[:6])}"
+            f"the slowest one; slow: {', '.join(slow[:6])}"
         )
         return warn(
             "group",
             summary,
             why=why,
-            fix=["ethtool DEVICE | grep Speed   # on both nodes of the pair", trace],
+            fix=["ethtool DEVICE | grep Speed   # on both nodes", trace],
         )
     return ok("group", summary)

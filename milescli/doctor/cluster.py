@@ -96,7 +96,7 @@ def _between(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> l
     findings = judge_interfaces(interfaces, variables, os.environ)
     shared = _shared_disk(address, nodes, runs_dir)
     if any(finding.status is Status.FAIL for finding in findings):
-        return [*findings, *shared, *skip("group", "see `interfaces`, which comes first")]
+        return [*findings, *shared, *skip("group", "see `interfaces` first")]
     return [*findings, *shared, *_group(address, nodes)]
 
 
@@ -109,15 +109,15 @@ def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     names = ", ".join(f"{node.address} ({node.host_name})" for node in nodes)
     findings = ok("cluster", f"{len(nodes)} nodes at {address}: {names}{devices}")
     for lost in lost_nodes():
-        why = "Ray had it once and has it no more; a run would do without"
-        fix = f"ssh {lost.address} ray start --address={address}   # where it should be there"
+        why = "Ray has lost it; a run would do without it"
+        fix = f"ssh {lost.address} ray start --address={address}   # to add it again"
         what = f"{lost} was lost"
         findings += warn("cluster", what, why=why, fix=fix, node=lost.address)
     if free < gpus:
-        why = "a run waits for them, or takes fewer"
+        why = "a run waits for them, or uses fewer"
         findings += warn(
             "cluster",
-            f"{gpus - free:g} of {gpus} GPUs are taken by others",
+            f"other jobs use {gpus - free:g} of {gpus} GPUs",
             why=why,
             fix=f"ray status --address={address}",
         )
@@ -140,15 +140,13 @@ def _shared_disk(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) 
     try:
         answers = who_sees(folder, address, only=_ids(nodes))
     except OSError as error:
-        return skip(
-            "shared disk", f"{folder} cannot be written here ({error.strerror}); see `disk`"
-        )
+        return skip("shared disk", f"{folder} is not writable here ({error.strerror}); see `disk`")
     findings = _silent("shared disk", answers)
     for answer in answers:
         if answer.error is None and not answer.result:
             why = (
-                f"a file that was written to {folder} here is not there; logs and checkpoints of "
-                "all ranks go into it"
+                f"a file written to {folder} here does not appear there, but the logs and "
+                "checkpoints of all ranks go into it"
             )
             fixes = [
                 "--set run.dir=FOLDER   # on a file system that all nodes share",
@@ -156,7 +154,7 @@ def _shared_disk(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) 
             ]
             what = f"{folder} is another folder there"
             findings += fail("shared disk", what, why=why, fix=fixes, node=answer.node.address)
-    return findings or ok("shared disk", f"{folder} is the same on {len(answers)} nodes")
+    return findings or ok("shared disk", f"{folder} is shared by {len(answers)} nodes")
 
 
 def _group(address: str, nodes: Mapping[str, NodeAnswer]) -> list[Finding]:

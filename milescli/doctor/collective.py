@@ -180,7 +180,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
-            raise ConnectionResetError("it hung up")
+            raise ConnectionResetError("it closed the connection")
         data += part
     return data
 
@@ -207,7 +207,7 @@ def _reach(place: Place, store: Store, report: Report, clock: Callable[[], float
             port = int(store.get(f"port/{rank}"))
         except RuntimeError:
             raise RuntimeError(
-                f"{name} did not come to {place.meeting[0]}:{place.meeting[1]} within "
+                f"{name} did not connect to {place.meeting[0]}:{place.meeting[1]} within "
                 f"{MEETING_S:g} s"
             ) from None
         if rank == place.rank:
@@ -264,7 +264,7 @@ def bus_bandwidth(device: torch.device, group: ProcessGroup, size: int) -> float
     value = torch.ones(BUFFER_BYTES[device.type] // 4, device=device)
     dist.all_reduce(value, group=group)
     if not bool((value == size).all()):
-        raise RuntimeError(f"{size} ones made {value[value != size][0].item():g}, not {size}")
+        raise RuntimeError(f"{size} ones add up to {value[value != size][0].item():g}, not {size}")
     value.fill_(0.0)
     settle()
     start = time.monotonic()

@@ -51,11 +51,11 @@ def check_disk(
         (path for path in (folder.absolute(), *folder.absolute().parents) if path.is_file()), None
     )
     if in_the_way is not None:
-        why = f"{in_the_way} is a file, and runs are kept in the folder {folder}"
+        why = f"{in_the_way} is a file, but runs are stored in the folder {folder}"
         away = shlex.join(["mv", str(in_the_way), f"{in_the_way}.old"])
-        return fail("disk", f"{folder} cannot be made", why=why, fix=[away, another])
+        return fail("disk", f"{folder} cannot be created", why=why, fix=[away, another])
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
-    look = f"du -xh --max-depth=2 {shlex.quote(str(existing))} | sort -h | tail   # what fills it"
+    look = f"du -xh --max-depth=2 {shlex.quote(str(existing))} | sort -h | tail   # by size"
     if free < NEEDED:
         why = f"the smallest run with two checkpoints needs {format_bytes(NEEDED)}"
         return fail(
@@ -64,20 +64,20 @@ def check_disk(
     if os.statvfs(existing).f_files and not os.statvfs(existing).f_favail:
         return fail(
             "disk",
-            f"no file can be made in {existing}",
+            f"no file can be created in {existing}",
             why="its file system has no inodes left",
             fix=[another, look],
         )
     try:
         speed = write_speed(existing) if bytes_per_s is None else bytes_per_s
     except OSError as error:
-        why = f"{os.strerror(error.errno or errno.EIO)}; runs are kept there"
-        return fail("disk", f"{existing} cannot be written", why=why, fix=another)
+        why = f"{os.strerror(error.errno or errno.EIO)}; runs are stored there"
+        return fail("disk", f"{existing} is not writable", why=why, fix=another)
     what = f"{format_bytes(free)} free in {existing}, writes {format_bytes(speed)}/s"
     if free < WANTED or speed < SPEED_WANTED:
         why = (
-            f"wanted: {format_bytes(WANTED)} and {format_bytes(SPEED_WANTED)}/s, for checkpoints "
-            "of real models"
+            f"recommended: {format_bytes(WANTED)} and {format_bytes(SPEED_WANTED)}/s, for "
+            "checkpoints of real models"
         )
         return warn("disk", what, why=why, fix=[another, look] if free < WANTED else another)
     return ok("disk", what)
@@ -101,18 +101,18 @@ def check_scratch(*, folder: Path = SCRATCH) -> list[Finding]:
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             file.write(b"miles")
     except OSError as error:
-        why = f"{os.strerror(error.errno or errno.EIO)}; Ray keeps its session there"
+        why = f"{os.strerror(error.errno or errno.EIO)}; Ray stores its session there"
         fixes = [
             f"mount -o remount,rw,size=8G {folder}",
             f"mkdir -p {folder} && chmod 1777 {folder}",
         ]
-        return fail("scratch", f"{folder} cannot be written", why=why, fix=fixes)
+        return fail("scratch", f"{folder} is not writable", why=why, fix=fixes)
     usage = shutil.disk_usage(folder)
     what = f"{format_bytes(usage.free)} free in {folder}"
-    look = f"du -xsh {folder}/* | sort -h | tail   # what fills it"
+    look = f"du -xsh {folder}/* | sort -h | tail   # what uses the space?"
     room = (
-        f"mount -o remount,size={format_size(usage.total + 2 * SCRATCH_WANTED)} {folder}   # "
-        "where it is a tmpfs"
+        f"mount -o remount,size={format_size(usage.total + 2 * SCRATCH_WANTED)} {folder}   # if "
+        "it is a tmpfs"
     )
     if usage.free < SCRATCH_NEEDED:
         why = f"Ray's session and the engines' logs need {format_bytes(SCRATCH_NEEDED)} there"
@@ -120,8 +120,8 @@ def check_scratch(*, folder: Path = SCRATCH) -> list[Finding]:
     used = 1 - usage.free / usage.total
     if usage.free < SCRATCH_WANTED or used > RAY_FULL:
         why = (
-            f"it is {used:.0%} full; Ray spills there what its store cannot hold, and refuses to "
-            f"beyond {RAY_FULL:.0%}"
+            f"it is {used:.0%} full; Ray spills objects there that its store cannot hold, and "
+            f"stops above {RAY_FULL:.0%}"
         )
         return warn("scratch", what, why=why, fix=look)
     return ok("scratch", what)
@@ -147,14 +147,14 @@ def check_checkpoints(
     existing = nearest_folder(Path(recipe.run.dir).expanduser())
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
     what = (
-        f"{format_bytes(per_checkpoint)} each, {format_bytes(needed)} at most; "
+        f"{format_bytes(per_checkpoint)} each, at most {format_bytes(needed)}; "
         f"{format_bytes(free)} free in {existing}"
     )
     elsewhere = f"--set run.dir={another_folder(but_not=existing, needed_bytes=needed)}"
     if needed > free:
         fewer = int(free // per_checkpoint) - 1
         why = (
-            f"{recipe.checkpoint.keep} are kept while one more is written: {numbers:,} "
+            f"{recipe.checkpoint.keep} are stored while one more is written: {numbers:,} "
             f"parameters x {CHECKPOINT_BYTES[precision]} bytes"
         )
         fixes = [*([f"--set checkpoint.keep={fewer}"] if fewer >= 1 else []), elsewhere]
@@ -163,7 +163,7 @@ def check_checkpoints(
     what += f"; one takes about {format_duration(seconds)} to write from here alone"
     if seconds > SLOW_SAVE_S:
         why = (
-            "a run that is stopped waits for it; `machine.step_timeout_s` is "
+            "a stopped run waits for it; `machine.step_timeout_s` is "
             f"{recipe.machine.step_timeout_s:g} s"
         )
         return warn("checkpoints", what, why=why, fix=elsewhere)
@@ -184,7 +184,7 @@ def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Fin
         if kind == "model" and not is_cached((kind, name, key))
     }
     if not lacking:
-        return ok("download", "no model has to be fetched")
+        return ok("download", "no model needs to be downloaded")
     models = [
         recipe.model if key == "model.path" else Model(path=name) for name, key in lacking.items()
     ]
@@ -192,14 +192,14 @@ def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Fin
     existing = nearest_folder(cache)
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
     what = (
-        f"{', '.join(f'`{name}`' for name in lacking)} will be fetched at launch: about "
+        f"the launch will download {', '.join(f'`{name}`' for name in lacking)}: about "
         f"{format_bytes(needed)}; {format_bytes(free)} free in {existing}"
     )
     if needed > free:
         roomy = another_folder(but_not=existing, needed_bytes=needed)
         fixes = [
             f"export HF_HOME={roomy.with_name('huggingface')}",
-            "hf cache ls   # what is there; `hf cache rm` takes it away",
+            "hf cache ls   # shows its content; `hf cache rm` deletes it",
         ]
         return fail("download", what, why=f"the hub's cache is {cache}", fix=fixes)
     return ok("download", what)

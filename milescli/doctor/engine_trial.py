@@ -109,13 +109,13 @@ async def check_response(
     first, second = await engine.generate(REQUEST), await engine.generate(REQUEST)
     if first.response_ids != second.response_ids:
         why = (
-            f"the same seed gave {first.response_ids} and {second.response_ids}: a resumed run "
-            "could not be exact"
+            f"the same seed produced {first.response_ids} and {second.response_ids}: a resumed "
+            "run could not be exact"
         )
-        return fail("engine", "the engine does not repeat itself", why=why, fix=REPORT), first
+        return fail("engine", "the engine is not deterministic", why=why, fix=REPORT), first
     return ok(
         "engine",
-        f"SGLang was ready after {start_s:.0f} s, responded, and repeats itself for equal seeds",
+        f"SGLang was ready after {start_s:.0f} s, responded, and is deterministic for equal seeds",
     ), first
 
 
@@ -127,7 +127,8 @@ async def exercise(
     findings = await _agree("agreement", "with the weights of the folder", trainer, completion)
     try:
         findings += ok(
-            "trainer", f"Megatron-Core took a step: {await asyncio.to_thread(take_step, trainer)}"
+            "trainer",
+            f"Megatron-Core completed a step: {await asyncio.to_thread(take_step, trainer)}",
         )
     except MilesError as error:
         findings += failed("trainer", error)
@@ -139,12 +140,12 @@ async def exercise(
     await engine.resume(WeightVersion(1))
     later = await engine.generate(REQUEST)
     if later.response_ids == completion.response_ids and later.logprobs == completion.logprobs:
-        why = "its response and all log-probs are the same after every weight was changed"
+        why = "its response and all log-probs are unchanged after every weight was changed"
         return findings + fail("weights", "the engine ignores new weights", why=why, fix=REPORT)
     agreed = await _agree("weights", "after a publish", trainer, later)
     arrived = (
-        "the trainer's new weights arrived over the tensor channel, equal bit for bit, and "
-        "the engine computes with them"
+        "the trainer's new weights arrived over the tensor channel, bit-identical, and the "
+        "engine uses them"
     )
     return findings + (agreed if agreed[0].fix else ok("weights", arrived))
 
@@ -187,12 +188,12 @@ def judge_agreement(
     if verdict.agreement is not Agreement.WRONG:
         return ok(
             check,
-            f"engine and trainer agree on {verdict.gap.num_tokens} tokens {when}: log-probs differ "
-            f"by {verdict.gap.max:.0e} at most",
+            f"engine and trainer agree on {verdict.gap.num_tokens} tokens {when}: log-probs "
+            f"differ by at most {verdict.gap.max:.0e}",
         )
     return fail(
         check,
         f"engine and trainer disagree {when}",
-        why=f"{verdict.text}: one of them computes something else",
+        why=f"{verdict.text}: one of them computes something different",
         fix=REPORT,
     )

@@ -136,7 +136,7 @@ class _RunningCheck:
         ]
         if broken:
             self._begin()
-            self._end(skip(self.check.name, f"see `{broken[0]}`, which comes first"))
+            self._end(skip(self.check.name, f"see `{broken[0]}` first"))
             return
         if not self.check.is_heavy:
             self._begin()
@@ -159,7 +159,7 @@ class _RunningCheck:
         return fail(
             self.check.name,
             "no answer",
-            why=f"the check `{self.check.name}` did not end within {self.check.timeout_s:g} s",
+            why=f"the check `{self.check.name}` did not finish within {self.check.timeout_s:g} s",
             fix="miles doctor   # try again",
         )
 

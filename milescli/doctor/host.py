@@ -97,17 +97,17 @@ def check_shm(*, size_bytes: int, free_bytes: int) -> list[Finding]:
     grown = format_size(size_bytes - free_bytes + SHM_GROWN)
     fixes = [
         as_root(f"mount -o remount,size={grown} /dev/shm"),
-        "ls -lS /dev/shm | head   # what fills it",
+        "ls -lS /dev/shm | head   # what uses the space?",
     ]
     in_docker = f"docker run --shm-size={grown} ...   # in Docker"
     if free_bytes < SHM_NEEDED:
-        why = f"Ray and the weight channel need {format_bytes(SHM_NEEDED)}; Docker gives 64 MiB"
+        why = f"Ray and the weight channel need {format_bytes(SHM_NEEDED)}; Docker provides 64 MiB"
         return fail("shm", what, why=why, fix=[*fixes, in_docker])
     if free_bytes < SHM_WANTED:
         return warn(
             "shm",
             what,
-            why=f"larger models want {format_bytes(SHM_WANTED)}",
+            why=f"larger models need {format_bytes(SHM_WANTED)}",
             fix=[*fixes, in_docker],
         )
     return ok("shm", what)
@@ -133,7 +133,7 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
             if error.errno == errno.EADDRNOTAVAIL:
                 return fail(
                     "ports",
-                    f"{host} is not there",
+                    f"{host} does not exist",
                     why=str(error),
                     fix=as_root("ip link set lo up"),
                 )
@@ -153,7 +153,7 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
         return fail(
             "ports",
             what,
-            why=holding or "processes of other users hold the rest",
+            why=holding or "processes of other users use the rest",
             fix=fixes or "sudo ss -ltnp",
         )
     try:
@@ -163,18 +163,18 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
         why = f"a connection to {host} failed: {error}"
         return fail(
             "ports",
-            f"{host} takes no connections",
+            f"{host} does not accept connections",
             why=why,
-            fix=[as_root("ip link set lo up"), "iptables -L INPUT -n   # a firewall"],
+            fix=[as_root("ip link set lo up"), "iptables -L INPUT -n   # is there a firewall?"],
         )
     others = ""
     if taken:
         names = ", ".join(f"{name} (pid {pid})" for (pid, name), _ in port_holders(taken)[:3])
         are = "1 is" if len(taken) == 1 else f"{len(taken)} are"
-        others = f"; {are} taken and passed over{f', by {names}' if names else ''}"
+        others = f"; {are} in use and skipped{f', by {names}' if names else ''}"
     return ok(
         "ports",
-        f"{host} answers; {NUM_PORTS} ports from {free[0]} on are free{others}, none is fixed",
+        f"{host} responds; {NUM_PORTS} ports from {free[0]} on are free{others}, and none is fixed",
     )
 
 

@@ -63,27 +63,27 @@ def check_hub(
         ):
             fixes.append(
                 "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY   # if "
-                "the proxy is at fault"
+                "the proxy is the problem"
             )
         return _without(
             lacking, repos, f"{_bare(endpoint)}: {reason}", [*fixes, f"curl -sSI {_bare(endpoint)}"]
         )
     if token and status == 401:
         fix = ["unset HF_TOKEN" if environ.get("HF_TOKEN") else "hf auth logout", "hf auth login"]
-        why = "then public models are refused as well"
+        why = "then public models are refused too"
         return (fail if repos else warn)(
-            "hub", "the hub does not know the token that is set", why=why, fix=fix
+            "hub", "the hub does not accept the token that is set", why=why, fix=fix
         )
     problems = [finding for repo in repos for finding in _repo(endpoint, repo, token)]
     token_state = (
         "token accepted"
         if token
-        else "no token" + (", none is needed" if repos and not problems else "")
+        else "no token" + (", and none is needed" if repos and not problems else "")
     )
     return problems or ok(
         "hub",
-        f"{_bare(endpoint)} answers, {token_state}"
-        + "".join(f"; {name} is there" for _, name, _ in repos),
+        f"{_bare(endpoint)} responds, {token_state}"
+        + "".join(f"; {name} exists" for _, name, _ in repos),
     )
 
 
@@ -98,7 +98,7 @@ def _ask(url: str, token: str | None) -> int:
             return int(response.status)
     except urllib.error.HTTPError as error:
         if error.code in NO_HUB:
-            raise OSError(f"it answered {error.code} {error.reason}") from None
+            raise OSError(f"it responded with {error.code} {error.reason}") from None
         return error.code
     except (ValueError, http.client.HTTPException) as error:
         # no address at all, or no HTTP behind it
@@ -117,7 +117,7 @@ def _repo(endpoint: str, repo: tuple[str, str, str], token: str | None) -> list[
     except OSError as error:
         return fail(
             "hub",
-            f"{what} cannot be had",
+            f"{what} is not available",
             why=str(getattr(error, "reason", error)),
             fix=f"--set {key}=/path/to/a/copy",
         )
@@ -130,13 +130,18 @@ def _repo(endpoint: str, repo: tuple[str, str, str], token: str | None) -> list[
             "" if token else ", and there is no token"
         )
         return fail(
-            "hub", f"{what} is refused", why=why, fix=[*fixes, f"--set {key}=/path/to/a/copy"]
+            "hub",
+            f"access to {what} is denied",
+            why=why,
+            fix=[*fixes, f"--set {key}=/path/to/a/copy"],
         )
     if status >= 400:
-        why = f"the hub answered {status}" + ("; the name may be wrong" if status == 404 else "")
+        why = f"the hub responded with {status}" + (
+            "; the name may be wrong" if status == 404 else ""
+        )
         return fail(
             "hub",
-            f"{what} is not there",
+            f"{what} does not exist",
             why=why,
             fix=[f"--set {key}=NAME", f"--set {key}=/path/to/a/copy"],
         )
@@ -152,13 +157,13 @@ def _without(
     if lacking:
         names = ", ".join(f"`{name}`" for _, name, _ in lacking)
         copies = [f"--set {key}=/path/to/a/copy" for _, _, key in lacking]
-        return fail("hub", f"the hub cannot be asked for {names}", why=why, fix=[*fixes, *copies])
+        return fail("hub", f"the hub cannot be asked about {names}", why=why, fix=[*fixes, *copies])
     if repos:
-        return ok("hub", "not asked; all that the recipe names is in the cache")
+        return ok("hub", "not contacted; everything that the recipe names is in the cache")
     return warn(
         "hub",
-        "the hub cannot be asked",
-        why=f"{why}; only models and data on this disk can be used",
+        "the hub cannot be reached",
+        why=f"{why}; only models and data on this disk are available",
         fix=fixes,
     )
 

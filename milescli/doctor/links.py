@@ -31,10 +31,10 @@ def check_topology(accelerators: Accelerators) -> list[Finding]:
     num_pairs = len(accelerators.devices) * (len(accelerators.devices) - 1) // 2
     look = "nvidia-smi nvlink --status" if accelerators.kind == "cuda" else "amd-smi xgmi"
     if not accelerators.links:
-        why = "the vendor's tool does not say; collectives may go over the host"
+        why = "the vendor's tool does not show them; collectives may go through the host"
         return warn(
             "topology",
-            f"links of {num_pairs} pairs are unknown",
+            f"the links of {num_pairs} pairs are unknown",
             why=why,
             fix=_topology_command(accelerators),
         )
@@ -45,11 +45,11 @@ def check_topology(accelerators: Accelerators) -> list[Finding]:
         return warn(
             "topology",
             f"{len(slow)} of {num_pairs} pairs have no {want if want != 'pcie' else 'fast link'}",
-            why=f"{slowest}: tensor parallel over such a pair runs at the speed of PCIe",
-            fix=[f"{look}   # a link that is down", _topology_command(accelerators)],
+            why=f"{slowest}: tensor parallelism over such a pair runs at PCIe speed",
+            fix=[f"{look}   # is a link down?", _topology_command(accelerators)],
         )
     if slow:
-        return ok("topology", f"{num_pairs} pairs over PCIe, as this model has it")
+        return ok("topology", f"{num_pairs} pairs over PCIe, as usual for this model")
     return ok("topology", f"all {num_pairs} pairs over {accelerators.interconnect}")
 
 
@@ -69,24 +69,26 @@ def judge_collective(
         next((report for report in reports if report.step), None),
     )
     if broken is not None:
-        why = broken.problem or f"it did not end within {seconds:.0f} s, or its process was killed"
+        why = (
+            broken.problem or f"it did not finish within {seconds:.0f} s, or its process was killed"
+        )
         fixes = [
-            "dmesg | tail   # what the driver says of a device or a link",
-            "NCCL_DEBUG=INFO miles doctor   # what was tried",
+            "dmesg | tail   # messages of the driver about a device or a link",
+            "NCCL_DEBUG=INFO miles doctor   # shows what was tried",
         ]
-        lo = "ip -brief address show lo   # 127.0.0.1 must be there, and no firewall before it"
+        lo = "ip -brief address show lo   # 127.0.0.1 must exist, and no firewall may block it"
         whole = f"{backend}: {broken.step} failed"
         return fail(check, whole, why=why, fix=fixes if device else lo) + skip(
-            "links", f"see `{check}`, which comes first"
+            "links", f"see `{check}` first"
         )
     speed = reports[0].everyone
     bandwidth = f", {format_bytes(speed)}/s of bus bandwidth" if speed else ""
     findings = ok(
         check,
-        f"{backend} added numbers over {len(reports)} processes in {seconds:.1f} s{bandwidth}",
+        f"{backend} added numbers across {len(reports)} processes in {seconds:.1f} s{bandwidth}",
     )
     if not device:
-        return findings + skip("links", "there is no link between devices on a CPU")
+        return findings + skip("links", "a CPU has no links between devices")
     if len(reports) < 2:
         return findings + skip("links", "one device has no link to another")
     return findings + judge_bandwidths(reports[0].pairs, no_access, device=device)
@@ -101,10 +103,10 @@ def judge_bandwidths(
         return fail(
             "links",
             f"{len(no_access)} directions have no peer access",
-            why=f"{_few(no_access)}: weights cannot be handed over by memory handle there, and "
-            "collectives go over the host",
+            why=f"{_few(no_access)}: weights cannot be passed there by memory handle, and "
+            "collectives go through the host",
             fix=[
-                "nvidia-smi topo -p2p r || amd-smi topology   # why",
+                "nvidia-smi topo -p2p r || amd-smi topology   # shows why",
                 "--set weights.channel=distributed",
             ],
         )
@@ -120,7 +122,7 @@ def judge_bandwidths(
     )
     if slow:
         against = (
-            f"the link of {model} gives {format_bytes(link)}/s one way"
+            f"the link of {model} has {format_bytes(link)}/s in one direction"
             if link
             else "the others are twice as fast"
         )
@@ -130,7 +132,7 @@ def judge_bandwidths(
             why=f"{len(slow)} of {len(speeds)} pairs are slow: {_few(slow)}; {against}, and a step "
             "waits for the slowest pair",
             fix=[
-                "nvidia-smi nvlink --errorcounters || amd-smi xgmi   # a link that fails",
+                "nvidia-smi nvlink --errorcounters || amd-smi xgmi   # is a link failing?",
                 "NCCL_DEBUG=INFO miles doctor",
             ],
         )

@@ -80,7 +80,8 @@ def check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
         *(f"`{name}` is missing" for name in expected if name not in there),
         *(f"`{name}` has no rule" for name in there if name not in expected),
         *(
-            f"`{name}` is {list(there[name])} on disk and {list(shape)} by config.json"
+            f"`{name}` has shape {list(there[name])} on disk, but {list(shape)} according to "
+            "config.json"
             for name, shape in expected.items()
             if there.get(name, shape) != shape
         ),
@@ -88,10 +89,13 @@ def check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
     if wrong:
         why = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         fix = f"correct the family's table: milescli/models/families   # {facts.family}"
-        return fail("names", f"{len(wrong)} tensors are not as the table says", why=why, fix=fix)
+        return fail("names", f"{len(wrong)} tensors differ from the table", why=why, fix=fix)
     beside = len(names) - len(there)
-    what = f"{len(there):,} tensors, {format_count(lines.num_parameters)} parameters, all by rule"
-    return ok("names", what + (f"; {beside} are passed through" if beside else ""))
+    what = (
+        f"{len(there):,} tensors, {format_count(lines.num_parameters)} parameters, all covered by "
+        "rules"
+    )
+    return ok("names", what + (f"; {beside} are passed through unchanged" if beside else ""))
 
 
 def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:
@@ -116,12 +120,14 @@ def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:
     if differ:
         return findings + fail(
             "round trip",
-            f"{len(differ)} tensors come back otherwise than they went in",
+            f"{len(differ)} tensors change in the round trip",
             why=", ".join(f"`{name}`" for name in differ[:3]),
             fix="correct fuse, split, pack and unpack of their rules: milescli/models/families",
         )
     size = format_bytes(there.size_bytes)
-    return findings + ok("round trip", f"every tensor comes back bit for bit, {size}")
+    return findings + ok(
+        "round trip", f"every tensor is bit-identical after the round trip, {size}"
+    )
 
 
 def differing(first: Path, second: Path) -> list[str]:
@@ -149,7 +155,7 @@ def _check_engine(folder: Path, facts: ModelFacts, machine: Machine) -> list[Fin
     fault = fault_of_sglang(facts)
     served, why = servable_on_cpu(facts) if on_cpu else (fault is None, fault or "")
     if not served:
-        return skip("engine", f"no engine serves it here: {why}")
+        return skip("engine", f"no engine can serve it here: {why}")
     return run_trial(
         "engine",
         device_kind=machine.kind,

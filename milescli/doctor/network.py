@@ -71,16 +71,16 @@ def check_interfaces(
             continue
         there = choose(value, [interface.name for interface in interfaces])
         why = (
-            f"it is there, and down or without an address: {', '.join(there)}"
+            f"it exists, but is down or has no address: {', '.join(there)}"
             if there
-            else f"there are {', '.join(usable) or 'none that are up'}"
+            else f"the interfaces are {', '.join(usable) or 'none that are up'}"
         )
         # Without accelerators NCCL is not used, and on one node miles itself sets Gloo's to
         # loopback.
         judge = fail if variable == NCCL_VARIABLE and kind != "cpu" else warn
         findings += judge(
             "network",
-            f"{variable}={value} names no interface that works",
+            f"{variable}={value} does not name a working interface",
             why=why,
             fix=[f"export {variable}={best}", f"unset {variable}"],
         )
@@ -88,7 +88,7 @@ def check_interfaces(
         findings += fail(
             "network",
             "loopback is down",
-            why="engines, trainer ranks and Ray meet there",
+            why="engines, trainer ranks and Ray connect through it",
             fix=as_root("ip link set lo up"),
         )
     return [*findings, *_proxies(environ)] or ok(
@@ -131,8 +131,8 @@ def _proxies(environ: Mapping[str, str]) -> list[Finding]:
         return []
     return warn(
         "network",
-        f"{', '.join(given)} would also take what goes to this machine itself",
-        why="no_proxy leaves out 127.0.0.1 or localhost, where Ray and the engines answer",
+        f"{', '.join(given)} would also redirect connections to this machine itself",
+        why="no_proxy does not contain 127.0.0.1 or localhost, where Ray and the engines listen",
         fix='export no_proxy="$no_proxy,127.0.0.1,localhost"',
     )
 
@@ -151,8 +151,9 @@ def check_host_name(
     except OSError as error:
         return warn(
             "hostname",
-            f"{name} leads nowhere",
-            why=f"{error}; on one machine miles uses loopback, several would not find each other",
+            f"{name} does not resolve",
+            why=f"{error}; on one machine miles uses loopback, but several machines would not "
+            "find each other",
             fix=f"echo '{address} {name}' | {as_root('tee -a /etc/hosts')}",
         )
 
@@ -176,17 +177,18 @@ def check_rdma(
         and not any(name.startswith(word) for name in devices for word in words)
     ):
         why = (
-            f"there are {', '.join(devices) or 'none'}: NCCL would fall back to TCP without a word"
+            f"there are {', '.join(devices) or 'none'}: NCCL would fall back to TCP without a "
+            "message"
         )
         return warn(
             "rdma",
-            f"NCCL_IB_HCA={wanted} names no device that is there",
+            f"NCCL_IB_HCA={wanted} does not name an existing device",
             why=why,
             fix="unset NCCL_IB_HCA",
         )
     if not ports:
         return skip(
-            "rdma", "there is no RDMA device; one machine needs none, several then talk over TCP"
+            "rdma", "there is no RDMA device; one machine needs none, but several would use TCP"
         )
     up = {name: rate for name, (state, rate) in ports.items() if state == "ACTIVE"}
     what = f"{len(up)} of {len(ports)} ports are up" + (
@@ -199,11 +201,14 @@ def check_rdma(
         return warn("rdma", what, why=down, fix="ibstat   # cable, switch, or `ip link set DEV up`")
     if environ.get("NCCL_IB_DISABLE") == "1":
         return warn(
-            "rdma", what, why="NCCL_IB_DISABLE=1 keeps NCCL from them", fix="unset NCCL_IB_DISABLE"
+            "rdma",
+            what,
+            why="NCCL_IB_DISABLE=1 prevents NCCL from using them",
+            fix="unset NCCL_IB_DISABLE",
         )
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if memlock is None else memlock
     if limit != resource.RLIM_INFINITY:
-        why = f"memory for RDMA is locked, and only {limit // 1024} KiB may be"
+        why = f"memory for RDMA must be locked, but only {limit // 1024} KiB may be"
         raised = (
             "ulimit -l unlimited"
             if os.geteuid() == 0

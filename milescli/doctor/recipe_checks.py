@@ -84,7 +84,7 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
         from milescli.rollout.environments import require_environment
 
         require_environment(recipe.rollout.environment)
-    return ok("reward", f"`{recipe.rollout.reward_name}` is there, with the right parameters")
+    return ok("reward", f"`{recipe.rollout.reward_name}` exists, with the right parameters")
 
 
 def check_mcp_of(recipe: Recipe) -> list[Finding]:
@@ -94,7 +94,7 @@ def check_mcp_of(recipe: Recipe) -> list[Finding]:
 
     names = [schema["function"]["name"] for schema in offered(recipe.rollout)]
     servers = ", ".join(recipe.rollout.mcp)
-    return ok("mcp", f"tools of {servers} are there; the model may call {', '.join(names)}")
+    return ok("mcp", f"the tools of {servers} exist; the model may call {', '.join(names)}")
 
 
 def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
@@ -117,14 +117,17 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
         where = "on a CPU" if on_host else "here"
         return fail(
             "model",
-            f"{what}: SGLang does not serve it {where}",
+            f"{what}: SGLang does not support it {where}",
             why=why,
             fix="--set model.path=FOLDER   # of another family",
         )
     if facts.family in UNPROVEN:
-        look = "miles models   # what was compared, and how"
+        look = "miles models   # shows what was compared, and how"
         return warn(
-            "model", f"{what}: taken by model.allow_unproven", why=UNPROVEN[facts.family], fix=look
+            "model",
+            f"{what}: allowed by model.allow_unproven",
+            why=UNPROVEN[facts.family],
+            fix=look,
         )
     return ok("model", f"{what}; trained and served here")
 
@@ -134,7 +137,7 @@ def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
     from milescli.runtime.planning import plan_only
 
     plan = plan_only(loaded, machine)
-    place = "share devices" if plan.colocated else "have devices of their own"
+    place = "share devices" if plan.colocated else "have their own devices"
     return ok(
         "plan",
         f"{plan.trainer.world_size} trainer ranks and {plan.engines.num} engines on "
@@ -153,8 +156,8 @@ def _large_data(recipe: Recipe) -> str:
             size_bytes = missing_bytes(parse_hub(name, key=f"data.{field}"), key=field)
             if size_bytes > DATA_LIMIT:
                 return (
-                    f"{name} would be {format_bytes(size_bytes)} to fetch; `miles launch` does "
-                    "it, and checks every row first"
+                    f"{name} would need a download of {format_bytes(size_bytes)}; `miles launch` "
+                    "does that, and checks every row first"
                 )
     return ""
 
@@ -189,20 +192,20 @@ def check_material(recipe: Recipe, source: str) -> list[Finding]:
     assert isinstance(report, SourceReport), "prompts are no rows to learn from"
     what = (
         f"{report.num_rows} prompts of {report.prompt_tokens_p50} tokens (median; 99 %: "
-        f"{report.prompt_tokens_p99}), "
-        f"columns {report.prompt_key} and {report.label_key}; {len(material.heldout)} held out"
+        f"{report.prompt_tokens_p99}), columns {report.prompt_key} and {report.label_key}; "
+        f"{len(material.heldout)} held out"
     )
     if report.num_dropped > 0.1 * report.num_measured:
         return warn(
             "data",
             what,
             why=f"{report.num_dropped} of {report.num_measured} prompts are longer than "
-            f"{recipe.data.max_prompt_tokens} tokens and will be dropped",
+            f"{recipe.data.max_prompt_tokens} tokens and will be skipped",
             fix=f"--set data.max_prompt_tokens={report.prompt_tokens_max}",
         )
     return ok(
         "data",
-        what + (f"; {report.num_dropped} too long and dropped" if report.num_dropped else ""),
+        what + (f"; {report.num_dropped} are too long and skipped" if report.num_dropped else ""),
     )
 
 
@@ -213,6 +216,6 @@ def _told_rows(report: ExampleReport, *, num_heldout: int) -> list[Finding]:
         f"{num_heldout} prompts held out"
     )
     if report.note:
-        look = f"miles data check {report.path}   # which, and why"
+        look = f"miles data check {report.path}   # shows which, and why"
         return warn("data", what, why=report.note, fix=look)
     return ok("data", what)

@@ -25,7 +25,7 @@ def check_roles(recipe: Recipe) -> list[Finding]:
 
     models = []
     if recipe.keeps_reference or recipe.caches_reference:
-        models.append("reference: the policy's weights at the start")
+        models.append("reference: the policy's initial weights")
     if (critic := critic_facts(recipe)) is not None:
         models.append(f"critic: {recipe.train.critic.path or 'of the policy'}, {_shape(critic)}")
     for teacher, facts in zip(recipe.held_teachers, teacher_facts(recipe), strict=True):
@@ -37,7 +37,7 @@ def check_roles(recipe: Recipe) -> list[Finding]:
         models.append(f"reward model: {recipe.rollout.reward_model.path}, {_shape(reward)}")
     for path in policy_paths(recipe):
         models.append(f"plays a role: {path.path}, {_shape(path.facts(recipe.longest_sequence))}")
-    return ok("roles", "; ".join(models) or "no model beside the policy")
+    return ok("roles", "; ".join(models) or "no model besides the policy")
 
 
 def critic_facts(recipe: Recipe) -> ModelFacts | None:

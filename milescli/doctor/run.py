@@ -110,7 +110,9 @@ def check_sandbox(recipe: Recipe | None) -> list[Finding]:
     except MachineError as error:
         if runs_code:
             return failed("sandbox", error)
-        return skip("sandbox", f"no code of a model is run; it could not be here: {error.why}")
+        return skip(
+            "sandbox", f"no model code was run, because that is impossible here: {error.why}"
+        )
     what = choice.reason.partition(";")[0]
     if runs_code and choice.fixes:
         return warn("sandbox", what, why=choice.reason, fix=list(choice.fixes))
@@ -150,7 +152,7 @@ def run_doctor(options: DoctorOptions, *, output: Output) -> int:
         text for text in options.sets if any(f"--set {text}" in finding.why for finding in problem)
     ]
     options = replace(options, sets=[text for text in options.sets if text not in refused])
-    output.note("checking; starting an engine takes up to a minute or two")
+    output.note("checking this machine; starting an engine can take two minutes")
     # a reward that prints as it is imported would spoil the JSON
     with contextlib.redirect_stdout(sys.stderr):
         watch = partial(working, output)

@@ -38,7 +38,7 @@ def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Fin
     return fail(
         "python",
         f"Python {text}",
-        why=f"SGLang, Megatron-Core and Ray together run from {oldest} on, below {below}",
+        why=f"SGLang, Megatron-Core and Ray together need Python {oldest} or later, below {below}",
         fix=f"python{oldest} -m venv .venv && make install",
     )
 
@@ -61,7 +61,7 @@ def check_pins(
         return fail(
             "pins",
             f"{DISTRIBUTION} is not installed",
-            why="its list of packages cannot be read",
+            why="its package list cannot be read",
             fix="make install",
         )
     problems, fixes = [], []
@@ -74,7 +74,7 @@ def check_pins(
         return ok("pins", f"{len(lines)} packages as pinned")
     return fail(
         "pins",
-        f"{len(problems)} of {len(lines)} packages are not as pinned",
+        f"{len(problems)} of {len(lines)} packages differ from the pinned versions",
         why="; ".join(problems),
         fix=fixes,
     )
@@ -84,20 +84,20 @@ def _problem(line: str, version_of: Callable[[str], str]) -> str | None:
     try:
         requirement = Requirement(line)
     except InvalidRequirement:
-        return f"`{line}` is no requirement"
+        return f"`{line}` is not a requirement"
     if requirement.marker is not None and not requirement.marker.evaluate():
         return None
     try:
         version = version_of(requirement.name)
     except importlib.metadata.PackageNotFoundError:
-        return f"{requirement.name} is missing, wanted {requirement.specifier or 'any'}"
+        return f"{requirement.name} is missing, expected {requirement.specifier or 'any'}"
     plain, _, build = version.partition("+")  # 2.13.0+cpu is 2.13.0
     wanted = requirement.specifier
     if requirement.name == "torch" and "rocm" in build:
         wanted = SpecifierSet(f"=={pin('torch_rocm')}")
     if wanted.contains(plain, prereleases=True):
         return None
-    return f"{requirement.name} is {version}, wanted {wanted}"
+    return f"{requirement.name} is {version}, expected {wanted}"
 
 
 def _fix(line: str) -> str:
@@ -113,15 +113,16 @@ def check_kernels(
     if machine.kind == "cpu":
         return check_compiled()
     if machine.kind != "cuda":
-        return skip("kernels", "SGLang's CUDA kernels are for NVIDIA's devices")
+        return skip("kernels", "SGLang's CUDA kernels are only for NVIDIA devices")
     if has_engine is None:
         has_engine = importlib.util.find_spec("transformer_engine") is not None
     layers = ok("layers", "TransformerEngine computes the trainer's layers")
     if not has_engine:
         layers = ok(
             "layers",
-            "no TransformerEngine: PyTorch's kernels compute the trainer's layers, without fused "
-            "norms and grouped products of experts; make install TE=1 adds it",
+            "TransformerEngine is not installed: PyTorch's kernels compute the trainer's "
+            "layers, without fused norms and grouped products of experts; make install TE=1 "
+            "adds it",
         )
     return _judge(there or kernels()) + layers
 
@@ -131,7 +132,7 @@ def check_compiled() -> list[Finding]:
     try:
         library = loaded()
     except NoKernels as error:
-        why = f"{error}; rollout and training use PyTorch's own calls, which are slower"
+        why = f"{error}; rollout and training use PyTorch's own kernels, which are slower"
         return warn("kernels", "none for this CPU", why=why, fix=error.fix)
     return ok("kernels", f"compiled for this CPU, in {Path(library._name).parent}")
 
@@ -142,10 +143,8 @@ def _judge(there: Kernels) -> list[Finding]:
         return ok("kernels", f"{what}: tested together")
     if there.tested is None:
         why = f"no kernels were tested with torch {there.torch}"
-        return warn(
-            "kernels", what, why=why, fix="miles doctor   # its finding `engine` tries them"
-        )
-    why = f"kernels are built for one torch; those of torch {there.torch} are {there.tested}"
+        return warn("kernels", what, why=why, fix="miles doctor   # its check `engine` tries them")
+    why = f"kernels are built for one torch; torch {there.torch} needs {there.tested}"
     return fail(
         "kernels", what, why=why, fix=pip_install("--no-deps", f"{PACKAGE}=={there.tested}")
     )
@@ -163,7 +162,10 @@ more on more cores."""
 def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
     """Check main memory, as far as this process may use it."""
     what = f"{format_bytes(available_bytes)} of {format_bytes(total_bytes)} free"
-    look = "ps -eo pid,rss,comm --sort=-rss | head   # who holds it; end what you do not need"
+    look = (
+        "ps -eo pid,rss,comm --sort=-rss | head   # which processes use it? end those that you do "
+        "not need"
+    )
     if available_bytes < MEMORY_NEEDED:
         return fail(
             "memory", what, why=f"the smallest run needs {format_bytes(MEMORY_NEEDED)}", fix=look
@@ -172,7 +174,7 @@ def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
         return warn(
             "memory",
             what,
-            why=f"runs with more than one engine or rank want {format_bytes(MEMORY_WANTED)}",
+            why=f"runs with more than one engine or rank need {format_bytes(MEMORY_WANTED)}",
             fix=look,
         )
     return ok("memory", what)
@@ -196,14 +198,12 @@ def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Fi
     )
     fixes += [] if may_raise else [f"docker run --ulimit nofile={count}:{count} ...   # in Docker"]
     what = (
-        f"open files: {soft}, may be raised to "
+        f"open files: {soft}, can be raised to "
         f"{'any number' if hard == resource.RLIM_INFINITY else hard}"
     )
     if soft < NOFILE_NEEDED:
-        return fail(
-            "limits", what, why=f"Ray and SGLang need {NOFILE_NEEDED} at the least", fix=fixes
-        )
-    return warn("limits", what, why=f"many engines and ranks want {NOFILE_WANTED}", fix=fixes)
+        return fail("limits", what, why=f"Ray and SGLang need at least {NOFILE_NEEDED}", fix=fixes)
+    return warn("limits", what, why=f"many engines and ranks need {NOFILE_WANTED}", fix=fixes)
 
 
 def check_threads(*, root: Path = Path("/")) -> list[Finding]:
@@ -216,21 +216,21 @@ def check_threads(*, root: Path = Path("/")) -> list[Finding]:
     what = f"{limit - left} of {limit} are in use"
     fixes = [
         "docker run --pids-limit=-1 ...   # in Docker",
-        "systemctl show --property=TasksMax,TasksCurrent user.slice   # elsewhere: which limit it "
-        "is",
+        "systemctl show --property=TasksMax,TasksCurrent user.slice   # elsewhere: shows the limit",
     ]
     if left < THREADS_NEEDED:
         return fail(
             "threads",
             what,
-            why=f"Ray, one engine and one rank start hundreds; {THREADS_NEEDED} should be free",
+            why=f"Ray, one engine and one rank start hundreds of them; {THREADS_NEEDED} should "
+            "be available",
             fix=fixes,
         )
     if left < THREADS_WANTED:
         return warn(
             "threads",
             what,
-            why=f"runs with several engines and ranks want {THREADS_WANTED} more",
+            why=f"runs with several engines and ranks need {THREADS_WANTED} more",
             fix=fixes,
         )
     return ok("threads", what)
@@ -246,13 +246,12 @@ def _threads_left(root: Path) -> Iterator[tuple[int, int]]:
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_"
 SLOWING = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel waits for the one before",
-    "HIP_LAUNCH_BLOCKING": "every kernel waits for the one before",
-    "AMD_SERIALIZE_KERNEL": "every kernel waits for the one before",
+    "CUDA_LAUNCH_BLOCKING": "every kernel waits for the previous one",
+    "HIP_LAUNCH_BLOCKING": "every kernel waits for the previous one",
+    "AMD_SERIALIZE_KERNEL": "every kernel waits for the previous one",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor asks the driver for its memory",
-    "NCCL_P2P_DISABLE": "devices of one machine talk through the host",
-    "HSA_OVERRIDE_GFX_VERSION": "kernels of another architecture are taken, which may compute "
-    "something else",
+    "NCCL_P2P_DISABLE": "devices of one machine communicate through the host",
+    "HSA_OVERRIDE_GFX_VERSION": "kernels of another architecture run, and may be wrong",
 }
 """Left over from a search for a fault, mostly; and what they do."""
 
@@ -270,14 +269,14 @@ def check_ray_version(
         return fail(
             "ray version",
             "Ray is not installed",
-            why="every process of a run is one of Ray's",
+            why="Ray manages every process of a run",
             fix=fix,
         )
     if Version(version) >= Version(oldest):
         return ok("ray version", f"Ray {version}")
     why = (
-        "older ones mishandle HIP_VISIBLE_DEVICES (ray#52701, ray#53737): ranks land on the "
-        "wrong AMD device, or on none"
+        "older ones mishandle HIP_VISIBLE_DEVICES (ray#52701, ray#53737): ranks use the wrong "
+        "AMD device, or none"
     )
     return fail("ray version", f"Ray {version} is older than {oldest}", why=why, fix=fix)
 
@@ -294,8 +293,8 @@ def _harmful(environ: Mapping[str, str]) -> list[Finding]:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if "expandable_segments:True" in environ.get(name, ""):
             why = (
-                "engines inherit it: memory in such segments can neither be given back while "
-                "they sleep nor shared by handle"
+                "engines inherit it: memory in such segments can neither be released while they "
+                "sleep nor shared by handle"
             )
             findings += fail(
                 "variables",
@@ -309,8 +308,8 @@ def _harmful(environ: Mapping[str, str]) -> list[Finding]:
     for name in sorted(environ):
         if name.startswith(NOSET) and environ[name] not in ("0", ""):
             why = (
-                "Ray no longer shows an actor its own devices alone; miles sets this itself, for "
-                "its actors only"
+                "Ray no longer restricts an actor to its own devices; miles sets this itself, "
+                "for its actors only"
             )
             findings += warn("variables", f"{name}={environ[name]}", why=why, fix=f"unset {name}")
     return findings
@@ -330,7 +329,7 @@ def _replaced(plan: PlanView, environ: Mapping[str, str]) -> list[Finding]:
     if not names:
         return []
     why = (
-        "miles composes the environment of its actors; the reasons are in `miles launch "
-        "--dry-run -v`"
+        "miles composes the environment of its actors; `miles launch --dry-run -v` shows the "
+        "reasons"
     )
     return warn("variables", changes, why=why, fix=f"unset {' '.join(names)}")

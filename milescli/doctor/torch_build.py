@@ -63,11 +63,11 @@ def judge_torch(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
     kind, what = machine.kind, f"torch {seen['version']}"
     built = "rocm" if seen["hip"] else "cuda" if seen["cuda"] else "cpu"
     if kind == "cpu":
-        return ok("torch", what) + skip("driver", "there is no accelerator that miles may use")
+        return ok("torch", what) + skip("driver", "there is no accelerator that miles can use")
     devices = machine.nodes[0].devices
     if built != kind:
         why = (
-            f"the machine has {len(devices)} x {devices[0].name}, and this torch was built for "
+            f"the machine has {len(devices)} x {devices[0].name}, but this torch was built for "
             f"{built}"
         )
         return fail("torch", what, why=why, fix=REINSTALL.format(kind=kind))
@@ -80,20 +80,23 @@ def _devices(seen: Mapping[str, Any], machine: Machine, what: str) -> list[Findi
         "nvidia-smi -q -d ECC,PAGE_RETIREMENT" if machine.kind == "cuda" else "amd-smi static --ras"
     )
     if seen["problem"] or len(seen["devices"]) != len(devices):
-        why = f"the vendor's tool shows {len(devices)} devices, torch {len(seen['devices'])}" + (
-            f": {seen['problem']}" if seen["problem"] else ""
+        why = (
+            f"the vendor's tool shows {len(devices)} devices, torch shows {len(seen['devices'])}"
+            + (f": {seen['problem']}" if seen["problem"] else "")
         )
         access = (
             "ls -l /dev/nvidia*"
             if machine.kind == "cuda"
             else "ls -l /dev/kfd /dev/dri; groups   # render and video are needed"
         )
-        return fail("torch", f"{what} does not see what is there", why=why, fix=[access, look])
+        return fail(
+            "torch", f"{what} does not see the existing devices", why=why, fix=[access, look]
+        )
     for device, own in zip(devices, seen["devices"], strict=True):
         if device.arch and own["arch"] and device.arch != own["arch"]:
             why = (
-                f"device {device.index} is {device.arch} by the vendor's tool and {own['arch']} "
-                "by torch: they are numbered differently"
+                f"device {device.index} is {device.arch} for the vendor's tool and {own['arch']} "
+                "for torch: they are numbered differently"
             )
             return fail(
                 "torch",
@@ -111,7 +114,7 @@ def _devices(seen: Mapping[str, Any], machine: Machine, what: str) -> list[Findi
             )
     arch = devices[0].arch
     if seen["archs"] and arch and not _has_code(arch, seen["archs"]):
-        why = f"it has code for {', '.join(seen['archs'])}, and the devices are {arch}"
+        why = f"it has code for {', '.join(seen['archs'])}, but the devices are {arch}"
         return fail(
             "torch",
             f"{what} has no kernels for {arch}",
@@ -119,12 +122,12 @@ def _devices(seen: Mapping[str, Any], machine: Machine, what: str) -> list[Findi
             fix=REINSTALL.format(kind=machine.kind),
         )
     if arch and arch not in ARCHS:
-        why = f"{arch} is none of {', '.join(ARCHS)}"
+        why = f"{arch} is not one of {', '.join(ARCHS)}"
         return warn(
             "torch",
             f"{what}, {arch}",
             why=why,
-            fix="miles launch --recipe quickstart   # try it in small",
+            fix="miles launch --recipe quickstart   # try a small run",
         )
     return ok("torch", f"{what} sees {len(devices)} x {arch or devices[0].name}")
 
@@ -149,8 +152,8 @@ def _driver(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
     if machine.kind == "cuda":
         major = str(seen["cuda"]).partition(".")[0]
         what = (
-            f"driver {machine.driver_version or 'unknown'}, bears CUDA "
-            f"{machine.runtime_version or 'unknown'}; torch wants {seen['cuda']}"
+            f"driver {machine.driver_version or 'unknown'}, supports CUDA "
+            f"{machine.runtime_version or 'unknown'}; torch needs {seen['cuda']}"
         )
         branch = machine.driver_version.partition(".")[0]
         oldest = pins().get(f"driver_cuda_{major}")
@@ -174,7 +177,7 @@ def _driver(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
             "driver",
             what,
             why=why,
-            fix="docker run ... an SGLang image for ROCm   # it brings its own",
+            fix="docker run ... an SGLang image for ROCm   # includes its own",
         )
     if own and wanted and own != wanted:
         why = "libraries of two releases of ROCm in one process may not find each other's symbols"

@@ -61,7 +61,7 @@ def run_trial(
         if missing:
             findings.append(_broken(missing[0], ended, log, device_kind))
         for name in missing[1:]:
-            findings += skip(name, f"see `{missing[0]}`, which comes first")
+            findings += skip(name, f"see `{missing[0]}` first")
         return findings
     finally:
         watchdog.release()
@@ -82,11 +82,11 @@ def _run(
             start_new_session=True,
         )
         try:
-            return f"ended with status {process.wait(timeout_s)} and said nothing"
+            return f"ended with status {process.wait(timeout_s)} and without output"
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            return f"did not end within {timeout_s:g} s"
+            return f"did not finish within {timeout_s:g} s"
 
 
 def _findings(text: str) -> list[Finding]:
@@ -100,13 +100,13 @@ def _findings(text: str) -> list[Finding]:
 
 def _broken(name: str, ended: str, log: Path, device_kind: str) -> Finding:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-    why = f"the trial {ended}; its last words:\n" + (
+    why = f"the trial {ended}; its last output:\n" + (
         "\n".join(f"  | {line}" for line in lines) or "  (none)"
     )
     return fail(
         name,
         "does not work here",
         why=why,
-        fix=f"{sys.executable} -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp -d) "
-        f"{device_kind}   # watch it",
+        fix=f"{sys.executable} -m milescli.doctor.trials {_TRIAL_OF.get(name, name)} $(mktemp "
+        f"-d) {device_kind}   # shows its output",
     )[0]

@@ -231,8 +231,8 @@ def merge_into(
             first, second = adapter.pairs[module]
             if (second.shape[0], first.shape[1]) != tuple(tensor.shape):
                 raise CheckpointError(
-                    "adapter and base model do not belong together",
-                    why=f"`{module}` is {list(tensor.shape)} in the base, and B A is "
+                    "adapter and base model do not match",
+                    why=f"`{module}` is {list(tensor.shape)} in the base model, but B A is "
                     f"{[second.shape[0], first.shape[1]]}",
                     fix="--base DIR   # the model that the adapter was trained on",
                 )
@@ -241,8 +241,8 @@ def merge_into(
         yield name, tensor
     if left:
         raise CheckpointError(
-            "adapter and base model do not belong together",
-            why=f"the base has no `{min(left)}`"
+            "adapter and base model do not match",
+            why=f"the base model has no `{min(left)}`"
             + (f", nor {len(left) - 1} more" if len(left) > 1 else ""),
             fix="--base DIR   # the model that the adapter was trained on",
         )
@@ -258,9 +258,9 @@ def _with_head(tensors: Iterable[Named], embedding: str) -> Iterator[Named]:
 def _replaced(name: str, tensor: Tensor, saved: Tensor) -> Tensor:
     if saved.shape != tensor.shape:
         raise CheckpointError(
-            "adapter and base model do not belong together",
-            why=f"`{name}` is {list(tensor.shape)} in the base, and {list(saved.shape)} in the "
-            "adapter",
+            "adapter and base model do not match",
+            why=f"`{name}` is {list(tensor.shape)} in the base model, but {list(saved.shape)} in "
+            "the adapter",
             fix="--base DIR   # the model that the adapter was trained on",
         )
     return saved.to(tensor.dtype)
@@ -319,8 +319,8 @@ def write_merged(target: Path, adapter: Adapter, *, base: Path) -> None:
     if facts.dtype not in PLAIN_OF:
         raise CheckpointError(
             f"`{base}` is stored as {facts.dtype}",
-            why=f"an adapter is put into weights of {', '.join(PLAIN_OF)}",
-            fix="miles export it in one of these formats first",
+            why=f"an adapter can be merged into weights of {', '.join(PLAIN_OF)}",
+            fix="export the model in one of these formats first",
         )
     write_folder(
         target,

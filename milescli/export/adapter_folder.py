@@ -69,9 +69,9 @@ def _require_same(actual: Adapter, written: Adapter) -> None:
 
 def _changed(name: str) -> CheckpointError:
     return CheckpointError(
-        f"`{name}` was not exported rightly, and the folder was removed",
-        why="what was read back changes the model otherwise",
-        fix="export again; if it stays, the disk or miles is at fault: please report it",
+        f"`{name}` was exported incorrectly, and the folder was removed",
+        why="the exported adapter changes the model differently from the original",
+        fix="export again; if it fails again, report it: the disk or miles has a fault",
     )
 
 

@@ -223,8 +223,8 @@ def refuse_used(out: Path) -> None:
     """Raise CheckpointError if something exists at `out`."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(
-            f"{out} is in use",
-            why="an export never writes over something",
+            f"{out} already exists",
+            why="an export never overwrites existing files",
             fix=[f"--to {out}-2", f"mv {out} {out}.old"],
         )
 
@@ -338,8 +338,8 @@ def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
         raise CheckpointError(
-            f"`{part.parent}` is full" if full else f"cannot write into `{part.parent}`",
-            why=f"{error}; the incomplete files are removed",
+            f"the disk of `{part.parent}` is full" if full else f"cannot write to `{part.parent}`",
+            why=f"{error}; the incomplete files were removed",
             fix="--to DIR   # on another disk",
         ) from error
 
@@ -356,8 +356,8 @@ def _require_space(part: Path, job: _Job) -> None:
     free = shutil.disk_usage(part).free
     if needed > free:
         raise CheckpointError(
-            f"`{part.parent}` is too small",
-            why=f"the weights need {format_bytes(needed)}, and {format_bytes(free)} are free",
+            f"the disk of `{part.parent}` is too small",
+            why=f"the weights need {format_bytes(needed)}, but {format_bytes(free)} are free",
             fix="--to DIR   # on another disk",
         )
 
@@ -380,6 +380,6 @@ def _copied(job: _Job) -> tuple[str, ...]:
 def _lacking(name: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint lacks `{name}`",
-        why="config.json says that the model has it: the checkpoint is of another model",
-        fix="export with the model.path that the run was made with",
+        why="config.json says that the model has it, so the checkpoint belongs to another model",
+        fix="export with the model.path that the run used",
     )

@@ -83,7 +83,7 @@ def read_outline(folder: Path) -> AdapterOutline:
         if end is not None:
             names[end][plain.removesuffix(end)] = name
         elif "lora_" in name:
-            raise _unusable(folder, why=f"`{name}` is no matrix of a plain LoRA")
+            raise _unusable(folder, why=f"`{name}` is not a matrix of a plain LoRA")
         else:
             saved[_WRAPPERS.sub("", plain)] = name
     if odd := sorted(names[_A].keys() ^ names[_B].keys()):
@@ -140,7 +140,7 @@ def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, f
     for what is no such pattern."""
     patterns = config.get("alpha_pattern") or {}
     if not isinstance(patterns, Mapping):
-        raise ValueError(f"`alpha_pattern: {patterns}` is no object")
+        raise ValueError(f"`alpha_pattern: {patterns}` is not an object")
     try:
         compiled = [
             (re.compile(rf"(.*\.)?({pattern})$"), float(alpha))
@@ -162,20 +162,20 @@ def _read_config(folder: Path) -> dict[str, object]:
     except (OSError, ValueError) as error:
         raise _unusable(folder, why=f"{CONFIG_FILE} cannot be read: {error}") from error
     if not isinstance(config, dict):
-        raise _unusable(folder, why=f"{CONFIG_FILE} holds no JSON object")
+        raise _unusable(folder, why=f"{CONFIG_FILE} does not contain a JSON object")
     for name, kind in (("r", int), ("lora_alpha", int | float)):
         if not isinstance(config.get(name), kind) or config[name] <= 0:
-            raise _unusable(folder, why=f"{CONFIG_FILE} says `{name}: {config.get(name)}`")
+            raise _unusable(folder, why=f"{CONFIG_FILE} has `{name}: {config.get(name)}`")
     if str(config.get("peft_type")).upper() != "LORA":
         raise _unusable(
-            folder, why=f"it is of type {config.get('peft_type')}, and miles knows LORA"
+            folder, why=f"its type is {config.get('peft_type')}, but miles supports only LORA"
         )
     if odd := [name for name in _UNKNOWN_FORMS if config.get(name)]:
         raise _unusable(
             folder, why=f"`{odd[0]}: {config[odd[0]]}` makes it more than W + scaling * B A"
         )
     if config.get("bias") not in (None, "none"):
-        raise _unusable(folder, why=f"`bias: {config['bias']}` trains biases too")
+        raise _unusable(folder, why=f"`bias: {config['bias']}` also trains biases")
     return config
 
 
@@ -205,7 +205,7 @@ def _read_tensors(folder: Path) -> dict[str, Stored]:
 
 def _unusable(folder: Path, *, why: str) -> CheckpointError:
     return CheckpointError(
-        f"`{folder}` is no adapter that can be used",
+        f"`{folder}` is not a supported adapter",
         why=why,
         fix="save the adapter again with PEFT, as plain LoRA in safetensors",
     )

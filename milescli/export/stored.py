@@ -60,24 +60,24 @@ def compare(
     for name, tensor in tensors:
         seen.add(name)
         if name not in source:
-            raise _wrong(name, why="it is not in the folder")
+            raise _wrong(name, why="it is missing from the folder")
         choice = choices.get(name)
         if source.shape(name) != tuple(tensor.shape):
             raise _wrong(
-                name, why=f"it is {list(source.shape(name))} on disk, and was {list(tensor.shape)}"
+                name, why=f"it is {list(source.shape(name))} on disk, but was {list(tensor.shape)}"
             )
         if choice is None or choice.form is None:
             on_disk = source.read_region(name, *((0, length) for length in tensor.shape))
             expected = plain(tensor, dtypes[name])
             if on_disk.dtype != expected.dtype or not torch.equal(on_disk, expected):
-                raise _wrong(name, why="what was read back is not what was written")
+                raise _wrong(name, why="the content on disk differs from what was written")
             measured.num_plain += 1
             continue
         assert isinstance(source, QuantisedReader) and scheme is not None
         _compare_quantised(name, tensor, source, scheme, measured)
         measured.num_quantised += 1
     if extra := sorted(set(source.names()) - seen):
-        raise _wrong(extra[0], why="nothing was to be written under this name")
+        raise _wrong(extra[0], why="this name should not exist in the export")
     return measured
 
 
@@ -86,7 +86,7 @@ def _compare_quantised(
 ) -> None:
     parts = source.parts(name)
     if parts is None:
-        raise _wrong(name, why="it was read back plain, and was to be quantised")
+        raise _wrong(name, why="it should be quantised, but is not")
     codec = scheme.codec
     for number, matrix in enumerate(matrices(tensor, scheme)):
         one = {role: part[number] if scheme.transposed else part for role, part in parts.items()}
@@ -122,9 +122,9 @@ def _compare_quantised(
 
 def _wrong(name: str, *, why: str) -> CheckpointError:
     return CheckpointError(
-        f"`{name}` was not exported rightly, and the folder was removed",
+        f"`{name}` was exported incorrectly, and the folder was removed",
         why=why,
-        fix="export again; if it stays, the disk or miles is at fault: please report it",
+        fix="export again; if it fails again, report it: the disk or miles has a fault",
     )
 
 

@@ -159,7 +159,7 @@ def _course(case: Case) -> str:
     values = series.finite(case.column(name))
     word = "loss" if history.learns_from_rows else "reward"
     if not len(values):
-        return f"the {word} is no number at any of {case.num_steps} steps"
+        return f"the {word} is not a number at any of {case.num_steps} steps"
     few = case.num_steps < TOO_EARLY
     first, last = (values[0], values[-1]) if few else (case.early(name), case.recent(name))
     count = f"{case.num_steps} step" + "s" * (case.num_steps != 1)
@@ -193,7 +193,7 @@ def _facts(case: Case) -> list[str]:
     entropy = case.recent("train/entropy")
     if entropy < 0.1 and case.is_at_ceiling:
         facts.append(
-            f"Entropy is low ({number(entropy)}) and the reward is at least {CEILING}: it is sure "
-            "because it is right."
+            f"Entropy is low ({number(entropy)}) and the reward is at least {CEILING}: the "
+            "policy is certain because it is right."
         )
     return facts

@@ -126,11 +126,11 @@ def machine_like_this(settings: MachineSettings) -> Machine:
     visible = len(machine.nodes[0].devices)
     if (settings.gpus or 0) > visible:
         raise MachineError(
-            f"{settings.gpus} GPUs per node are wanted, and this host has {visible}",
-            why="a job is planned for nodes like this host unless they are described",
+            f"{settings.gpus} GPUs per node are requested, but this host has {visible}",
+            why="a job is planned for nodes like this one unless you describe them",
             fix=[
                 f"--on {settings.nodes}x{settings.gpus}xH200",
-                "--on nodes.yaml   # any other machine, as a file",
+                "--on nodes.yaml   # any other machine, described in a file",
             ],
         )
     return machine

@@ -118,7 +118,7 @@ def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked
     try:
         seen: Checked = there(name, settings=dict(settings), rows=rows)
     except RecipeError as error:
-        if name not in ENVIRONMENTS.builtin or not error.fixes[0].startswith("mend `"):
+        if name not in ENVIRONMENTS.builtin or not error.fixes[0].startswith("fix `"):
             raise
         # nothing of the user's is to be mended: it was made with what its package does not take
         fix = f"miles env check {name} --settings '{{...}}'   # with other settings"

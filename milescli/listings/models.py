@@ -143,5 +143,7 @@ def _facts(source: str) -> models.ModelFacts:
         return models.parse_facts(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(
-            f"cannot read `{path}`", why=str(error), fix="point at a config.json of transformers"
+            f"cannot read `{path}`",
+            why=str(error),
+            fix="name a config.json of transformers",
         ) from error

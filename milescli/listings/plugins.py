@@ -190,8 +190,8 @@ def point_of(kind: str) -> PlugPoint:
     if kind in points:
         return points[kind]
     raise RecipeError(
-        f"no plug point is called `{kind}`",
-        why=f"there are {', '.join(points)}",
+        f"there is no plug point `{kind}`",
+        why=f"the plug points are {', '.join(points)}",
         fix=["miles plugins new {0} my_{0}".format(nearest(kind, points) or "reward")],
     )
 
@@ -240,10 +240,11 @@ def point_that_fits(path: str) -> PlugPoint:
         return fitting[0]
     kinds = [point.kind for point in fitting or POINTS]
     raise RecipeError(
-        f"what kind of plug-in `{path}` is cannot be told",
-        why=f"it takes ({', '.join(sorted(names))}), as {'several do' if fitting else 'none does'}",
+        f"the kind of the plug-in `{path}` is unclear",
+        why=f"its parameters are ({', '.join(sorted(names))}), like those of "
+        f"{'several do' if fitting else 'none does'}",
         fix=[f"miles plugins check {path} {kind}" for kind in kinds[:3]]
-        + ["miles plugins   # what each takes"] * (not fitting),
+        + ["miles plugins   # lists the signature of each plug point"] * (not fitting),
     )
 
 
@@ -253,14 +254,14 @@ def write_plugin(point: PlugPoint, name: str, folder: Path) -> list[Path]:
     files = [folder / f"{name}.py", folder / f"test_{name}.py"]
     if not name.isidentifier() or name != name.lower():
         raise RecipeError(
-            f"`{name}` is no name of a Python module",
-            why="it becomes a file and a function: small letters, digits and _",
+            f"`{name}` is not a valid name for a Python module",
+            why="it becomes a file and a function, so use lower-case letters, digits and _",
             fix=f"miles plugins new {point.kind} my_{point.kind}",
         )
     if there := [file.name for file in files if file.exists()]:
         raise RecipeError(
-            f"`{there[0]}` is there already",
-            why="nothing is written over",
+            f"`{there[0]}` already exists",
+            why="miles never overwrites a file",
             fix=f"miles plugins new {point.kind} {name}_2",
         )
     for file, text in zip(files, (_source(point, name), _test(point, name)), strict=True):

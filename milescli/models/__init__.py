@@ -88,8 +88,8 @@ def _family(model_type: str) -> ModuleType:
         guess = nearest(model_type, FAMILIES)
         raise CheckpointError(
             f"models of type `{model_type}` are not supported",
-            why=f"miles knows {', '.join(sorted(FAMILIES))}"
-            + (f"; nearest is `{guess}`" if guess else ""),
-            fix="point `model.path` at a model of one of these families",
+            why=f"miles supports {', '.join(sorted(FAMILIES))}"
+            + (f"; the nearest is `{guess}`" if guess else ""),
+            fix="set `model.path` to a model of one of these families",
         )
     return importlib.import_module(FAMILIES[model_type])

@@ -89,7 +89,7 @@ def read_shape(folder: Path) -> tuple[LoraShape, str] | None:
         raise CheckpointError(
             f"cannot read `{file}`",
             why=f"{type(error).__name__}: {error}",
-            fix="take another checkpoint of the run: --step N",
+            fix="use another checkpoint of the run: --step N",
         ) from error
 
 
@@ -98,9 +98,9 @@ def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
     if the family's adapters are not computed."""
     if base.facts.compressed is not None:
         raise RecipeError(
-            f"an adapter of a `{base.facts.family}` model cannot be trained",
-            why="its output projection multiplies each group of heads by a matrix of its own, and "
-            "adapters stand beside linear layers alone",
+            f"adapters of `{base.facts.family}` models are not supported",
+            why="its output projection multiplies each group of heads by a separate matrix, but "
+            "adapters only support linear layers",
             fix="--set train.lora.rank=null   # train all weights",
         )
     rules = tuple(
@@ -115,7 +115,7 @@ def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
     _require_targets(base, table, shape)
     if shape.experts == "shared_outer" and not any(map(is_shared, table.entries)):
         raise RecipeError(
-            "`train.lora.experts=shared_outer` has no experts to share anything",
+            "`train.lora.experts=shared_outer` does not apply to any expert",
             why=f"no matrix of an expert of this {base.facts.family} model has an adapter",
             fix="--set train.lora.experts=each",
         )
@@ -308,8 +308,8 @@ def _require_targets(base: WeightTable, table: WeightTable, shape: LoraShape) ->
     possible = sorted(_possible(base.entries))
     missing = ", ".join(sorted(wanted - there)) or "nothing that is left by `exclude`"
     raise RecipeError(
-        f"no matrix of this model has an adapter by `train.lora.targets`: {missing}",
-        why=f"family {base.facts.family} can have them at {', '.join(possible)}",
+        f"no matrix of this model matches `train.lora.targets`: {missing}",
+        why=f"the family {base.facts.family} supports them at {', '.join(possible)}",
         fix=[
             f"--set 'train.lora.targets=[{', '.join(possible)}]'",
             f"--set 'train.lora.targets=[{ALL_LINEAR}]'",

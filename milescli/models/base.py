@@ -405,16 +405,18 @@ def read_config(folder: Path) -> dict[str, object]:
     except FileNotFoundError:
         raise CheckpointError(
             f"`{folder}` is not a model folder",
-            why=f"it has no {CONFIG_NAME}",
-            fix="point `model.path` at a folder with config.json, *.safetensors and a tokenizer",
+            why=f"it does not contain {CONFIG_NAME}",
+            fix="set `model.path` to a folder with config.json, *.safetensors and a tokenizer",
         ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(
-            f"cannot read `{path}`", why=str(error), fix="fetch the model again"
+            f"cannot read `{path}`", why=str(error), fix="download the model again"
         ) from error
     if not isinstance(raw, dict):
         raise CheckpointError(
-            f"cannot read `{path}`", why="it holds no JSON object", fix="fetch the model again"
+            f"cannot read `{path}`",
+            why="it does not contain a JSON object",
+            fix="download the model again",
         )
     return raw
 

@@ -56,17 +56,16 @@ def rope(
     proportional = kind == "proportional"
     if kind not in ("default", "proportional", *_SCALINGS):
         raise CheckpointError(
-            f"a rotary embedding of the kind `{kind}` is not supported",
-            why=f"the trainer computes default, {', '.join(_SCALINGS)} and proportional; with "
-            "another it would see other positions"
-            " than the engine",
-            fix='set "rope_type": "default" in config.json if prompts and answers stay within the '
-            "original context length",
+            f"rotary embeddings of kind `{kind}` are not supported",
+            why=f"the trainer supports default, {', '.join(_SCALINGS)} and proportional; with "
+            "another kind, its positions would differ from the engine's",
+            fix='set "rope_type": "default" in config.json if prompts and responses stay within '
+            "the original context length",
         )
     if proportional and nested.get("factor") not in (None, 1, 1.0):
         raise _unusable(
             "factor",
-            why=f"it is {nested['factor']!r} in a rotary embedding of the kind `proportional`",
+            why=f"it is {nested['factor']!r} in a rotary embedding of kind `proportional`",
         )
     both = {
         name: _agreed(name, nested.get(name), None if layer_type else config.get(name))
@@ -99,11 +98,12 @@ def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Map
             if layer_type not in nested:
                 wrong = f"none for `{layer_type}`" if layer_type else "this family has one for all"
                 raise _unusable(
-                    name, why=f"it has one object for each of {', '.join(nested)}, and {wrong}"
+                    name,
+                    why=f"it needs one object for each of {', '.join(nested)}, but has {wrong}",
                 )
             nested = nested[layer_type]
         if not isinstance(nested, Mapping):
-            raise _unusable(name, why=f"it is {nested!r}, not an object")
+            raise _unusable(name, why=f"it must be an object, not {nested!r}")
         if nested:
             kind = _agreed("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
             objects.append({**nested, "rope_type": kind})
@@ -123,7 +123,7 @@ def _rope_scaling(
     longest = number(config, "max_position_embeddings", default=0, kind=int)
     original = number(nested, "original_max_position_embeddings", default=longest, kind=int)
     if kind != "linear" and original <= 0:
-        raise _unusable("original_max_position_embeddings", why=f"`{kind}` cannot do without it")
+        raise _unusable("original_max_position_embeddings", why=f"`{kind}` needs it")
     # YaRN alone may leave it to the lengths
     factor = number(
         nested, "factor", default=longest / original if kind == "yarn" else None, kind=float
@@ -158,9 +158,9 @@ def _agreed(name: str, first: object, second: object) -> object:
     if first is not None and second is not None and first != second:
         raise CheckpointError(
             f"config.json contradicts itself: `{name}`",
-            why=f"one place says {first!r} and another {second!r}, and which of them the weights "
-            "were trained with cannot be known",
-            fix="take the wrong one out of config.json",
+            why=f"it is {first!r} in one place and {second!r} in another, and miles cannot know "
+            "which one the weights were trained with",
+            fix="remove the wrong one from config.json",
         )
     return first if first is not None else second
 
@@ -177,11 +177,11 @@ def mixers(
     known: dict[object, Mixer] = {"full_attention": "full", "sliding_attention": "sliding"}
     if not isinstance(words, list) or len(words) != num_layers:
         raise _unusable(
-            "layer_types", why=f"{num_layers} layers need as many types, and it is {words!r}"
+            "layer_types", why=f"{num_layers} layers need one type each, but it is {words!r}"
         )
     if strange := [word for word in words if word not in known]:
         raise _unusable(
-            "layer_types", why=f"`{strange[0]}` is none of {', '.join(map(str, known))}"
+            "layer_types", why=f"`{strange[0]}` is not one of {', '.join(map(str, known))}"
         )
     return tuple(known[word] for word in words)
 
@@ -236,7 +236,7 @@ def refuse(config: Mapping[str, object], name: str, *, unless: object, why: str)
 
 def _unusable(name: str, *, why: str) -> CheckpointError:
     return CheckpointError(
-        f"config.json cannot be used: `{name}`",
+        f"config.json is not supported: `{name}`",
         why=why,
-        fix="fetch the model again, or correct config.json",
+        fix="download the model again, or correct config.json",
     )

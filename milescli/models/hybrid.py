@@ -28,27 +28,30 @@ VISION = (r"^model\.visual\.",)
 def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
     """Parse the ModelFacts of a text config whose layers have a plain MLP. Raises CheckpointError
     for what the trainer cannot compute."""
-    fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
+    fields.refuse(config, "hidden_act", unless="silu", why="the trainer only computes gated SiLU")
     fields.refuse(
         config,
         "attention_bias",
         unless=False,
-        why="no release has biases, so nothing could be compared with",
+        why="no release has biases, so miles could not verify them",
     )
     fields.refuse(
         config,
         "attn_output_gate",
         unless=True,
-        why="transformers gates the attention of this family in any case",
+        why="transformers always gates the attention of this family",
     )
     fields.refuse(
-        config, "use_sliding_window", unless=False, why="transformers gives this family no window"
+        config,
+        "use_sliding_window",
+        unless=False,
+        why="transformers does not support a window for this family",
     )
     fields.refuse(
         config,
         "mtp_use_dedicated_embeddings",
         unless=False,
-        why="no release has them, so their names are not known",
+        why="no release has them, so their names are unknown",
     )
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     num_mtp_layers = fields.number(config, "mtp_num_hidden_layers", default=0, kind=int)
@@ -116,7 +119,7 @@ def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
     if nested is None:
         return config
     if not isinstance(nested, Mapping):
-        raise _unusable("text_config", why=f"it is {nested!r}, not an object")
+        raise _unusable("text_config", why=f"it must be an object, not {nested!r}")
     around = {key: config[key] for key in ("dtype", "torch_dtype", "eos_token_id") if key in config}
     # of the two flags, transformers' multimodal class reads the outer one
     tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
@@ -140,7 +143,8 @@ def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]
         ]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= _MIXERS.keys():
         raise _unusable(
-            "layer_types", why=f"it is not a list of {num_layers}, each of {' or '.join(_MIXERS)}"
+            "layer_types",
+            why=f"it must be a list of {num_layers}, each of them {' or '.join(_MIXERS)}",
         )
     return kinds
 
@@ -176,9 +180,9 @@ def _gated_delta(config: Mapping[str, object]) -> GatedDelta:
 
 def _unusable(name: str, *, why: str) -> CheckpointError:
     return CheckpointError(
-        f"config.json cannot be used: `{name}`",
+        f"config.json is not supported: `{name}`",
         why=why,
-        fix="fetch the model again, or correct config.json",
+        fix="download the model again, or correct config.json",
     )
 
 

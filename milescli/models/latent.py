@@ -60,10 +60,9 @@ def rope(config: Mapping[str, object]) -> Rope:
     )
     if positions.share != 1.0:
         raise CheckpointError(
-            f"a model of latent attention with `partial_rotary_factor: {positions.share}` is not "
-            "supported",
-            why="its heads have a part of their own for positions (`qk_rope_head_dim`), which is "
-            "rotated whole",
+            f"latent attention with `partial_rotary_factor: {positions.share}` is not supported",
+            why="its heads have a separate part for positions (`qk_rope_head_dim`), which is "
+            "rotated as a whole",
             fix="set `partial_rotary_factor` to 1.0 in config.json",
         )
     return positions
@@ -139,7 +138,7 @@ def _check_indexer(config: Mapping[str, object], indexer: Indexer, sizes: Mla) -
         config,
         "rope_interleave",
         unless=True,
-        why="Hugging Face's implementation rotates neighbouring pairs alone",
+        why="Hugging Face's implementation only rotates neighbouring pairs",
     )
     wrong = None
     if not sizes.q_lora_rank:
@@ -189,8 +188,8 @@ def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
         or set(listed) - {"dense", "sparse"}
     ):
         raise CheckpointError(
-            "config.json cannot be used: `mlp_layer_types`",
-            why=f"it is not a list of {num_layers} times `dense` or `sparse`",
+            "config.json is not supported: `mlp_layer_types`",
+            why=f"it must be a list of {num_layers} times `dense` or `sparse`",
             fix="correct config.json",
         )
     return tuple(kind == "dense" for kind in listed)

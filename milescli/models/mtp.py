@@ -42,7 +42,7 @@ def with_mtp(facts: ModelFacts) -> ModelFacts:
         raise CheckpointError(
             f"the MTP layer of this `{facts.family}` model cannot be trained",
             why=why,
-            fix=[_OFF, "--set model.path=FOLDER   # of another model"],
+            fix=[_OFF, "--set model.path=FOLDER   # another model"],
         )
     return replace(facts, trains_mtp=True)
 
@@ -74,10 +74,10 @@ def require_mtp_weights(table: WeightTable, names: Collection[str], *, folder: s
         return
     missing = sorted(mine - there)
     raise CheckpointError(
-        f"`{folder}` has no weights of an MTP layer that could be trained",
-        why=f"its family has one, and `{missing[0]}` is not there"
+        f"`{folder}` has no MTP layer that could be trained",
+        why=f"its family has such a layer, but `{missing[0]}` is missing"
         if missing
-        else "its family has one, and not one tensor of such a layer is there (transformers leaves "
-        "them out of what it saves)",
-        fix=[_OFF, "--set model.path=FOLDER   # as the model was released"],
+        else "its family has such a layer, but all of its tensors are missing (transformers does "
+        "not save them)",
+        fix=[_OFF, "--set model.path=FOLDER   # the original release"],
     )

@@ -140,9 +140,8 @@ def choose(
     """
     if table.facts.family == "deepseek_v4":
         raise CheckpointError(
-            f"DeepSeek-V4 is not written as {form.upper()}",
-            why="its releases mix FP8 and FP4 under names of their own, which no engine here could "
-            "read back",
+            f"writing DeepSeek-V4 as {form.upper()} is not supported",
+            why="its releases mix FP8 and FP4 under special names, which no engine here could read",
             fix="--format bf16",
         )
     choices = {}
@@ -202,7 +201,7 @@ def _why_plain(
     """None where it is quantised."""
     module = name.removesuffix(".weight")
     if len(shape) != 2:
-        return "it is no matrix"
+        return "it is not a matrix"
     for pattern, why in (*_NEVER, *((pattern, "the recipe exempts it") for pattern in exempt)):
         if re.search(pattern, module):
             return why
@@ -275,7 +274,7 @@ def _nothing(form: Quantised, facts: ModelFacts, choices: Mapping[str, Choice]) 
     )
     return CheckpointError(
         f"no weight of this {facts.family} model can be stored as {form.upper()}",
-        why=f"of `{example.name}`: {example.reason}",
+        why=f"`{example.name}`: {example.reason}",
         fix="--format bf16",
     )
 

@@ -40,9 +40,9 @@ def scores(config: Mapping[str, object]) -> bool:
     count = config.get("num_labels", len(labels) if isinstance(labels, Mapping) else 2)
     if count != 1:
         raise CheckpointError(
-            f"a classifier of {count} labels is no reward model",
-            why="`num_labels` of its config.json must be 1: a score",
-            fix="point `model.path` at a reward model, or at the model to make one of",
+            f"a classifier with {count} labels is not a reward model",
+            why="`num_labels` in its config.json must be 1, the score",
+            fix="set `model.path` to a reward model, or to the model to turn into one",
         )
     return True
 

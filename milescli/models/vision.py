@@ -34,9 +34,13 @@ def with_vision(facts: ModelFacts, trained: Literal["frozen", "projector", "all"
         return facts
     raise CheckpointError(
         f"a `{facts.family}` model has no vision tower that could be trained",
-        why=f"`model.vision` is {trained}; towers of gemma3, qwen2_5_vl, qwen3_vl and qwen3_vl_moe "
-        "are computed"
-        + (", and that of this release is passed through" if facts.multimodal else ""),
+        why=f"`model.vision` is {trained}; miles can train the towers of gemma3, qwen2_5_vl, "
+        "qwen3_vl and qwen3_vl_moe"
+        + (
+            ", and the tower of this release is passed through unchanged"
+            if facts.multimodal
+            else ""
+        ),
         fix=["--set model.vision=frozen", "--set model.path=Qwen/Qwen2.5-VL-7B-Instruct"],
     )
 
@@ -70,17 +74,19 @@ def multimodal_rope(
     named = [nested["mrope_section"] for nested in objects if nested.get("mrope_section")]
     sections = named[0] if named else default
     if not isinstance(sections, list | tuple) or len(sections) != 3:
-        raise _unusable("mrope_section", why=f"it is {sections!r}, not three numbers of angles")
+        raise _unusable(
+            "mrope_section", why=f"it must be three numbers of angles, not {sections!r}"
+        )
     if any(other != sections for other in named) or sum(sections) != head_dim // 2:
         raise _unusable(
             "mrope_section",
-            why=f"sections {sections} do not make up the {head_dim // 2} angles of a head of "
-            f"{head_dim}",
+            why=f"the sections {sections} do not add up to the {head_dim // 2} angles of a head "
+            f"of {head_dim}",
         )
     if any(nested.get("mrope_interleaved") is (not interleaved) for nested in objects):
         raise _unusable(
             "mrope_interleaved",
-            why=f"transformers' model of this family takes it to be {interleaved} in any case",
+            why=f"transformers always uses {interleaved} for this family",
         )
     time, row, column = (int(length) for length in sections)
     return replace(rope, sections=(time, row, column), sections_interleaved=interleaved)
@@ -93,14 +99,14 @@ def vision(
     the decoder."""
     given = config.get("vision_config")
     if not isinstance(given, Mapping):
-        raise _unusable("vision_config", why=f"it is {given!r}, not an object")
+        raise _unusable("vision_config", why=f"it must be an object, not {given!r}")
     sizes = {**_SIZES[tower], **{key: value for key, value in given.items() if value is not None}}
     deepstack = tuple(sizes.get("deepstack_visual_indexes", (8, 16, 24)))  # type: ignore[arg-type]
     out = fields.number(sizes, "out_hidden_size", default=3584, kind=int)
     if out != hidden_size:
         raise _unusable(
             "out_hidden_size",
-            why=f"the tower gives {out} numbers for a token, and the decoder takes {hidden_size}",
+            why=f"the tower returns {out} numbers per token, but the decoder expects {hidden_size}",
         )
     patch = fields.number(sizes, "patch_size", kind=int)
     return Vision(
@@ -143,7 +149,7 @@ def siglip(config: Mapping[str, object], *, hidden_size: int) -> Vision:
     tokens can be made."""
     given = config.get("vision_config")
     if not isinstance(given, Mapping) or given.get("model_type", _SIGLIP_TYPE) != _SIGLIP_TYPE:
-        raise _unusable("vision_config", why=f"it is no `{_SIGLIP_TYPE}`")
+        raise _unusable("vision_config", why=f"it must be `{_SIGLIP_TYPE}`")
     sizes = {**_SIGLIP, **{key: value for key, value in given.items() if value is not None}}
     side, patch = (fields.number(sizes, name, kind=int) for name in ("image_size", "patch_size"))
     tokens = fields.number(config, "mm_tokens_per_image", default=256, kind=int)
@@ -151,7 +157,7 @@ def siglip(config: Mapping[str, object], *, hidden_size: int) -> Vision:
     if side % patch or of_tokens**2 != tokens or not tokens or rows % of_tokens:
         raise _unusable(
             "mm_tokens_per_image",
-            why=f"{rows} x {rows} patches of an image of {side} pixels do not make up {tokens} "
+            why=f"{rows} x {rows} patches of an image of {side} pixels do not form {tokens} "
             "tokens in a square",
         )
     token = fields.number(
@@ -291,7 +297,7 @@ _TENSORS: Mapping[str, Callable[[Vision], Tensors]] = {
 
 def _unusable(name: str, *, why: str) -> CheckpointError:
     return CheckpointError(
-        f"config.json cannot be used: `{name}`",
+        f"config.json is not supported: `{name}`",
         why=why,
-        fix="fetch the model again, or correct config.json",
+        fix="download the model again, or correct config.json",
     )

@@ -41,7 +41,7 @@ def _batch_of_samples(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log
     num_samples, updates = prompts * group, recipe.train.updates_per_step
     if longest > cap * trainer.cp:
         raise FitError(
-            f"a sequence of {longest} tokens does not fit into a microbatch",
+            f"a sequence of {longest} tokens does not fit in a microbatch",
             why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + "
             f"rollout.max_response_tokens {recipe.rollout.max_response_tokens} = {longest}"
             f" > train.max_tokens_per_microbatch {cap} x cp {trainer.cp}",
@@ -78,7 +78,7 @@ def _batch_of_rows(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -
     )
     if group * longest > cap * trainer.cp:
         raise FitError(
-            f"a row of {group * longest} tokens does not fit into a microbatch",
+            f"a row of {group * longest} tokens does not fit in a microbatch",
             why=f"data.max_row_tokens {longest}"
             + (" x 2, as a pair is never parted," if group == 2 else "")
             + f" > train.max_tokens_per_microbatch {cap} x cp {trainer.cp}",

@@ -157,8 +157,8 @@ def _on_devices(
             return replace(fleets[0].layout, context_length=context_length(recipe, facts))
     weights = format_bytes(table.num_parameters * size)
     raise FitError(
-        f"no engine holds the model on {num_devices} x {machine.nodes[0].devices[0].name}",
-        why=f"its weights are {weights}, with the cache of one sequence of "
+        f"no engine with {num_devices} x {machine.nodes[0].devices[0].name} can hold the model",
+        why=f"its weights need {weights} including the cache of one sequence of "
         f"{longest_tokens(recipe):,} tokens; a device has {format_bytes(space.memory_bytes)}",
         fix=[],
     )

@@ -137,7 +137,7 @@ def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[IllegalValue]:
         yield IllegalValue(
             key="parallel.cp",
             value=cp,
-            why="Mamba-2 computes a sequence on one rank, and cp cuts it",
+            why="Mamba-2 computes a sequence on one rank, but cp splits it",
             legal=1,
         )
     if facts.indexer:
@@ -179,8 +179,8 @@ def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalVa
         yield IllegalValue(
             key="parallel.first_stage_layers" if fits else "parallel.pp",
             value=layout.first_stage_layers if fits else pp,
-            why=f"features of images are added behind the first {deepstack} layers, which must be "
-            f"on the stage of the vision tower; the first of pp {pp} stages has {sizes[0]}",
+            why=f"image features are added after the first {deepstack} layers, which must be on "
+            f"the stage of the vision tower; the first of pp {pp} stages has {sizes[0]}",
             legal=deepstack if fits else 1,
         )
         return
@@ -206,7 +206,7 @@ def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalV
             yield IllegalValue(
                 key="parallel.etp",
                 value=etp,
-                why="the model is dense: it has no experts to cut",
+                why="the model is dense: it has no experts to split",
                 legal="null",
             )
         return

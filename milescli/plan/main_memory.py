@@ -461,7 +461,7 @@ def _refusal(
     whole = min(int((1 - SYSTEM) * each.memory_bytes) for each in machine.nodes)
     kind = MemoryTaken if budget < total <= whole else FitError
     return kind(
-        f"recipe `{recipe.name}` does not fit into the main memory of a CPU with {_there(machine)}",
+        f"recipe `{recipe.name}` does not fit in the main memory of a CPU with {_there(machine)}",
         why=f"{_sum(node, node.num_shards * least)} = {total / GIB:.1f} GiB > {budget / GIB:.1f}"
         f"; the cache is for one sequence of {longest_tokens(recipe):,} tokens",
         fix=["--set fault.copy_every=0"] if node.ranks.copies else [],

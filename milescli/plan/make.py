@@ -386,7 +386,7 @@ def _require_devices(
     if not inputs.num_devices or len(slots) <= inputs.num_devices:
         return
     raise FitError(
-        f"the plan needs {len(slots)} devices and there are {inputs.num_devices}",
+        f"the plan needs {len(slots)} devices, but there are {inputs.num_devices}",
         why=f"trainer {trainer.world_size} + engines {engines.num} x "
         f"{engines.tp}{' on the same devices' if colocated else ''}",
         fix=[

@@ -182,7 +182,7 @@ def _shares(space: SearchSpace, num_devices: int) -> list[int]:
         return fitting
     share = num_devices - shares[0]
     raise FitError(
-        f"split placement leaves {max(0, share)} devices for the trainer, which needs "
+        f"split placement leaves {max(0, share)} devices for the trainer, but it needs "
         f"{model_ranks}",
         why=f"{num_devices} devices - {shares[0]} for engines = {share}; tp x pp x cp = "
         f"{model_ranks}",
@@ -297,9 +297,9 @@ def check_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
         raise FitError(
             f"tp x pp x cp = {pins.tp or 1} x {pins.pp or 1} x {pins.cp or 1} = {parts} does not "
             f"divide {num_devices} devices",
-            why=f"{num_devices} / {parts} is not whole, so ranks would be left over",
-            fix=f"--set parallel.dp={max(1, num_devices // parts)}   # leaves devices idle; or pin "
-            "a layout that divides",
+            why=f"{num_devices} / {parts} is not a whole number, so ranks would be unused",
+            fix=f"--set parallel.dp={max(1, num_devices // parts)}   # leaves devices idle; or "
+            "choose a layout that divides",
         )
     _check_engine_pins(recipe, facts, num_devices)
 
@@ -322,7 +322,7 @@ def _check_engine_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> N
         raise first.error()
     if pins.tp and pins.tp > num_devices:
         raise FitError(
-            f"an engine of {pins.tp} devices is pinned and there are {num_devices}",
+            f"an engine of {pins.tp} devices is requested, but there are only {num_devices}",
             why=f"engines.tp {pins.tp} > {recipe.machine.nodes} nodes x {per_node} devices = "
             f"{num_devices}",
             fix=f"--set engines.tp={per_node}",
@@ -330,7 +330,7 @@ def _check_engine_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> N
     if pins.tp and recipe.machine.nodes > 1 and pins.tp % per_node and per_node % pins.tp:
         legal = max(size for size in divisors(per_node) if size <= pins.tp)
         raise FitError(
-            f"engines of {pins.tp} devices would lie across nodes",
+            f"engines of {pins.tp} devices would span nodes",
             why=f"a node has {per_node} devices: engines.tp must divide that, or be a multiple of "
             "it",
             fix=f"--set engines.tp={legal}",

@@ -22,8 +22,8 @@ def devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
         return visible
     if wanted > visible:
         raise FitError(
-            f"{wanted} GPUs per node are wanted and {visible} are visible",
-            why=f"this machine is of the kind {machine.kind}"
+            f"{wanted} GPUs per node are requested, but {visible} are visible",
+            why=f"this machine is of kind {machine.kind}"
             + ("" if visible else " and has no GPU that miles can see"),
             fix=[
                 f"--gpus {visible}" if visible else "leave --gpus out to run on the CPU",
@@ -43,23 +43,24 @@ def choose_placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str
     if recipe.engines_apart and num_devices is not None:
         if wanted == "colocated":
             raise FitError(
-                "an engine that shares devices with the trainer cannot answer while that works",
-                why=f"{keys_of_apart(recipe)}, and `engines.placement` is colocated",
+                "an engine that shares devices with the trainer cannot answer while the trainer "
+                "works",
+                why=f"{keys_of_apart(recipe)}, but `engines.placement` is colocated",
                 fix=["--set engines.placement=split", *shared],
             )
         if num_devices < 2 + recipe.engines_apart:
             raise FitError(
                 f"engines for {apart_for(recipe)} need more than {num_devices} "
                 f"device{'s'[: num_devices > 1]}",
-                why=f"{keys_of_apart(recipe)}: the trainer, an engine that samples and "
-                f"{recipe.engines_apart} for {apart_for(recipe)} have each its own",
-                fix=shared or "take `policy` out of `rollout.roles`",
+                why=f"{keys_of_apart(recipe)}: the trainer, a sampling engine and "
+                f"{recipe.engines_apart} for {apart_for(recipe)} each need their own",
+                fix=shared or "remove `policy` from `rollout.roles`",
             )
         return False, f"{keys_of_apart(recipe)}: these engines answer while the trainer works"
     if recipe.adapters and num_devices is not None and (num_devices < 2 or wanted == "colocated"):
         raise FitError(
-            "several adapters want engines and trainer side by side",
-            why="while one is trained, the engines sample for the others; "
+            "several adapters need engines and trainer on separate devices",
+            why="while one adapter is trained, the engines sample for the others; "
             + ("there is one device" if num_devices < 2 else "they would share devices"),
             fix=["--gpus 2", "--set adapters={}   # one adapter at a time"]
             if num_devices < 2
@@ -91,11 +92,11 @@ def assign_slots(
     num_slots = max(ranks, offset + shards)
     if not devices_per_node and num_slots < num_nodes:
         raise FitError(
-            f"{num_nodes} nodes are wanted, and the plan has {num_slots} "
+            f"{num_nodes} nodes are requested, but the plan has only {num_slots} "
             f"slot{'s'[: num_slots > 1]} for them",
             why=f"trainer ranks {ranks}, engine ranks "
-            f"{shards}{', which share slots' if colocated else ''}: each node needs one at "
-            "least",
+            f"{shards}{', which share slots' if colocated else ''}: each node needs at least "
+            "one",
             fix=[f"--nodes {num_slots}", f"--set parallel.dp={num_nodes}"],
         )
     per_node = devices_per_node or -(-num_slots // num_nodes)
@@ -143,8 +144,8 @@ def choose_channel(
     alone = sorted({slot.node for slot in slots if slot.engine is not None} - with_trainer)
     if alone and recipe.weights.channel == "tensor":
         raise FitError(
-            "weights cannot be handed over in shared memory",
-            why=f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them",
+            "weights cannot be passed in shared memory",
+            why=f"engines on node {', '.join(map(str, alone))} have no trainer rank next to them",
             fix=["--set weights.channel=distributed", "--set engines.placement=colocated"],
         )
     if recipe.weights.channel != "auto":
@@ -164,9 +165,9 @@ def choose_channel(
     if channel == "distributed" and recipe.has_mtp:
         others = ["rollout.speculative.kind=ngram", "train.mtp.loss_weight=null"]
         raise FitError(
-            "new weights would not reach the layer that guesses",
-            why="they go to engines on other devices, by a way on which SGLang updates the model "
-            "alone, without its MTP layer",
+            "new weights would not reach the layer that guesses tokens",
+            why="the weights go to engines on other devices over a channel on which SGLang "
+            "updates only the model, not its MTP layer",
             fix=[
                 "--set engines.placement=colocated",
                 " ".join(f"--set {other}" for other in others),

@@ -129,9 +129,9 @@ def require_kernels(formats: Formats, device: Device) -> None:
         f", AMD's {arch}" for arch in of_amd
     )
     raise FitError(
-        f"engines on {device.name} cannot hold weights in {formats.engines.upper()}",
-        why=f"SGLang 0.5.20 has kernels for {known}; this is {device.arch}",
-        fix="--set rollout.precision=bf16   # the trainer's numbers, stored plain",
+        f"engines on {device.name} cannot use weights in {formats.engines.upper()}",
+        why=f"SGLang 0.5.20 has kernels for {known}, but this is {device.arch}",
+        fix="--set rollout.precision=bf16   # send the trainer's numbers without quantisation",
     )
 
 

@@ -252,14 +252,14 @@ def refusal(
         if space.work.engines_apart:
             apart = space.work.engines_apart
             why += f"; and {1 + apart} are needed, of which {apart} for {apart_for(recipe)}"
-        return FitError(f"no engine holds recipe `{recipe.name}` on {where}", why=why, fix=[])
+        return FitError(f"no engine on {where} can hold recipe `{recipe.name}`", why=why, fix=[])
     host = searched.fitting[0].needs.host * min(space.devices_per_node, num_ranks)
     why = (
-        f"{equation(space, searched.fitting[0])}; while weights are handed over, an engine's "
-        f"{format_bytes(fleets[0].needs.weights)} "
-        f"stand beside the trainer's {format_bytes(searched.fitting[0].needs.weights)}; asleep, "
-        f"the trainer keeps {format_bytes(host)} of a "
-        f"node's {format_bytes(machine.nodes[0].memory_bytes)} main memory"
+        f"{equation(space, searched.fitting[0])}; while weights are passed, an engine's "
+        f"{format_bytes(fleets[0].needs.weights)} are in memory next to the trainer's "
+        f"{format_bytes(searched.fitting[0].needs.weights)}; when inactive, the trainer keeps "
+        f"{format_bytes(host)} of a node's {format_bytes(machine.nodes[0].memory_bytes)} main "
+        "memory"
     )
     keys = {"fault.copy_every=0": "copies", "checkpoint.async_save=false": "saved"}
     extras = {key: getattr(searched.fitting[0].needs, part) for key, part in keys.items()}

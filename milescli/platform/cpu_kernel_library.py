@@ -109,7 +109,7 @@ def _folder() -> Path:
             return folder
     where = cache / "miles"
     fix = f"chmod -R go-w {where}   # or export XDG_CACHE_HOME=FOLDER"
-    raise NoKernels(f"{where} cannot be written to, or others can", fix=fix)
+    raise NoKernels(f"{where} is not writable, or others can write to it", fix=fix)
 
 
 def _only_ours(of: os.stat_result) -> bool:

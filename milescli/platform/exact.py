@@ -26,14 +26,15 @@ def turn_on() -> None:
     if not cpu_kernels.are_there():
         raise MachineError(
             "`train.on_policy=exact` needs the compiled kernels for this CPU",
-            why="attention sums each query by itself in one of them, and they cannot be compiled",
-            fix="miles doctor   # its finding `kernels` says what is missing",
+            why="one of them sums the attention of each query separately, and they cannot be "
+            "compiled",
+            fix="miles doctor   # its check `kernels` shows what is missing",
         )
     if not torch.backends.mkldnn.is_available():
         raise MachineError(
             "`train.on_policy=exact` needs a PyTorch with oneDNN",
-            why="the products of other libraries depend on the rows beside a row",
-            fix="make install   # the tested PyTorch has it",
+            why="in other libraries, a product depends on the other rows of the batch",
+            fix="make install   # installs the tested PyTorch",
         )
     _is_on = True
 

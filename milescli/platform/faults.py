@@ -64,7 +64,7 @@ _NVIDIA: tuple[_Meaning, ...] = (
         "Windows does not let WSL use the GPU",
         "the driver of Windows and the kernel of WSL do not fit, or Windows has updated one of "
         "them",
-        ("wsl.exe --update && wsl.exe --shutdown   # in Windows, then begin again",),
+        ("wsl.exe --update && wsl.exe --shutdown   # in Windows, then start again",),
     ),
     (
         r"[Pp]ermission",
@@ -91,7 +91,7 @@ _NVIDIA: tuple[_Meaning, ...] = (
     (
         r"No devices were found",
         "NVIDIA's driver is loaded and has no GPU",
-        "it gave up on all that are there, or this container was given none",
+        "the driver gave up on all devices, or this container has access to none",
         ("sudo dmesg | grep -i nvrm", "docker run --gpus all ..."),
     ),
 )
@@ -127,7 +127,7 @@ def explain(kind: Kind, problem: str) -> MachineError:
             return MachineError(what, why=f"{why}; {problem}", fix=[*fixes, hide(kind)])
     vendor = "NVIDIA" if kind == "cuda" else "AMD"
     what = f"{vendor}'s driver is loaded, and its tool fails"
-    return MachineError(what, why=problem, fix=[f"{look}   # what does it say?", hide(kind)])
+    return MachineError(what, why=problem, fix=[f"{look}   # shows the error", hide(kind)])
 
 
 def is_permission(problem: str) -> bool:
@@ -145,9 +145,9 @@ def lost(kind: Kind, index: int, words: str, *, others: Sequence[int]) -> Device
         else f"sudo amd-smi reset --gpureset --gpu {index}"
     )
     error = MachineError(
-        f"GPU {index} does not answer",
-        why=f"the vendor's tool says `{words}` of it; the driver has lost it, or it needs a reset",
-        fix=[f"{look}   # why", f"{reset} || sudo reboot", hide(kind, others)],
+        f"GPU {index} does not respond",
+        why=f"the vendor's tool reports `{words}` for it; the driver lost it, or it needs a reset",
+        fix=[f"{look}   # shows the reason", f"{reset} || sudo reboot", hide(kind, others)],
     )
     return DeviceFault(kind=kind, indices=(index,), error=error)
 
@@ -159,8 +159,8 @@ def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFaul
         f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     )
     error = MachineError(
-        f"no permission to open {names}",
-        why="AMD's GPUs are used through these files, which belong to the groups render and video",
+        f"there is no permission to open {names}",
+        why="AMD GPUs are used through these files, which belong to the groups render and video",
         fix=[
             "sudo usermod -aG render,video $USER   # then log in again",
             "docker run --device /dev/kfd --device /dev/dri --group-add video --group-add $(stat "
@@ -175,9 +175,9 @@ def absent(path: Path, *, num_devices: int) -> DeviceFault:
     """Make the fault of devices that AMD's tool or driver lists although the file that programs use
     is missing."""
     error = MachineError(
-        f"{path} is not there",
+        f"{path} does not exist",
         why=f"{num_devices} AMD devices are listed, but programs use them through this file; a "
-        "container must be given it",
+        "container must have access to it",
         fix=[
             "docker run --device /dev/kfd --device /dev/dri --group-add video --group-add render "
             "...",

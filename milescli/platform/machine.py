@@ -116,7 +116,7 @@ class Machine:
                 .removeprefix("Node.")
                 .removeprefix("Device."),
                 fix="python -c 'from milescli.platform.probe import probe; "
-                "print(probe().to_json())'   # what one looks like",
+                "print(probe().to_json())'   # prints an example",
             ) from error
         machine.check(origin)
         return machine
@@ -132,14 +132,14 @@ class Machine:
         if self.kind not in ("cuda", "rocm", "cpu") or not self.nodes:
             raise RecipeError(
                 f"{origin} does not describe a machine",
-                why=f"kind is {self.kind!r} and there are {len(self.nodes)} nodes; kind is cuda, "
-                "rocm or cpu, and a node is needed",
+                why=f"kind is {self.kind!r} and there are {len(self.nodes)} nodes; kind must be "
+                "cuda, rocm or cpu, and at least one node is needed",
                 fix=f"set `kind` and `nodes` in {origin}",
             )
         if (self.kind == "cpu") == any(node.devices for node in self.nodes):
             raise RecipeError(
                 f"{origin} contradicts itself",
-                why=f"kind is {self.kind}, and {sum(len(node.devices) for node in self.nodes)} "
+                why=f"kind is {self.kind}, but {sum(len(node.devices) for node in self.nodes)} "
                 "devices are listed",
                 fix=f"set `kind` in {origin} to "
                 f"{'cuda or rocm' if self.kind == 'cpu' else 'cpu, or list the devices'}",
@@ -155,9 +155,9 @@ def _check_types(part: Machine | Node | Device, origin: str) -> None:
         ):
             raise RecipeError(
                 f"{origin}: {item.name} is not a number",
-                why=f"`{value}` was given; bytes and counts are whole numbers from 0, memory of 80 "
-                f"GiB is {80 * GIB}",
-                fix=f"set `{item.name}` in {origin}",
+                why=f"it is `{value}`; bytes and counts must be whole numbers from 0; a memory "
+                f"of 80 GiB is {80 * GIB}",
+                fix=f"correct `{item.name}` in {origin}",
             )
 
 
@@ -270,11 +270,11 @@ def parse_machine(text: str) -> Machine:
         num_nodes, left = divmod(num_devices, model.num_per_node)
         if left:
             raise MachineError(
-                f"`{text}` is no number of whole machines",
+                f"`{text}` is not a whole number of machines",
                 why=f"{name} come {model.num_per_node} to a machine",
                 fix=[
                     f"--on {num_nodes + 1}x{model.num_per_node}x{name}",
-                    f"--on 1x{num_devices}x{name}   # one machine with so many",
+                    f"--on 1x{num_devices}x{name}   # one machine with that many",
                 ],
             )
         num_devices = model.num_per_node
@@ -317,11 +317,11 @@ def _unknown(text: str, wanted: str, *, count: int) -> MachineError:
         wanted, [name for name in DEVICE_MODELS if name != first]
     )
     return MachineError(
-        f"`{text}` names no machine that miles knows",
-        why="it must look like 8xH200 or 16x8xMI355X (nodes x devices x model) or cpu; models: "
-        f"{', '.join(DEVICE_MODELS)}",
+        f"`{text}` is not a machine that miles knows",
+        why="it must have the form 8xH200 or 16x8xMI355X (nodes x devices x model), or be cpu; "
+        f"the models are {', '.join(DEVICE_MODELS)}",
         fix=[f"--on {count or 8}x{name}" for name in (first, second) if name]
-        + ["--on machine.yaml   # a file that describes it"],
+        + ["--on machine.yaml   # a file that describes the machine"],
     )
 
 
@@ -332,8 +332,8 @@ def read_machine(text: str) -> Machine:
         return parse_machine(text)
     if not path.is_file():
         raise RecipeError(
-            f"there is no file {path}",
+            f"the file {path} does not exist",
             why="it should describe a machine",
-            fix="--on 8xH200   # or name one",
+            fix="--on 8xH200   # or name a machine",
         )
     return Machine.from_text(path.read_text(encoding="utf-8"), origin=str(path))

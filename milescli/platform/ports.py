@@ -24,8 +24,8 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
             free[port] = reservation
     if len(free) < count:
         raise MachineError(
-            f"there are not {count} free ports",
-            why=f"of {RANGE.start} to {RANGE.stop} on {host}, {len(free)} are free",
+            f"there are fewer than {count} free ports",
+            why=f"on {host}, only {len(free)} ports from {RANGE.start} to {RANGE.stop} are free",
             fix="ss -ltnp",
         )
     _reserved.extend(free.values())

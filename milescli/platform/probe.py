@@ -206,7 +206,7 @@ def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
         faults.lost("cuda", index, words, others=[device.index for device in devices])
         for index, words in gone.items()
     ]
-    note = "nvidia-smi is not there: devices are as the driver lists them, links are not known"
+    note = "nvidia-smi is missing: devices are as the driver lists them, links are unknown"
     return Accelerators(
         kind="cuda" if devices else "cpu",
         devices=devices,

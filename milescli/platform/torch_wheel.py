@@ -28,6 +28,6 @@ def require_wheel(
         return
     raise MachineError(
         f"this torch is not built for {'NVIDIA' if kind == 'cuda' else 'AMD'} GPUs",
-        why=f"torch {version} is built for {built_for(version)}; the plan uses {kind} devices",
+        why=f"torch {version} is built for {built_for(version)}, but the plan uses {kind} devices",
         fix=[f"docker/install.sh .venv {kind}", hide(kind)],
     )

@@ -77,8 +77,8 @@ def find_contradictions(environ: Mapping[str, str]) -> list[MachineError]:
         errors.append(
             MachineError(
                 f"{ROCR} is set",
-                why="it renumbers the devices below HIP, so every other variable means other "
-                "devices; Ray refuses it",
+                why="it renumbers the devices below HIP, so every other variable refers to "
+                "different devices; Ray rejects it",
                 fix=f"unset {ROCR}" + ("" if HIP in given else f" && export {HIP}={given[ROCR]}"),
             )
         )
@@ -86,7 +86,7 @@ def find_contradictions(environ: Mapping[str, str]) -> list[MachineError]:
         errors.append(
             MachineError(
                 f"{HIP} and {CUDA} contradict each other",
-                why=f"{HIP}={given[HIP]} and {CUDA}={given[CUDA]}; HIP obeys the first, some "
+                why=f"{HIP}={given[HIP]} and {CUDA}={given[CUDA]}; HIP uses the first, some "
                 "libraries the second",
                 fix=f"unset {CUDA}",
             )
@@ -117,9 +117,9 @@ def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> li
     if unknown:
         return [
             MachineError(
-                f"{variable}={value} names a device that is not there",
-                why=f"`{unknown[0]}` is none of {every or 'no devices'}; devices named after it "
-                "become invisible silently",
+                f"{variable}={value} names a device that does not exist",
+                why=f"`{unknown[0]}` is not one of {every or 'no devices'}; the devices listed "
+                "after it become invisible without a message",
                 fix=f"export {variable}={every}",
             )
         ]
@@ -137,8 +137,8 @@ def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
         )
         return [
             MachineError(
-                f"{others} cannot train, and is visible beside {len(able)} x {able[0].name}",
-                why="integrated and old GPUs count as devices too, and ranks would be placed on "
+                f"{others} cannot train, but is visible next to {len(able)} x {able[0].name}",
+                why="integrated and old GPUs count as devices too, so ranks would be placed on "
                 "them",
                 fix=f"export {variable}={_indices(able)}",
             )
@@ -150,9 +150,9 @@ def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
     return [
         MachineError(
             f"{' and '.join(f'{len(group)} x {group[0].name}' for group in groups)} are visible "
-            "together",
-            why="ranks work in step and hold equal shares: all would be as small and as slow as "
-            "the least of them",
+            "at the same time",
+            why="ranks work in step on equal shares, so all of them would be as small and as "
+            "slow as the weakest",
             fix=[
                 f"export {variable}={_indices(group)}   # {group[0].name}"
                 for group in sorted(groups, key=len, reverse=True)
@@ -169,13 +169,14 @@ def _cut(variable: str, devices: Sequence[Device]) -> MachineError:
     names = ", ".join(map(str, parents))
     return MachineError(
         f"GPU {names} is cut into instances (MIG)",
-        why="CUDA shows a process one instance at the most, and NCCL joins none: a run has one "
-        "instance, or whole GPUs",
+        why="CUDA shows a process at most one instance, and NCCL connects none: a run can use "
+        "one instance, or whole GPUs",
         fix=[
             *([f"export {variable}={_indices(whole)}   # whole GPUs"] if whole else []),
             f"export {variable}={max(parts, key=lambda part: part.memory_bytes).uuid}   # the "
             "largest instance",
-            f"sudo nvidia-smi -i {','.join(map(str, parents))} -mig 0   # makes them whole",
+            f"sudo nvidia-smi -i {','.join(map(str, parents))} -mig 0   # makes the GPUs whole "
+            "again",
         ],
     )
 

@@ -88,15 +88,18 @@ def ask(run: RunDir, wanted: Request) -> Path:
         _place(written, request_file(run))
     except FileExistsError:
         raise MilesError(
-            "another profile of this run waits to begin",
-            why=f"{request_file(run)} is there; the run takes it after the step that it is in",
-            fix=["wait, and ask again", f"rm {request_file(run)}   # take that one back"],
+            "another profile of this run is about to start",
+            why=f"{request_file(run)} exists; the run reads it after its current step",
+            fix=[
+                "wait, then repeat the command",
+                f"rm {request_file(run)}   # withdraws that request",
+            ],
         ) from None
     except OSError as error:
         raise MachineError(
             f"a profile cannot be requested in {run.shown}",
             why=f"{type(error).__name__}: {error}",
-            fix=f"ls -ld {run.profiles_dir}   # whose is it?",
+            fix=f"ls -ld {run.profiles_dir}   # who owns it?",
         ) from error
     return folder
 

@@ -142,9 +142,9 @@ class Summary:
         """Raise MilesError if nothing could be profiled."""
         if self.parts and len(self.errors) == len(self.parts):
             raise MilesError(
-                "the profile shows nothing",
+                "the profile is empty",
                 why="; ".join(self.errors),
-                fix=["ask again", f"ls {self.folder}"],
+                fix=["repeat the command", f"ls {self.folder}"],
             )
 
     def lines(self) -> list[str]:

@@ -63,8 +63,8 @@ def require_running(run: RunDir, *, command: str) -> None:
     further = f" --steps {totals[-1] + MORE_STEPS}" if is_through else ""
     raise MilesError(
         f"run `{run.name}` is not running",
-        why=f"a profile is taken of steps that are done; its state: {state}",
-        fix=[f"miles resume {run.shown}{further}", f"{command}   # meanwhile"],
+        why=f"only steps that run now can be profiled; its state is {state}",
+        fix=[f"miles resume {run.shown}{further}", f"{command}   # while it runs"],
     )
 
 
@@ -85,7 +85,7 @@ def check(run: RunDir, plan: Plan, *, ranks: list[int], engines: list[int]) -> N
             raise RecipeError(
                 f"run `{run.name}` has no {what} {wrong[0]}",
                 why=f"its plan has {count}: {there}",
-                fix=f"{option} 0" if count else f"leave {option} out",
+                fix=f"{option} 0" if count else f"remove {option}",
             )
 
 
@@ -111,8 +111,8 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
             return state
         if not is_alive or (state is not None and state.progress is Progress.ENDED):
             raise MilesError(
-                f"run `{run.name}` ended before the profile was done",
-                why="its driver is gone" if not is_alive else "its attempt went wrong",
+                f"run `{run.name}` ended before the profile was finished",
+                why="its driver is no longer running" if not is_alive else "its attempt failed",
                 fix=[f"miles why {run.shown}", f"miles resume {run.shown}"],
             )
         now = pace(run)
@@ -127,7 +127,7 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
             raise WaitTimeout(
                 f"waited {silent_s:.0f} s for the driver of `{run.name}` to "
                 f"{'end' if state else 'begin'} profile {wanted.number}",
-                why=f"{now.described()}; the bound is {now.bound_s:.0f} s without an event",
+                why=f"{now.described()}; the limit is {now.bound_s:.0f} s without an event",
                 fix=[f"tail {run.events_file}", f"ls {run.path / 'logs' / 'latest'}"],
             )
         time.sleep(POLL_S)
@@ -136,12 +136,12 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
 def _passed_over(run: RunDir, step: int) -> MilesError:
     """Steps are done, and nobody takes the request, or ends what it began."""
     return MilesError(
-        f"the driver of `{run.name}` takes no profile",
-        why=f"it is at step {step}, and did not heed the request: it is of an older miles, "
-        "belongs to another user, or cannot write to its disk",
+        f"the driver of `{run.name}` does not record profiles",
+        why=f"it is at step {step} and ignored the request: it belongs to an older miles or to "
+        "another user, or it cannot write to its disk",
         fix=[
-            f"ls -l {run.profiles_dir}   # whose is the run?",
-            f"Ctrl-C, then miles resume {run.shown}   # by this version",
+            f"ls -l {run.profiles_dir}   # who owns the run?",
+            f"Ctrl-C, then miles resume {run.shown}   # with this version",
         ],
     )
 

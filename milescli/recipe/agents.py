@@ -30,137 +30,141 @@ _MCP_URL = "http://127.0.0.1:8000/mcp"
 
 
 class EnvironmentSettings(Section):
-    """What the policy acts in."""
+    """The environment that the policy acts in."""
 
     name: str | None = None
-    """frozen_lake; gymnasium, textarena, reasoning_gym (of those packages, see `settings`); or an
-    import path `mypkg.games:Chess`."""
+    """Name of the environment: frozen_lake; gymnasium, textarena or reasoning_gym (environments of
+    these packages, chosen by `settings`); or an import path `mypkg.games:Chess`."""
     settings: dict[str, Any] = Field(default={})
-    """What it is made with, e.g. `{id: FrozenLake-v1, is_slippery: false}`."""
+    """Arguments that create the environment, e.g. `{id: FrozenLake-v1, is_slippery: false}`."""
     step_timeout_s: PositiveFloat = 30.0
-    """Of its making, of a reset and of a step. The process of one that takes longer is ended, and
-    the others of that process go on in a new one."""
+    """Time limit for creating the environment, for a reset and for a step. If one takes longer, its
+    process is killed, and the other environments of that process continue in a new one."""
     processes: Positive | None = None
-    """In which environments live, side by side, on each node of a run; null: half of the node's
+    """Number of processes per node that run environments in parallel; null: half of the node's
     cores."""
     memory_gib: PositiveFloat = 8.0
-    """Of each process."""
+    """Memory limit of each process."""
 
 
 class VerifiersSettings(Section):
-    """An environment of verifiers."""
+    """An environment of the package verifiers."""
 
     environment: str | None = None
-    """Its taskset, by the name of the package that holds it (`my-tasks`, `owner/my-tasks`), which
-    is installed beside verifiers, or lies where the run is begun."""
+    """Name of the package that contains the taskset (`my-tasks`, `owner/my-tasks`). It must be
+    installed alongside verifiers, or be in the directory where you start the run."""
     arguments: dict[str, Any] = Field(default={})
-    """Of the taskset: what verifiers' `[env.taskset]` takes."""
+    """Arguments of the taskset: the settings of verifiers' `[env.taskset]`."""
     options: dict[str, Any] = Field(default={})
-    """The rest of verifiers' `[env]`: `{id: best-of-n, agent: {harness: {id: bash}}}`.
-    A seat that says nothing plays on this machine, by a harness that chats and calls tools."""
+    """The other settings of verifiers' `[env]`: `{id: best-of-n, agent: {harness: {id: bash}}}`. A
+    seat without settings runs on this machine, in a harness that chats and calls tools."""
     num_tasks: Positive = 8192
-    """Of `task:verifiers`, which are the first of the taskset: some have no end."""
+    """Number of tasks in `task:verifiers`: the first ones of the taskset. Some tasksets are
+    infinite."""
     episode_timeout_s: PositiveFloat = 600.0
-    """Of one episode, its scoring included."""
+    """Time limit of one episode, including its scoring."""
 
 
 class HarborSettings(Section):
-    """Tasks of harbor, each worked at in a container of its own."""
+    """Tasks of the package harbor; each runs in its own container."""
 
     tasks: str | None = None
-    """A folder with a task (task.toml, instruction.md, environment, tests), or of such folders."""
+    """A folder that contains a task (task.toml, instruction.md, environment, tests), or a folder of
+    such folders."""
     agent: str = "terminus-2"
-    """Who works at them: a name that harbor knows, or `mypkg.agents:Mine`, of harbor's BaseAgent.
-    It has to reach the policy on this machine's loopback, as those do that run beside harbor."""
+    """The agent that works on the tasks: a name that harbor knows, or `mypkg.agents:Mine`, a
+    subclass of harbor's BaseAgent. It must be able to reach the policy on this machine's loopback,
+    as agents that run outside the container can."""
     agent_options: dict[str, Any] = Field(default={})
-    """What harbor's settings of an agent take: `{kwargs: {max_turns: 20}}`."""
+    """Settings of the agent, as harbor accepts them: `{kwargs: {max_turns: 20}}`."""
     environment: str = "docker"
-    """Where: a kind that harbor knows, or `mypkg.places:Mine`, of harbor's BaseEnvironment."""
+    """Where the containers run: an environment type that harbor knows, or `mypkg.places:Mine`, a
+    subclass of harbor's BaseEnvironment."""
     environment_options: dict[str, Any] = Field(default={})
-    """What harbor's settings of an environment take: `{override_memory_mb: 2048}`."""
+    """Settings of the environment, as harbor accepts them: `{override_memory_mb: 2048}`."""
     reward: str | None = None
-    """Which of the numbers that a task's verifier says; null: `reward`, or the only one."""
+    """Which number of the task's verifier is the reward; null: `reward`, or the only number."""
     num_at_once: Positive = 8
-    """Trials; further episodes wait for one to end."""
+    """Number of trials that run at once; further episodes wait."""
     num_tasks: Positive = 8192
-    """Of `task:harbor`."""
+    """Number of tasks in `task:harbor`."""
     episode_timeout_s: PositiveFloat = 3600.0
-    """Of one trial, from its container's begin to its verifier's end."""
+    """Time limit of one trial, from the start of its container to the end of its verifier."""
 
 
 class SearchSettings(Section):
-    """What the tool `search` finds texts in."""
+    """What the tool `search` searches."""
 
     corpus: str | None = None
-    """A .jsonl, .parquet, .csv or .arrow file with a text in each row, which is searched here, by
-    BM25; null: a server is asked."""
+    """A .jsonl, .parquet, .csv or .arrow file with one text per row, which miles searches with
+    BM25; null: queries go to the server at `url`."""
     text_key: str | None = None
-    """Its column of the text; null: the first of text, contents, content, passage and body that is
-    there. A column `title`, where there is one, stands before it."""
+    """Column of the text; null: the first of text, contents, content, passage and body that the
+    file has. If there is a column `title`, it is put before the text."""
     url: str | None = None
-    """Of a server of retrieval, the whole address: it is sent `{queries: [...], topk: N}` and
-    replies `{result: [[{document: {contents: ...}}, ...]]}`, as that of Search-R1 does."""
+    """Full address of a retrieval server. It receives `{queries: [...], topk: N}` and replies with
+    `{result: [[{document: {contents: ...}}, ...]]}`, like the server of Search-R1."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key for `url`, sent as `Authorization:
-    Bearer`; null: none is sent."""
+    """Name of the environment variable that holds the API key for `url`, sent as `Authorization:
+    Bearer`; null: no key is sent."""
     top_k: Positive = 3
-    """Texts that a call gives."""
+    """Number of texts that a call returns."""
 
 
 class McpServer(Section):
-    """A server of tools: a program that the run starts and ends, or an address."""
+    """An MCP server: a program that the run starts and stops, or an address."""
 
     command: list[str] = Field(default=[])
-    """The program and its arguments, spoken to over its standard input and output: [python,
-    server.py]. Empty: the server is at `url`."""
+    """The program and its arguments: [python, server.py]. miles talks to it over standard input and
+    output. Empty: the server is at `url`."""
     url: str | None = None
-    """Where it is had by HTTP: http://127.0.0.1:8000/mcp; null: it is started by `command`."""
+    """HTTP address of the server: http://127.0.0.1:8000/mcp; null: `command` starts the server."""
     env: list[str] = Field(default=[])
-    """Names of environment variables that the program is given beside HOME, LOGNAME, PATH, SHELL,
-    TERM and USER. Their values are written nowhere."""
+    """Names of environment variables to pass to the program in addition to HOME, LOGNAME, PATH,
+    SHELL, TERM and USER. Their values are never written to disk."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key for `url`, sent as `Authorization:
-    Bearer`; null: none is sent. The key itself is written nowhere."""
+    """Name of the environment variable that holds the API key for `url`, sent as `Authorization:
+    Bearer`; null: no key is sent. The key is never written to disk."""
     tools: list[str] | None = None
-    """Which of its tools the model may call; null: all."""
+    """Which of the server's tools the model may call; null: all of them."""
 
 
 class SpeakerSettings(Requests):
-    """A model behind an OpenAI-compatible endpoint that takes turns. Nothing that it says is
-    trained on."""
+    """A model behind an OpenAI-compatible endpoint that takes turns in the conversation. Its tokens
+    are not trained on."""
 
     url: str | None = None
-    """Of the endpoint, up to its version: http://127.0.0.1:8000/v1."""
+    """Address of the endpoint, including its version: http://127.0.0.1:8000/v1."""
     model: str | None = None
-    """As the endpoint calls it."""
+    """Name of the model at the endpoint."""
     max_tokens: Positive = 512
-    """Of one turn."""
+    """Longest response per turn, in tokens."""
     temperature: NonNegativeFloat = 1.0
 
 
 class Role(Section):
-    """One of those who speak in turn. Each has a conversation of its own, in which what the others
-    say comes from the user, as `name: text`."""
+    """A participant in a multi-agent episode. Each role has its own conversation, in which the
+    other roles' messages appear as user messages, `name: text`."""
 
     prompt: str | None = None
-    """Its system message; null: none of its own."""
+    """System message of the role; null: none."""
     sees: Literal["all", "prompt", "others"] = "all"
-    """What it is shown beside its own turns. all: the prompt, and what the others say; prompt: the
-    prompt alone; others: what they say alone."""
+    """What the role sees in addition to its own turns. all: the prompt and the other roles'
+    messages; prompt: only the prompt; others: only the other roles' messages."""
     endpoint: SpeakerSettings | None = None
-    """Who plays it, where that is a model behind an endpoint."""
+    """Set this if a model behind an endpoint plays the role."""
     policy: str | None = None
-    """Who plays it, where that is an older version of the policy: a Hugging Face folder, a name on
-    the hub, a run, or RUN@STEP. The run serves it on an engine of its own, as it is; null, and no
-    `endpoint`: the policy itself."""
+    """Set this if an older version of the policy plays the role: a Hugging Face folder, a name on
+    the hub, a run, or RUN@STEP. The run serves it, frozen, on its own engine. If both this and
+    `endpoint` are null, the policy itself plays the role."""
     trained: bool = True
-    """false: the policy itself plays it, and nothing that it says there is trained on."""
+    """false: the policy plays the role, but its tokens in this role are not trained on."""
     reward: str | dict[str, float] | None = None
-    """Its own, written as `rollout.reward` is; its advantages are among the same role of the
-    group's samples. null: it shares the episode's reward."""
+    """Reward of this role, in the format of `rollout.reward`; its advantages compare the same role
+    across the samples of the group. null: the role shares the episode's reward."""
     scores: Literal["turn", "episode"] = "turn"
-    """What its own reward is given as the response. turn: its last turn; episode: every turn of
-    every role, as JSON: `[{"role": "solver", "content": "42"}, ...]`."""
+    """What the role's own reward receives as the response. turn: the role's last turn; episode:
+    every turn of every role, as JSON: `[{"role": "solver", "content": "42"}, ...]`."""
 
     @property
     def is_trained(self) -> bool:
@@ -183,14 +187,15 @@ class UserSettings(Section):
     """The user of the agent `chat`: either `script` or `endpoint`."""
 
     script: list[str] = Field(default=[])
-    """What the user says after each response, in order; then the conversation has ended."""
+    """What the user says after each response, in order. The conversation ends after the last
+    text."""
     endpoint: SpeakerSettings = SpeakerSettings()
-    """Who simulates the user, where `endpoint.url` is set."""
+    """Model that simulates the user, if `endpoint.url` is set."""
     prompt: str | None = None
-    """System message of the simulated one: who it is, what it wants, and when it says
+    """System message of the simulated user: who the user is, what the user wants, and when to say
     `ends_with`."""
     ends_with: str = "[END]"
-    """What the simulated user says to end the conversation; it must stand in `prompt`."""
+    """Text with which the simulated user ends the conversation; `prompt` must mention it."""
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
@@ -198,29 +203,30 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     rollout, agent = recipe.rollout, recipe.rollout.agent
     yield Rule(
         agent == _ENVIRONMENT and rollout.environment.name is None,
-        f"the agent `{_ENVIRONMENT}` has no environment",
+        f"the agent `{_ENVIRONMENT}` needs an environment",
         why="`rollout.environment.name` is null",
-        fix="--set rollout.environment.name=frozen_lake   # `miles envs` lists them",
+        fix="--set rollout.environment.name=frozen_lake   # `miles envs` lists all environments",
     )
     yield Rule(
         agent == "verifiers" and rollout.verifiers.environment is None,
-        "the agent `verifiers` has no environment",
+        "the agent `verifiers` needs an environment",
         why="`rollout.verifiers.environment` is null",
         fix="--set rollout.verifiers.environment=my_tasks   # the package of a taskset",
     )
     yield Rule(
         agent == "harbor" and rollout.harbor.tasks is None,
-        "the agent `harbor` has no tasks",
+        "the agent `harbor` needs tasks",
         why="`rollout.harbor.tasks` is null",
-        fix="--set rollout.harbor.tasks=FOLDER   # of folders with a task.toml each",
+        fix="--set rollout.harbor.tasks=FOLDER   # a folder of task folders, each with a task.toml",
     )
     yield from _tool_rules(rollout)
     yield Rule(
         recipe.data.chat_template == "none" and agent in _CHATS,
         f"the agent `{agent}` needs a chat template",
-        why="`data.chat_template=none` makes prompts raw text, and what comes after the first turn "
-        "are messages of a chat",
-        fix="--set data.chat_template=chatml   # or a file with the template of its family",
+        why="with `data.chat_template=none`, prompts are raw text, but the turns after the "
+        "first one are chat messages",
+        fix="--set data.chat_template=chatml   # or a file with the chat template of the "
+        "model's family",
     )
     if agent == "multi_agent":
         yield from _role_rules(rollout)
@@ -259,7 +265,7 @@ def _tool_rules(rollout: Rollout) -> Iterator[Rule]:
     search = rollout.search
     yield Rule(
         rollout.agent in _CALLS_TOOLS and not rollout.tools and not rollout.mcp,
-        f"the agent `{rollout.agent}` has no tools",
+        f"the agent `{rollout.agent}` needs tools",
         why="`rollout.tools` and `rollout.mcp` are empty",
         fix="--set 'rollout.tools=[calculator]'   # or an import path, mypkg.tools:lookup",
     )
@@ -268,7 +274,7 @@ def _tool_rules(rollout: Rollout) -> Iterator[Rule]:
     has = "neither a `corpus` nor a `url`" if search.url is None else "a `corpus` and a `url`"
     yield Rule(
         "search" in rollout.tools and (search.corpus is None) == (search.url is None),
-        "the tool `search` does not know where",
+        "the tool `search` needs exactly one source",
         why=f"`rollout.search` has {has}",
         fix=[
             "--set rollout.search.url=null --set rollout.search.corpus=FILE.jsonl",
@@ -287,24 +293,24 @@ def _tool_rules(rollout: Rollout) -> Iterator[Rule]:
     twice = next((name for name in called if called.count(name) > 1), None)
     yield Rule(
         twice,
-        f"two tools are called `{twice}`",
-        why="the model calls a tool by its name, and `rollout.tools` is "
+        f"two tools have the name `{twice}`",
+        why="the model calls a tool by its name, but `rollout.tools` is "
         f"[{', '.join(rollout.tools)}]"
         + "".join(
             f", the MCP server `{name}` has [{', '.join(server.tools)}]"
             for name, server in rollout.mcp.items()
             if server.tools
         ),
-        fix="give one of them another name, and take the other out of the recipe",
+        fix="rename one of the tools, or remove one from the recipe",
     )
 
 
 def _mcp_rules(name: str, server: McpServer) -> Iterator[Rule]:
     yield Rule(
         bool(server.command) == (server.url is not None),
-        f"the MCP server `{name}` is started or has an address",
-        why=f"`rollout.mcp` says {'both' if server.command else 'neither'} for it: `command` and "
-        "`url`",
+        f"the MCP server `{name}` needs either a command or an address",
+        why=f"`rollout.mcp` sets {'both' if server.command else 'neither'} of `command` and "
+        "`url` for this server",
         fix=[
             f"--set 'rollout.mcp={{{name}: {{command: [python, server.py]}}}}'",
             f"--set 'rollout.mcp={{{name}: {{url: {_MCP_URL}}}}}'",
@@ -323,23 +329,23 @@ def _mcp_rules(name: str, server: McpServer) -> Iterator[Rule]:
         unused, useful = ("api_key_env", "env: [NAME]")
     yield Rule(
         getattr(server, unused),
-        f"`{unused}` does nothing for the MCP server `{name}`",
-        why="`env` is given to a program (`command`), `api_key_env` sent to an address (`url`)",
-        fix=f"write `{useful}` instead",
+        f"`{unused}` has no effect on the MCP server `{name}`",
+        why="`env` is passed to a program (`command`); `api_key_env` is sent to an address (`url`)",
+        fix=f"use `{useful}` instead",
     )
     keys = [server.api_key_env] if server.api_key_env is not None else []
     yield Rule(  # what it names may be a secret, so it is not shown
         not all(_VARIABLE.fullmatch(variable) for variable in [*server.env, *keys]),
-        f"the MCP server `{name}` names no environment variable",
-        why="`env` and `api_key_env` hold names; values come from the environment, and are written "
-        "nowhere",
-        fix="write `env: [MY_TOKEN]`, and export MY_TOKEN where the run begins",
+        f"the MCP server `{name}` does not name an environment variable",
+        why="`env` and `api_key_env` take names of variables; the values come from the "
+        "environment and are never written to disk",
+        fix="write `env: [MY_TOKEN]`, and export MY_TOKEN before you start the run",
     )
     yield Rule(
         server.tools is not None and not server.tools,
-        f"no tool of the MCP server `{name}` may be called",
-        why="its `tools` are an empty list",
-        fix="write `tools: null` for all of them, or take the server out of `rollout.mcp`",
+        f"the MCP server `{name}` has no tool that the model may call",
+        why="its list of `tools` is empty",
+        fix="write `tools: null` to allow all of them, or remove the server from `rollout.mcp`",
     )
 
 
@@ -348,7 +354,7 @@ def _role_rules(rollout: Rollout) -> Iterator[Rule]:
     roles, names, final = rollout.roles, ", ".join(rollout.roles), rollout.final_role
     yield Rule(
         not roles,
-        "the agent `multi_agent` has no roles",
+        "the agent `multi_agent` needs roles",
         why="`rollout.roles` is empty",
         fix="--set 'rollout.roles={solver: {prompt: Solve it.}, verifier: {prompt: Find the "
         "mistake.}}'",
@@ -357,14 +363,15 @@ def _role_rules(rollout: Rollout) -> Iterator[Rule]:
         better = re.sub(r"[^A-Za-z0-9_-]+", "_", odd).strip("_") or "solver"
         yield Rule(
             True,
-            f"a role cannot be called `{odd}`",
-            why="the others are told `NAME: text`: a name has letters, digits, - and _",
-            fix=f"write `{better}` in the place of it in `rollout.roles`",
+            f"`{odd}` is not a valid name for a role",
+            why="messages appear to other roles as `NAME: text`, so a name may contain only "
+            "letters, digits, - and _",
+            fix=f"rename it to `{better}` in `rollout.roles`",
         )
     yield Rule(
         final is not None and final not in roles,
-        f"no role is called `{final}`",
-        why=f"`rollout.final_role` is one of `rollout.roles`: {names}",
+        f"there is no role `{final}`",
+        why=f"`rollout.final_role` must be one of `rollout.roles`: {names}",
         fix=f"--set rollout.final_role={list(roles)[-1]}",
     )
     for name, role in roles.items():
@@ -375,49 +382,51 @@ def _role_rules(rollout: Rollout) -> Iterator[Rule]:
     ours = [name for name, role in roles.items() if role.is_policy]
     yield Rule(
         not ours,
-        "no role is played by the policy",
-        why=f"each of `rollout.roles` has an `endpoint` or a `policy`: {names}",
-        fix=f"take it out of the role `{next(iter(roles))}`",
+        "the policy does not play any role",
+        why=f"every role in `rollout.roles` has an `endpoint` or a `policy`: {names}",
+        fix=f"remove it from the role `{next(iter(roles))}`",
     )
     yield Rule(
         not any(role.is_trained for role in roles.values()),
-        "no role is trained",
-        why=f"each of `rollout.roles` has an `endpoint`, a `policy` or `trained: false`: {names}",
-        fix=f"take `trained: false` out of the role `{ours[0]}`",
+        "the run does not train any role",
+        why="every role in `rollout.roles` has an `endpoint`, a `policy` or `trained: false`: "
+        f"{names}",
+        fix=f"remove `trained: false` from the role `{ours[0]}`",
     )
 
 
 def _rules_of_role(name: str, role: Role) -> Iterator[Rule]:
     yield Rule(
         role.reward is None and role.scores != "turn",
-        f"the role `{name}` has no reward of its own to score with",
-        why=f"`scores: {role.scores}` says what its `reward` is given, and that is null",
-        fix=f"write `reward: judge` at the role `{name}`, or take `scores` out",
+        f"the role `{name}` has no reward of its own",
+        why=f"`scores: {role.scores}` chooses what the role's `reward` receives, but `reward` is "
+        "null",
+        fix=f"write `reward: judge` at the role `{name}`, or remove `scores`",
     )
     yield Rule(
         role.reward is not None and not any(role.reward_weights.values()),
-        f"the reward of the role `{name}` weighs nothing",
-        why=f"it is {role.reward!r}: all samples would have the reward 0",
+        f"all weights of the reward of the role `{name}` are 0",
+        why=f"it is {role.reward!r}, so every sample would have the reward 0",
         fix=f"write `reward: {next(iter(role.reward_weights), 'math')}` at the role `{name}`",
     )
     said = "is not trained" if role.is_policy else "is played by another model"
     yield Rule(
         role.reward is not None and not role.is_trained,
-        f"the role `{name}` has a reward that teaches nobody",
-        why=f"the role {said}: nothing that it says is trained on",
-        fix=f"take `reward` out of the role `{name}`",
+        f"the reward of the role `{name}` has no effect",
+        why=f"the role {said}, so a reward cannot teach it anything",
+        fix=f"remove `reward` from the role `{name}`",
     )
     yield Rule(
         role.policy is not None and not role.policy.strip("@ "),
-        f"the role `{name}` has a `policy` without a name",
-        why="it names a folder, a model on the hub, a run, or RUN@STEP",
+        f"the `policy` of the role `{name}` is empty",
+        why="`policy` must name a folder, a model on the hub, a run, or RUN@STEP",
         fix=f"write `policy: runs/NAME@20` at the role `{name}`",
     )
     yield Rule(
         role.policy is not None and role.endpoint is not None,
-        f"the role `{name}` would be played by two models",
-        why=f"it has an `endpoint` and a `policy`, {role.policy}",
-        fix=f"take one of them out of the role `{name}`",
+        f"the role `{name}` has two models",
+        why=f"it has both an `endpoint` and a `policy`, {role.policy}",
+        fix=f"remove one of them from the role `{name}`",
     )
 
 
@@ -426,31 +435,32 @@ def _turn_rules(rollout: Rollout) -> Iterator[Rule]:
     order, roles, rounds = rollout.role_turns, rollout.roles, rollout.rounds
     yield Rule(
         len(order) > rollout.max_turns,
-        f"an episode of {len(order)} turns is longer than it may be",
-        why=f"`rollout.roles` are {len(roles)}, `rollout.rounds` is {rounds}, and "
-        f"`rollout.max_turns` {rollout.max_turns}",
+        f"an episode of {len(order)} turns exceeds the limit",
+        why=f"`rollout.roles` has {len(roles)} roles, `rollout.rounds` is {rounds}, and "
+        f"`rollout.max_turns` is {rollout.max_turns}",
         fix=f"--set rollout.max_turns={len(order)}",
     )
     silent = next((name for name in roles if name not in order), None)
     yield Rule(
         silent,
-        f"the role `{silent}` never speaks",
-        why=f"the episode ends with the last turn of `{rollout.final_role}` "
+        f"the role `{silent}` never gets a turn",
+        why=f"the episode ends after the last turn of `{rollout.final_role}` "
         f"(`rollout.final_role`), and `rollout.rounds` is {rounds}",
         fix=["--set rollout.rounds=2", "--set rollout.final_role=null"],
     )
     yield Rule(
         roles[order[0]].sees == "others",
-        f"the role `{order[0]}` would speak first and see nothing",
-        why="`sees: others` shows what the others said, and nobody has",
-        fix=f"write `sees: all` at the role `{order[0]}`, or put another before it",
+        f"the role `{order[0]}` would speak first without seeing anything",
+        why="`sees: others` shows only what the other roles said, and none has spoken yet",
+        fix=f"write `sees: all` at the role `{order[0]}`, or put another role before it",
     )
     is_alone = len(roles) == 1
     for name in set(order):
         yield Rule(
             order.count(name) > 1 and (roles[name].sees == "prompt" or is_alone),
-            f"the role `{name}` would be asked again with nothing new",
-            why=f"`rollout.rounds` is {rounds}, and between its turns it is shown nothing",
+            f"the role `{name}` would speak again without seeing anything new",
+            why=f"`rollout.rounds` is {rounds}, and the role sees no new messages between its "
+            "turns",
             fix=["--set rollout.rounds=1"]
             + ([] if is_alone else [f"write `sees: all` at the role `{name}`"]),
         )
@@ -461,16 +471,16 @@ def _role_reward_rules(recipe: Recipe) -> Iterator[Rule]:
     own = next((name for name, role in roles.items() if role.reward), None)
     yield Rule(
         own is not None and recipe.train.advantage == "remax",
-        "`remax` knows no rewards of roles",
-        why=f"the role `{own}` has a reward of its own, and the greedy response that "
-        "`train.advantage=remax` compares with has the episode's alone",
+        "`remax` does not support rewards of roles",
+        why=f"the role `{own}` has its own reward, but the greedy response that "
+        "`train.advantage=remax` compares with has only the episode's reward",
         fix="--set train.advantage=rloo",
     )
     last = [name for name, role in roles.items() if role.is_policy][-1]
     yield Rule(
         recipe.asks_reward_model and turns[-1] != last,
         f"the reward `reward_model` cannot score the role `{turns[-1]}`",
-        why="it reads the tokens of the conversation that was begun last, which is that of "
+        why="it scores the tokens of the conversation that started last, which is that of "
         f"`{last}`",
         fix=f"--set rollout.final_role={last}",
     )
@@ -481,7 +491,7 @@ def _user_rules(rollout: Rollout) -> Iterator[Rule]:
     yield Rule(
         bool(script) == (user.endpoint.url is not None),
         "the agent `chat` has two users" if script else "the agent `chat` has no user",
-        why="what the user says is `rollout.user.script`, or comes from "
+        why="the user's messages come either from `rollout.user.script` or from "
         "`rollout.user.endpoint.url`",
         fix=[
             "--set rollout.user.endpoint.url=null"
@@ -492,15 +502,15 @@ def _user_rules(rollout: Rollout) -> Iterator[Rule]:
     )
     yield Rule(
         "" in script,
-        "`rollout.user.script` has an empty text",
-        why="a user who says nothing asks for nothing",
+        "`rollout.user.script` contains an empty text",
+        why="a user message must contain text",
         fix="--set 'rollout.user.script=[\"Are you sure?\"]'",
     )
     yield Rule(
         len(script) >= rollout.max_turns,
-        "the user would not get round to the whole script",
-        why=f"`rollout.user.script` has {len(script)} texts, each answered by a turn of the model, "
-        f"and `rollout.max_turns` is {rollout.max_turns}",
+        "the episode would end before the script does",
+        why=f"`rollout.user.script` has {len(script)} texts, and the model answers each of them, "
+        f"but `rollout.max_turns` is {rollout.max_turns}",
         fix=f"--set rollout.max_turns={len(script) + 1}",
     )
     if script:
@@ -508,9 +518,9 @@ def _user_rules(rollout: Rollout) -> Iterator[Rule]:
     yield from _speaker_rules(user.endpoint, "rollout.user.endpoint", who="the user")
     yield Rule(
         not user.ends_with or user.ends_with not in (user.prompt or ""),
-        "the simulated user does not know how to end the conversation",
-        why=f"`rollout.user.ends_with` is `{user.ends_with}`, and `rollout.user.prompt` does not "
-        "say it"
+        "the simulated user cannot end the conversation",
+        why=f"`rollout.user.ends_with` is `{user.ends_with}`, but `rollout.user.prompt` does not "
+        "mention it"
         if user.prompt
         else "`rollout.user.prompt` is not set",
         fix="--set 'rollout.user.prompt=You are a customer who ... When you have what you want, "

@@ -17,11 +17,11 @@ class Algorithm:
     """Describes one algorithm: a row of the table."""
 
     about: str
-    """In a line."""
+    """Description in one line."""
     paper: str
-    """Where it is defined."""
+    """Paper or page that defines it."""
     base: str | None = "grpo"
-    """The row that it differs from; None: it says everything."""
+    """The row that it differs from; None: the row sets every component."""
     sets: Mapping[str, Setting]
     """Recipe keys."""
 
@@ -287,9 +287,12 @@ def settings_of(name: str) -> dict[str, Setting]:
     if row is None:
         guess = nearest(name.replace("-", "_").replace(".", "_"), ALGORITHMS)
         raise RecipeError(
-            f"no algorithm is called `{name}`",
+            f"there is no algorithm `{name}`",
             why=f"`train.algorithm` must be one of {', '.join(ALGORITHMS)}",
-            fix=[f"--set train.algorithm={guess or 'grpo'}", "miles algorithms   # what each is"],
+            fix=[
+                f"--set train.algorithm={guess or 'grpo'}",
+                "miles algorithms   # describes each algorithm",
+            ],
         )
     return {**(settings_of(row.base) if row.base else {}), **row.sets}
 

@@ -19,18 +19,21 @@ class MixSource(Section):
     """One of the sources that `data.mix` interleaves."""
 
     path: Names
-    """As `data.prompts`: a file, a data set, a task, or a list of these."""
+    """Prompts, in the same formats as `data.prompts`: a file, a data set, a task, or a list of
+    these."""
     name: str | None = None
-    """Of its prompts, in records; null: its path."""
+    """Name of the source in records; null: its path."""
     weight: PositiveFloat | None = None
-    """Its share, among the weights of all; null without a quota: 1."""
+    """Share of the prompts, relative to the weights of all sources; null: 1, unless `quota` is
+    set."""
     quota: Positive | None = None
-    """Prompts that it gives to each pass over the mix, instead of a weight."""
+    """Number of prompts that the source contributes to each pass over the mix; use it instead of a
+    weight."""
     reward: str | None = None
-    """Scores its prompts; null: `rollout.reward`."""
+    """Reward for the source's prompts; null: `rollout.reward`."""
     prompt_key: str | None = None
     label_key: str | None = None
-    """Its columns; null: as `data` has them."""
+    """Columns of the source; null: those that `data` names."""
 
     @property
     def called(self) -> str:
@@ -39,66 +42,67 @@ class MixSource(Section):
 
 
 class Data(Section):
-    """Where prompts, or the rows to learn from, come from."""
+    """Where prompts, or rows to learn from, come from."""
 
     prompts: Names | None = None
-    """A .jsonl, .parquet, .csv or .arrow file; `hf:NAME[@REVISION][:SUBSET][:SPLIT]` for a data set
-    of the hub (`hf:openai/gsm8k:main:train`), which is fetched; or `task:NAME` for prompts that
-    miles makes itself (`task:sums`). Some rows of one: `train.jsonl[0:1000]`. Or a list of these,
+    """A .jsonl, .parquet, .csv or .arrow file; `hf:NAME[@REVISION][:SUBSET][:SPLIT]` to download a
+    data set from the hub (`hf:openai/gsm8k:main:train`); or `task:NAME` for prompts that miles
+    generates (`task:sums`). A range of rows: `train.jsonl[0:1000]`. Or a list of these, which is
     read as one."""
     mix: list[MixSource] | None = None
-    """Several sources instead of `prompts`, interleaved in an order fixed by the run's seed: a list
-    of {path: train.jsonl, weight: 2}, or with `quota` in the place of `weight`; and what else
-    belongs to one source (name, reward, prompt_key, label_key)."""
+    """Several sources instead of `prompts`: a list of {path: train.jsonl, weight: 2}, or with
+    `quota` instead of `weight`, and with the other settings of one source (name, reward,
+    prompt_key, label_key). The run's seed fixes the order in which they are interleaved."""
     eval: Names | None = None
-    """Held-out prompts, in the same forms; null: no evaluation."""
+    """Held-out prompts, in the same formats; null: no evaluation."""
     demonstrations: Names | None = None
-    """Worked examples for the warm-up, in the same forms."""
+    """Worked examples for the warm-up, in the same formats."""
     train: Names | None = None
-    """Rows to learn from without sampling, in the same forms: chats, prompts with responses or
+    """Rows to learn from without sampling, in the same formats: chats, prompts with responses or
     plain texts (`train.objective: supervised`, distillation), or pairs of a chosen and a rejected
-    response (preference, reward_model). Instead of `prompts`."""
+    response (preference, reward_model). Use it instead of `prompts`."""
     validation: Names | None = None
-    """Held-out rows of the same kind as `train`, whose loss is measured; null: none."""
+    """Held-out rows of the same kind as `train`, for measuring the loss; null: none."""
     max_row_tokens: Positive = 1024
-    """Longest row of `train` and `validation`, chat template included."""
+    """Longest row of `train` and `validation` in tokens, including the chat template."""
     long_rows: Literal["drop", "truncate", "error"] = "drop"
-    """What happens to longer rows. drop: left out and counted; truncate: cut at the end; error: the
-    run is refused."""
+    """What to do with longer rows. drop: skip and count them; truncate: cut off the end; error:
+    reject the run."""
     chat_template: str = "auto"
-    """How messages become text. auto: by the template of the model's tokenizer; none: prompts are
-    raw text, as base models read it; chatml; or a file that holds a template (Jinja)."""
+    """How messages become text. auto: with the template of the model's tokenizer; none: prompts are
+    raw text, as base models read it; chatml; or a file that contains a Jinja template."""
     prompt_key: str | None = None
     """Column of the prompt (text, or a list of messages), or a field in one (`input.messages`);
-    null: found by the layout of the rows, or by its name (`docs/data.md`)."""
+    null: found from the layout of the rows or from common column names (`docs/data.md`)."""
     label_key: str | None = None
-    """Column of the label, or a field in one (`reward_model.ground_truth`); null: found by the
-    layout of the rows, or by its name."""
+    """Column of the label, or a field in one (`reward_model.ground_truth`); null: found from the
+    layout of the rows or from common column names."""
     response_key: str | None = None
-    """Column of the response in rows of prompts and responses; null: found by the layout of the
-    rows, or by its name."""
+    """Column of the response in rows of prompts and responses; null: found from the layout of the
+    rows or from common column names."""
     ignore_columns: Names | None = None
-    """Columns that are left out, though they look like part of the prompt (`images`, `context`);
-    null: such a column stops the run."""
+    """Columns to ignore although they look like part of the prompt (`images`, `context`); null:
+    such a column stops the run."""
     remote_images: bool = False
-    """Fetch images of rows that are addresses (`https://...`), once, into `~/.cache/miles`; false:
-    such a row is refused."""
+    """Download images whose rows contain addresses (`https://...`), once, into `~/.cache/miles`;
+    false: reject such rows."""
     system_prompt: str | None = None
-    """Put before every prompt as the system message; null: none."""
+    """System message to put before every prompt; null: none."""
     max_prompt_tokens: Positive = 256
-    """Longest prompt, chat template included."""
+    """Longest prompt in tokens, including the chat template."""
     long_prompts: Literal["drop", "error"] = "drop"
-    """What happens to longer prompts. drop: left out and counted; error: the run is refused."""
+    """What to do with longer prompts. drop: skip and count them; error: reject the run."""
     dedup: Literal["none", "exact"] = "none"
-    """exact: of training prompts that are equal, the first is kept; none: all are."""
+    """exact: keep only the first of several identical training prompts; none: keep all of them."""
     shuffle: bool = True
-    """A new order for each epoch, fixed by the run's seed."""
+    """Shuffle each epoch anew, in an order that the run's seed fixes."""
     curriculum: str = "none"
-    """How a step's prompts are chosen among the next ones of the epoch. none: all, as they come;
-    learnable: those that the policy answers rightly about half of the time, untried ones first; or
-    an import path."""
+    """How a step chooses its prompts among the next ones of the epoch. none: all, in order;
+    learnable: those that the policy answers correctly about half of the time, untried ones first;
+    or an import path."""
     curriculum_pool: Annotated[float, Field(ge=1.0)] = 4.0
-    """Candidates for each prompt that is wanted; those not chosen wait for the next epoch."""
+    """Number of candidates for each prompt that a step needs; those not chosen wait for the next
+    epoch."""
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
@@ -108,13 +112,13 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     yield Rule(
         needs_prompts and not data.prompts and not data.mix,
         "the recipe has no prompts",
-        why="`data.prompts` is not set: there is nothing to respond to",
+        why="`data.prompts` is not set, so the model has nothing to respond to",
         fix=["--set data.prompts=train.jsonl", "--set data.prompts=task:sums"],
     )
     yield Rule(
         warmup.steps and not data.demonstrations,
-        f"{warmup.steps} warm-up steps have nothing to imitate",
-        why="`warmup.steps` needs worked answers in `data.demonstrations`",
+        f"{warmup.steps} warm-up steps have no examples to imitate",
+        why="`warmup.steps` needs worked examples in `data.demonstrations`",
         fix=[
             f"--set data.demonstrations={data.prompts or 'FILE.jsonl'}",
             "--set warmup.steps=0",
@@ -122,7 +126,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     )
     yield Rule(
         needs_prompts and evaluation.every and not data.eval,
-        f"an evaluation every {evaluation.every} steps has nothing to evaluate on",
+        f"the evaluation every {evaluation.every} steps has no prompts",
         why="`eval.every` needs held-out prompts in `data.eval`",
         fix=["--set data.eval=test.jsonl", "--set eval.every=0"],
     )
@@ -137,32 +141,32 @@ def _mix_rules(data: Data) -> Iterator[Rule]:
     yield Rule(
         mix and data.prompts is not None,
         "the recipe has two sources of prompts",
-        why=f"`data.prompts` is `{data.prompts}` and `data.mix` has {len(mix)} more",
+        why=f"`data.prompts` is `{data.prompts}`, and `data.mix` lists {len(mix)} more",
         fix=["--set data.prompts=null", "--set data.mix=null"],
     )
     for number, source in enumerate(mix, start=1):
         check_names(source.path, key="data.mix")
         yield Rule(
             source.weight is not None and source.quota is not None,
-            f"number {number} of `data.mix` has a weight and a quota",
-            why="a weight is a share of the prompts, a quota their number in each pass",
-            fix=f"take one of the two off `{source.called}`",
+            f"source {number} of `data.mix` has both a weight and a quota",
+            why="a weight is a share of the prompts; a quota is their number in each pass",
+            fix=f"remove one of them from `{source.called}`",
         )
     without = [source.called for source in mix if source.quota is None]
     first = without[0] if without else ""
     yield Rule(
         0 < len(without) < len(mix),
         "`data.mix` has quotas for some of its sources only",
-        why=f"how many prompts of `{first}` go with them is not said",
-        fix=f"give `{first}` a quota, or all of them weights",
+        why=f"`{first}` has no quota, so its number of prompts is undefined",
+        fix=f"give `{first}` a quota, or give every source a weight",
     )
     names = [source.called for source in mix]
     twice = next((name for name in names if names.count(name) > 1), None)
     yield Rule(
         twice,
-        f"two sources of `data.mix` are called `{twice}`",
-        why="records and rewards tell them apart by name",
-        fix="give each a `name` of its own",
+        f"two sources of `data.mix` have the name `{twice}`",
+        why="records and rewards identify sources by name",
+        fix="give each source a different `name`",
     )
 
 
@@ -173,16 +177,17 @@ def row_rules(recipe: Recipe) -> Iterator[Rule]:
     imitates = " --set train.objective=supervised" * (objective == "policy")
     yield Rule(
         data.train is not None and (data.prompts is not None or data.mix),
-        "the recipe has two things to learn from",
-        why=f"`data.train` is {data.train}, and `data.{key}` is set: rows are learned from as "
-        "they are, prompts are answered by engines",
+        "the recipe has two sources of training data",
+        why=f"`data.train` is {data.train}, and `data.{key}` is set: a run learns either from "
+        "rows as they are, or from responses that engines sample for prompts",
         fix=[f"--set data.{key}=null{imitates}", "--set data.train=null"],
     )
     yield Rule(
         objective in OF_ROWS and data.train is None,
-        f"`train.objective={objective}` has nothing to learn from",
-        why=f"it takes {'pairs' if objective in OF_PAIRS else 'chats or texts'} from "
-        "`data.train`, which is not set",
+        f"`train.objective={objective}` has no training data",
+        why="this objective learns from "
+        f"{'pairs' if objective in OF_PAIRS else 'chats or texts'} in `data.train`, which is "
+        "not set",
         fix=[
             f"--set data.train={data.prompts or 'FILE.jsonl'} --set data.prompts=null",
             "--set train.objective=policy   # to learn from what engines sample",
@@ -190,8 +195,8 @@ def row_rules(recipe: Recipe) -> Iterator[Rule]:
     )
     yield Rule(
         data.train is not None and objective == "policy",
-        "`train.objective=policy` does not learn from rows",
-        why=f"it reinforces what engines sample, and `data.train` is {data.train}",
+        "`train.objective=policy` cannot learn from rows",
+        why=f"this objective reinforces what engines sample, but `data.train` is {data.train}",
         fix=[
             "--set train.objective=supervised   # to imitate them",
             f"--set data.prompts={data.train} --set data.train=null",
@@ -203,8 +208,8 @@ def row_rules(recipe: Recipe) -> Iterator[Rule]:
     key = "train.epochs" if train.epochs is not None else "data.validation"
     yield Rule(
         train.epochs is not None or data.validation is not None,
-        f"`{key}` is of runs that learn from rows",
-        why="`data.train` is not set, and engines sample as long as `train.steps` says",
+        f"`{key}` only applies to runs that learn from rows",
+        why="`data.train` is not set, and a run that samples prompts has no fixed number of rows",
         fix=[f"--set {key}=null", "--set data.train=FILE.jsonl --set data.prompts=null"],
     )
 
@@ -213,9 +218,9 @@ def _rules_with_rows(recipe: Recipe) -> Iterator[Rule]:
     data, train, objective = recipe.data, recipe.train, recipe.train.objective
     yield Rule(
         train.updates_per_step > 1,
-        "rows are not parted into several updates",
-        why=f"`train.updates_per_step` is {train.updates_per_step}; a step of "
-        f"`train.objective={objective}` is one update of `train.batch_size` rows",
+        "rows cannot be split into several updates",
+        why=f"`train.updates_per_step` is {train.updates_per_step}, but a step of "
+        f"`train.objective={objective}` is one update on `train.batch_size` rows",
         fix=[
             "--set train.updates_per_step=1",
             "--set train.updates_per_step=1 "
@@ -224,26 +229,26 @@ def _rules_with_rows(recipe: Recipe) -> Iterator[Rule]:
     )
     yield Rule(
         recipe.trains_scores and recipe.warmup.steps,
-        f"`train.objective={objective}` has no warm-up",
-        why=f"`warmup.steps` is {recipe.warmup.steps}: it imitates responses, and a model that "
-        "gives a score writes none",
-        fix="--set warmup.steps=0   # begin with a model that was trained before",
+        f"`train.objective={objective}` does not support a warm-up",
+        why=f"`warmup.steps` is {recipe.warmup.steps}: the warm-up imitates responses, but this "
+        "model returns a score instead of text",
+        fix="--set warmup.steps=0   # start from a model that is already trained",
     )
     yield Rule(
         recipe.eval.every and data.eval is None and data.validation is None,
-        f"an evaluation every {recipe.eval.every} steps has nothing to evaluate on",
+        f"the evaluation every {recipe.eval.every} steps has no data",
         why="`eval.every` needs held-out rows in `data.validation`, or prompts in `data.eval`",
         fix=["--set data.validation=FILE.jsonl", "--set eval.every=0"],
     )
     yield Rule(
         data.eval is not None and recipe.trains_scores,
-        f"`train.objective={objective}` answers no prompts",
-        why=f"its model gives a score instead of a next token, and `data.eval` is {data.eval}",
-        fix="--set data.eval=null   # data.validation measures it on held-out pairs",
+        f"`train.objective={objective}` cannot answer prompts",
+        why=f"its model returns a score instead of text, but `data.eval` is {data.eval}",
+        fix="--set data.eval=null   # data.validation evaluates it on held-out pairs",
     )
     yield Rule(
         data.validation is not None and data.validation == data.train,
-        "`data.validation` is `data.train`",
-        why="the loss would be of rows that were trained on",
+        "`data.validation` is the same as `data.train`",
+        why="the validation loss would be computed on training rows",
         fix="--set data.validation=FILE.jsonl   # other rows",
     )

@@ -26,13 +26,13 @@ class HubData:
     """One split of one data set."""
 
     name: str
-    """As the hub spells it: `openai/gsm8k`."""
+    """Name on the hub: `openai/gsm8k`."""
     revision: str | None
     """Branch, tag or commit; None: the default branch."""
     subset: str | None
-    """What the card calls `config_name`; None: the only one, or the default."""
+    """`config_name` on the data set's card; None: the only one, or the default."""
     split: str | None
-    """None: the only one, or `train`."""
+    """Name of the split; None: the only one, or `train`."""
 
     def spelled(self) -> str:
         """Return the spelling in a recipe."""
@@ -59,8 +59,8 @@ def parse_hub(value: str, *, key: str) -> HubData:
     if match is None:
         raise RecipeError(
             f"`{key}` cannot be `{value}`",
-            why="a data set of the hub is written hf:NAME, hf:NAME:SPLIT or hf:NAME:SUBSET:SPLIT, "
-            "with @REVISION behind the name",
+            why="a data set of the hub is written as hf:NAME, hf:NAME:SPLIT or "
+            "hf:NAME:SUBSET:SPLIT, with an optional @REVISION after the name",
             fix=f"--set {key}=hf:openai/gsm8k:main:train",
         )
     first, second = match["first"], match["second"]
@@ -87,7 +87,7 @@ class DataFile:
     start: int = 0
     """First row, counted from 0."""
     stop: int | None = None
-    """The row before which to end; None: all."""
+    """Row before which to stop; None: read all."""
 
     @property
     def rows(self) -> str:
@@ -127,8 +127,8 @@ def parse_data_file(text: str, *, key: str) -> DataFile:
     if rows is None or (stop is not None and stop <= start):
         raise RecipeError(
             f"`{key}` cannot be `{text}`",
-            why="rows are written [START:STOP], counted from 0, STOP behind START and not taken: "
-            "[0:1000] are the first thousand, [1000:] all others",
+            why="rows are written as [START:STOP], counted from 0 and without STOP: [0:1000] is "
+            "the first thousand, [1000:] is the rest",
             fix=f"--set '{key}={match['name']}[0:1000]'",
         )
     return DataFile(name=match["name"], start=start, stop=stop)
@@ -138,8 +138,8 @@ def check_names(value: str | list[str] | None, *, key: str) -> None:
     """Raise RecipeError if a name is invalid."""
     if value is not None and not all(name.strip() for name in names_in(value) or [""]):
         raise RecipeError(
-            f"`{key}` names no file",
-            why="it is an empty list" if not value else "a name in it is empty",
+            f"`{key}` does not name a file",
+            why="the list is empty" if not value else "the list contains an empty name",
             fix=f"--set {key}=FILE.jsonl",
         )
     for text in names_in(value):
@@ -148,7 +148,7 @@ def check_names(value: str | list[str] | None, *, key: str) -> None:
             parse_hub(file.name, key=key)
         if file.name == "task:":
             raise RecipeError(
-                f"`{key}` names no task",
-                why="after `task:` comes a name",
+                f"`{key}` does not name a task",
+                why="`task:` must be followed by a name",
                 fix=f"--set {key}=task:sums",
             )

@@ -21,17 +21,18 @@ NO_REWARD = "none"
 
 
 class Teacher(Section):
-    """A model that is learned from. It may be of another family or size than the policy, and has
-    the same tokenizer. Either `path` or `url`."""
+    """A model to learn from. It may have another family or size than the policy, but must use the
+    same tokenizer. Set either `path` or `url`."""
 
     path: str | None = None
-    """A Hugging Face folder or hub name, or a run's directory: the weights of its newest
-    checkpoint. The trainer's ranks hold it."""
+    """A Hugging Face folder, a hub name, or the directory of a run (the weights of its newest
+    checkpoint). The trainer's ranks load the model."""
     url: str | None = None
-    """An SGLang server that has it, http://HOST:PORT: it is asked by HTTP, while the policy
-    samples."""
+    """Address of an SGLang server for the model, http://HOST:PORT; the run queries it while the
+    policy samples."""
     sources: list[str] | None = None
-    """Names of entries of `data.mix` whose prompts it teaches; null: of the one teacher, all."""
+    """Names of the entries of `data.mix` whose prompts it teaches; null: all prompts, if there is
+    only one teacher."""
 
     @property
     def called(self) -> str:
@@ -40,31 +41,31 @@ class Teacher(Section):
 
 
 class Distill(Section):
-    """What is learned from teachers: each token that the policy samples is compared with what a
-    teacher would say there, beside the reward or instead of it; with `train.objective:
-    distillation`, each token of the rows of `data.train`."""
+    """What to learn from teacher models. A teacher scores each token that the policy samples, in
+    addition to the reward or instead of it; with `train.objective: distillation`, it scores each
+    token of the rows of `data.train`."""
 
     teachers: list[Teacher] = Field(default=[])
-    """[{path: big}], or [{url: 'http://HOST:PORT'}]; several, each with the `sources` of `data.mix`
-    that it teaches: a prompt has one teacher. Empty: nothing is distilled."""
+    """[{path: big}] or [{url: 'http://HOST:PORT'}]; with several teachers, each has the `sources`
+    of `data.mix` that it teaches: a prompt has exactly one teacher. Empty: no distillation."""
     kl: Literal["sampled", "reverse", "forward"] = "sampled"
-    """How far policy and teacher are apart. sampled: log pi - log teacher of the sampled token
-    costs it that much of its advantage, as `train.credit` says; reverse, forward: KL(policy ||
-    teacher), KL(teacher || policy) over the teacher's `top_k` likeliest tokens and all others as
-    one, with its gradient, as a term of the loss."""
+    """Distance between policy and teacher. sampled: log pi - log teacher of the sampled token
+    reduces its advantage, as `train.credit` describes; reverse, forward: KL(policy || teacher) or
+    KL(teacher || policy), with its gradient, as a term of the loss; it covers the teacher's `top_k`
+    likeliest tokens and treats all others as one."""
     top_k: Positive = 32
-    """reverse, forward: tokens of the teacher at each position."""
+    """reverse, forward: number of the teacher's tokens at each position."""
     server: Requests = Requests()
-    """Of teachers by `url`: how they are asked."""
+    """How to query teachers that have a `url`."""
     coef: PositiveFloat = 1.0
-    """Weight of that distance."""
+    """Weight of the distance."""
     cache: bool = True
-    """distillation: what teachers say of the rows is computed once, before the first step, and kept
-    in the run directory, 8 x `top_k` bytes a token; then they are dismissed. false: they stay, and
-    say it at each step."""
+    """distillation: true computes the teachers' scores of the rows once, before the first step,
+    stores them in the run directory (8 x `top_k` bytes per token) and unloads the teachers; false
+    keeps the teachers and scores each step's rows."""
     reward_weight: NonNegativeFloat = 0.0
-    """Weight of the advantages that rewards give; 0: the teacher alone, and `rollout.reward` may be
-    none."""
+    """Weight of the advantages from rewards; 0: learn from the teacher alone (`rollout.reward` may
+    then be none)."""
 
     @property
     def is_served(self) -> bool:
@@ -86,17 +87,17 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     rollout, teachers, weight = recipe.rollout, recipe.teachers, recipe.train.distill.reward_weight
     yield Rule(
         recipe.train.objective == "distillation" and not teachers,
-        "`train.objective=distillation` has no teacher",
+        "`train.objective=distillation` needs a teacher",
         why="`train.distill.teachers` is empty",
         fix=[_EXAMPLE, "--set train.objective=supervised   # to imitate the rows"],
     )
     is_scored = rollout.is_scored_by_agent or NO_REWARD not in rollout.reward_weights
     yield Rule(
         not is_scored and not recipe.learns_from_rows and (not teachers or weight),
-        "there is no reward to learn from",
+        "the policy has no reward to learn from",
         why=f"`rollout.reward` is {rollout.reward_name}, and "
         + (
-            f"`train.distill.reward_weight` {weight:g} asks for one"
+            f"`train.distill.reward_weight` {weight:g} needs one"
             if teachers
             else "the run has no teacher either"
         ),
@@ -111,15 +112,16 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     objective, kl = recipe.train.objective, recipe.train.distill.kl
     yield Rule(
         objective in ("supervised", "preference", "reward_model"),
-        f"`train.objective={objective}` has no use for a teacher",
-        why=f"`train.distill.teachers` has {teachers[0].called}, and its loss compares with none",
+        f"`train.objective={objective}` does not use a teacher",
+        why=f"`train.distill.teachers` has {teachers[0].called}, but the loss of this objective "
+        "does not use them",
         fix=["--set 'train.distill.teachers=[]'", "--set train.objective=distillation"],
     )
     yield Rule(
         objective == "distillation" and kl == "sampled",
-        "`train.distill.kl=sampled` is of tokens that the policy samples",
-        why=f"`train.objective` is distillation: the tokens are those of {recipe.data.train}, "
-        "which somebody else wrote",
+        "`train.distill.kl=sampled` needs tokens that the policy samples",
+        why=f"`train.objective` is distillation, so the tokens come from {recipe.data.train}, "
+        "not from the policy",
         fix=["--set train.distill.kl=forward", "--set train.distill.kl=reverse"],
     )
     if len(teachers) > 1 or teachers[0].sources is not None:
@@ -134,7 +136,7 @@ def _place_rules(recipe: Recipe) -> Iterator[Rule]:
         yield Rule(
             (teacher.path is None) == (teacher.url is None),
             f"a teacher of `train.distill.teachers` is {teacher.called}",
-            why="it has either a `path`, and the trainer's ranks hold it, or a `url`",
+            why="a teacher has either a `path` (the trainer's ranks load it) or a `url`",
             fix=[_EXAMPLE, _SERVED],
         )
     if not distill.is_served:
@@ -142,9 +144,9 @@ def _place_rules(recipe: Recipe) -> Iterator[Rule]:
     for teacher in recipe.teachers:
         yield Rule(
             teacher.url is None,
-            "teachers are all here, or all served",
-            why=f"{teacher.called} is a path, and another of them has a `url`",
-            fix="python -m sglang.launch_server --model-path FOLDER   # serves it too",
+            "teachers must be either all local or all served",
+            why=f"{teacher.called} is a path, and another teacher has a `url`",
+            fix="python -m sglang.launch_server --model-path FOLDER   # serves this one too",
         )
         check_url(
             teacher.url or "",
@@ -154,15 +156,14 @@ def _place_rules(recipe: Recipe) -> Iterator[Rule]:
         )
     yield Rule(
         recipe.train.objective == "distillation" and not distill.cache,
-        "served teachers are not asked at each step",
-        why="`train.distill.cache` is false, and the rows are the same in each epoch",
+        "served teachers cannot be queried at each step",
+        why="`train.distill.cache` is false, but the rows are the same in each epoch",
         fix="--set train.distill.cache=true",
     )
     yield Rule(
         not recipe.learns_from_rows and temperature != 1.0,
-        "a served teacher would be asked at another temperature than the policy",
-        why=f"`rollout.temperature` is {temperature:g}, and SGLang says what a model thinks of a "
-        "prompt at 1",
+        "the served teacher and the policy would use different temperatures",
+        why=f"`rollout.temperature` is {temperature:g}, but SGLang scores prompts at temperature 1",
         fix=["--set rollout.temperature=1", _EXAMPLE],
     )
 
@@ -173,31 +174,33 @@ def _source_rules(teachers: list[Teacher], names: list[str]) -> Iterator[Rule]:
     for teacher in teachers:
         yield Rule(
             not teacher.sources,
-            f"what does the teacher {teacher.called} teach?",
-            why=f"the recipe has {len(teachers)} teachers, and this one names no `sources`",
-            fix="give each teacher the names of entries of data.mix: "
-            f"{{..., sources: [{names[0] if names else 'math'}]}}",
+            f"the sources of the teacher {teacher.called} are missing",
+            why=f"the recipe has {len(teachers)} teachers, and this one does not name its "
+            "`sources`",
+            fix="list entries of data.mix for each teacher: {..., sources: "
+            f"[{names[0] if names else 'math'}]}}",
         )
         for name in teacher.sources or []:
             yield Rule(
                 name not in names,
-                f"the teacher {teacher.called} teaches `{name}`, which is no source of prompts",
+                f"the source `{name}` of the teacher {teacher.called} does not exist",
                 why=f"`data.mix` has {', '.join(names) or 'no entries'}",
-                fix="name an entry of data.mix, or give one that `name`",
+                fix="name an entry of data.mix, or give an entry that `name`",
             )
             yield Rule(
                 name in taught,
                 f"`{name}` has two teachers",
-                why=f"{taught.get(name)} and {teacher.called}; a prompt is learned from one",
-                fix=f"take `{name}` off the `sources` of one of them",
+                why=f"{taught.get(name)} and {teacher.called}, but each prompt has exactly one "
+                "teacher",
+                fix=f"remove `{name}` from the `sources` of one of them",
             )
             taught[name] = teacher.called
     missing = [name for name in names if name not in taught]
     yield Rule(
         missing,
-        f"nobody teaches `{''.join(missing[:1])}`",
-        why=f"`train.distill.teachers` teach {', '.join(taught)}; data.mix has "
-        f"{', '.join(missing)} too",
+        f"no teacher covers `{''.join(missing[:1])}`",
+        why=f"`train.distill.teachers` cover {', '.join(taught)}; data.mix also has "
+        f"{', '.join(missing)}",
         fix=f"add `{''.join(missing[:1])}` to the `sources` of a teacher",
     )
 

@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 
 class EndpointSettings(Requests):
-    """Of a model behind an OpenAI-compatible endpoint, for `miles eval URL`."""
+    """Evaluation of a model behind an OpenAI-compatible endpoint, for `miles eval URL`."""
 
     model: str | None = None
-    """As the endpoint calls it; null: the only one that it has."""
+    """Name of the model at the endpoint; null: the only one that it serves."""
     extra: list[str] = Field(default=[])
-    """Further fields of each request, as NAME=JSON: ['reasoning_effort="low"']. null leaves one
-    out: [max_tokens=null, max_completion_tokens=4096]."""
+    """Additional fields of each request, as NAME=JSON: ['reasoning_effort="low"']. null removes a
+    field: [max_tokens=null, max_completion_tokens=4096]."""
 
 
 class Evaluation(Section):
     """Evaluation on `data.eval`."""
 
     every: NonNegative = 0
-    """Steps between evaluations; 0: only at the start and the end."""
+    """Number of steps between evaluations; 0: only at the start and at the end."""
     num_prompts: Positive | None = None
-    """Only the first N held-out prompts; null: all."""
+    """Evaluate only the first N held-out prompts; null: all."""
     samples_per_prompt: Positive = 1
     function: str = "all"
-    """Which samples are taken. all: `samples_per_prompt` of each prompt; or an import path."""
+    """How to sample. all: `samples_per_prompt` responses to each prompt; or an import path."""
     metrics: str = "none"
-    """Figures beside the accuracy. none; pass_at_k: the chance that one of k samples is right, for
-    k = 1, 2, 4, ...; or an import path."""
+    """Metrics in addition to the accuracy. none; pass_at_k: the probability that at least one of k
+    samples is correct, for k = 1, 2, 4, ...; or an import path."""
     temperature: NonNegativeFloat = 0.0
-    """0: greedy."""
+    """Sampling temperature; 0: greedy."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     max_response_tokens: Positive | None = None
-    """null: as in `rollout`."""
+    """Longest response in tokens; null: as in `rollout`."""
     engines: Literal["shared", "own"] = "shared"
-    """Who answers in a run. shared: the engines of rollout, between two steps, while the run waits;
-    own: one of the plan's engines is kept for it, with the weights of the step, while the run goes
-    on."""
+    """Which engines run an evaluation during a run. shared: the rollout engines, between two steps,
+    while the run waits; own: one engine of the plan is reserved and evaluates the weights of the
+    step while the run continues."""
     endpoint: EndpointSettings = EndpointSettings()
 
 
@@ -59,15 +59,15 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
     users += [f"{name} plays roles on one of its own" for name in recipe.rollout.policies]
     yield Rule(
         recipe.learns_from_rows,
-        "evaluations cannot have engines of their own here"
+        "evaluations cannot have their own engines in this run"
         if is_own
-        else "no role can be played by a model of its own here",
-        why="a run that learns from rows has engines for nothing else than evaluations",
-        fix=fix or "take `policy` out of `rollout.roles`",
+        else "roles cannot have their own models in this run",
+        why="a run that learns from rows uses its engines only for evaluations",
+        fix=fix or "remove `policy` from `rollout.roles`",
     )
     yield Rule(
         num is not None and num <= recipe.engines_apart,
-        "no engine would be left to sample",
+        "no engine would be left for sampling",
         why=f"`engines.num` is {num} ({origins['engines.num']}), and {', '.join(users)}",
         fix=[f"--set engines.num={recipe.engines_apart + 1}", *fix],
     )

@@ -103,8 +103,8 @@ def translated(table: Table) -> Table:
     project = old[WANDB].value if WANDB in old else None
     if not isinstance(shown, bool):
         raise RecipeError(
-            f"`{TENSORBOARD}` is `{old[TENSORBOARD].text}`",
-            why=f"{said.origin}: it was true or false, and `{TRACKERS}` says it now",
+            f"`{TENSORBOARD}` cannot be `{old[TENSORBOARD].text}`",
+            why=f"{said.origin}: this key was true or false before `{TRACKERS}` replaced it",
             fix=[f"--set '{TRACKERS}=[tensorboard]'", f"--set '{TRACKERS}=[]'"],
         )
     new: dict[str, object] = {TRACKERS: ["tensorboard"] * shown + ["wandb"] * (project is not None)}
@@ -115,8 +115,8 @@ def translated(table: Table) -> Table:
         if key in made:
             raise RecipeError(
                 f"`{next(iter(old))}` and `{key}` are both set",
-                why=f"{said.origin} says it the old way, {made[key].origin} the new way",
-                fix=f"leave out {' and '.join(f'`{name}`' for name in old)}, and keep `{key}`",
+                why=f"{said.origin} uses the old name, {made[key].origin} the new one",
+                fix=f"remove {' and '.join(f'`{name}`' for name in old)}, and keep `{key}`",
             )
         made[key] = replace(said, value=value, text=str(value))
     return made
@@ -134,7 +134,7 @@ def from_yaml(text: str, *, source: str, layer: SettingsLayer, only: tuple[str, 
     if not isinstance(root.value, dict):
         raise RecipeError(
             f"{source} is not a recipe",
-            why=f"a recipe is a mapping of keys; this is `{_short(root.text)}`",
+            why=f"a recipe must be a mapping of keys; this is `{_short(root.text)}`",
             fix=f"miles recipes show quickstart > {source}   # an example to start from",
         )
     table: Table = {}
@@ -160,16 +160,16 @@ def from_env(environ: Mapping[str, str]) -> Table:
                 raise _hyperparameter(name, where=variable, remedy=f"unset {variable}", value=text)
             guess = nearest_key(name, within=SETTINGS)
             raise RecipeError(
-                f"no key of the sections machine and run is called `{name}`",
+                f"there is no key `{name}` in the sections machine and run",
                 why=f"the environment sets {variable}={text}"
-                + (f"; nearest is `{guess}`" if guess else ""),
+                + (f"; the nearest key is `{guess}`" if guess else ""),
                 fix=f"unset {variable}"
                 + (f"; export {_variable_of_key(guess)}={text}" if guess else ""),
             )
         if "__" not in variable:
             raise RecipeError(
-                f"`{variable}` is not read",
-                why="section and key are separated by two underscores",
+                f"`{variable}` cannot be read as a key",
+                why="two underscores must separate section and key",
                 fix=f"unset {variable}; export {_variable_of_key(name)}={text}",
             )
         node = _parse_value(text, readable()[name], source=variable)
@@ -204,8 +204,8 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
         if not equals or not name.strip():
             guess = nearest_key(name.strip()) if name.strip() else None
             raise RecipeError(
-                f"`--set {text}` is not an override",
-                why="an override is a key, an equals sign and a value",
+                f"`--set {text}` is not a valid override",
+                why="an override has the form KEY=VALUE",
                 fix=f"--set {guess or 'train.steps'}={value or 'VALUE'}",
             )
         _add_override(table, name.strip(), value.strip(), option=f"--set {text}")
@@ -271,9 +271,9 @@ def _refuse_conflict(table: Table, name: str, entry: KeyValue) -> None:
     for rival in rivals:
         if rival in table and (rival != name or table[rival].value != entry.value):
             raise RecipeError(
-                f"`{name}` is set to two values on one command line",
+                f"`{name}` has two different values on one command line",
                 why=f"`{table[rival].origin.where}` and `{entry.origin.where}` disagree, and "
-                "neither is stronger",
+                "neither takes precedence",
                 fix=[f"keep {table[rival].origin.where}", f"keep {entry.origin.where}"],
             )
 
@@ -295,7 +295,7 @@ def _parse_value(text: str, key: RecipeKey, *, source: str) -> YamlNode:
     except RecipeError as error:
         raise RecipeError(
             f"the value in {source} cannot be parsed",
-            why=f"`{text}` is not a YAML value ({error.why}); `{key.name}` wants {key.wants}",
+            why=f"`{text}` is not valid YAML ({error.why}); `{key.name}` expects {key.wants}",
             fix=f"--set '{key.name}={example(key)}'",
         ) from None
     if isinstance(node.value, dict) and not text.strip():
@@ -343,8 +343,9 @@ def _flatten(
     elif node.value is not None:
         raise RecipeError(
             f"`{name}` is a section, not a value",
-            why=f"{where} sets it to `{_short(node.text)}`; it holds " + ", ".join(_children(name)),
-            fix=f"miles help recipe   # then write the keys of `{name}` below it",
+            why=f"{where} sets it to `{_short(node.text)}`; its keys are "
+            + ", ".join(_children(name)),
+            fix=f"miles help recipe   # then write the keys of `{name}` under it",
         )
     elif sections()[name].optional:
         table[name] = KeyValue(value=None, text=node.text, origin=said_by, comment=node.comment)
@@ -354,9 +355,9 @@ def _refuse_dotted(name: str, node: YamlNode, *, where: str) -> None:
     if "." in name:
         nested = ": {".join(name.split(".")) + f": {_short(node.text)}" + "}" * name.count(".")
         raise RecipeError(
-            f"`{name}` is not written with dots in YAML",
-            why=f"{where}: in a file, keys are nested; the dotted form is for `--set`",
-            fix=f"write `{nested}`, or the same over several lines",
+            f"`{name}` uses dots, which YAML files do not support",
+            why=f"{where}: in a file, keys are nested; the dotted form is only for `--set`",
+            fix=f"write `{nested}`, or the same on several lines",
         )
 
 
@@ -366,11 +367,11 @@ def unknown_key(name: str, *, where: str, fix, within: tuple[str, ...] = ()) -> 
     if guess and guess.rpartition(".")[0] == name:
         guess = None
     return RecipeError(
-        f"no recipe key is called `{name}`",
-        why=f"{where} sets it" + (f"; nearest is `{guess}`" if guess else ""),
-        fix=[fix(guess), "miles help recipe   # every key"]
+        f"there is no recipe key `{name}`",
+        why=f"{where} sets it" + (f"; the nearest key is `{guess}`" if guess else ""),
+        fix=[fix(guess), "miles help recipe   # lists every key"]
         if guess
-        else "miles help recipe   # every key",
+        else "miles help recipe   # lists every key",
     )
 
 
@@ -399,10 +400,10 @@ def _children(name: str) -> list[str]:
 def _hyperparameter(name: str, *, where: str, remedy: str, value: str = "VALUE") -> RecipeError:
     return RecipeError(
         f"`{name}` cannot be set here ({where})",
-        why="the environment and user files may set `machine` and `run` only: what a run learns is "
-        "read off its recipe and its command line, so that two people with one recipe train the "
-        "same model",
-        fix=f"{remedy}, and say it on the command line: --set "
+        why="the environment and user files may only set `machine` and `run`: everything that "
+        "affects learning comes from the recipe and the command line, so that two people "
+        "with the same recipe train the same model",
+        fix=f"{remedy}, and set the key on the command line: --set "
         f"{name if '.' in name else name + '.KEY'}={value}",
     )
 
@@ -436,8 +437,8 @@ def read_text(path: Path, *, what: str) -> str:
     except FileNotFoundError:
         raise RecipeError(
             f"{what} `{path}` does not exist",
-            why="no file is there",
-            fix="miles recipes   # the recipes that ship",
+            why="the file does not exist",
+            fix="miles recipes   # lists the built-in recipes",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = (

@@ -33,15 +33,15 @@ long."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRecipe:
-    """Holds a checked recipe and the origin of each value."""
+    """A checked recipe, with the origin of each value."""
 
     recipe: Recipe
     origins: dict[str, Origin]
     """Every key by its dotted name, in the order of the schema."""
     source: str
-    """What the user named: `quickstart`, or a path."""
+    """Name or path of the recipe as the user gave it: `quickstart`, or a path."""
     warnings: list[str] = field(default_factory=list)
-    """What is legal and probably not meant."""
+    """Settings that are valid but probably not intended."""
 
 
 def load(
@@ -135,9 +135,9 @@ def override(
     for name, entry in changes.items():
         if not any(name == part or name.startswith(f"{part}.") for part in only):
             raise RecipeError(
-                f"`{name}` cannot change in the middle of a run",
-                why=f"`{entry.origin.where}` would make the second half of the run another "
-                f"experiment than the first; only {', '.join(only)} may change",
+                f"`{name}` cannot change during a run",
+                why=f"changing `{entry.origin.where}` would make the rest of the run a different "
+                f"experiment; only {', '.join(only)} may change",
                 fix=f"miles launch --recipe {loaded.source} --name NEW {entry.origin.where}   "
                 "# a new run",
             )
@@ -265,7 +265,8 @@ def explain(error: ValidationError, table: Table) -> RecipeError:
     said = f"`{entry.text}`" if entry.text else "nothing"
     return RecipeError(
         f"`{key.name}` cannot be {said}",
-        why=f"it wants {key.wants}; {_place(entry)} says {said}{_within(key, places[0])}{others}",
+        why=f"it must be {key.wants}; {_place(entry)} sets it to "
+        f"{said}{_within(key, places[0])}{others}",
         fix=_fix(key, entry),
     )
 
@@ -275,7 +276,7 @@ def _key_of(location: tuple[int | str, ...]) -> str:
     for end in range(len(parts), 0, -1):
         if ".".join(parts[:end]) in keys():
             return ".".join(parts[:end])
-    raise AssertionError(f"the schema refused a place that is no key: {location}")
+    raise AssertionError(f"the schema rejected a place that is not a key: {location}")
 
 
 def _within(key: RecipeKey, location: tuple[int | str, ...]) -> str:
@@ -286,7 +287,7 @@ def _within(key: RecipeKey, location: tuple[int | str, ...]) -> str:
         return ""
     which = f"number {inner[0] + 1}" if isinstance(inner[0], int) else f"`{inner[0]}`"
     if len(inner) == 1:
-        return f", of which {which} is no mapping"
+        return f", and {which} of them is not a mapping"
     known = {item.name: f" ({item.wants})" for item in key.items}
     dotted = [".".join(map(str, inner[1:end])) for end in range(len(inner), 1, -1)]
     name = next((name for name in dotted if name in known), dotted[0])
@@ -326,10 +327,10 @@ def refuse_two_lengths(loaded: LoadedRecipe) -> None:
     epochs = loaded.recipe.train.epochs
     if epochs is not None and origin.layer is not SettingsLayer.DEFAULT:
         raise RecipeError(
-            "the recipe says twice how long to train",
-            why=f"`train.epochs` is {epochs:g}, and `train.steps` is "
-            f"{loaded.recipe.train.steps} ({origin})",
-            fix=["--set train.epochs=null", f"leave `train.steps` out of {origin}"],
+            "the recipe sets the length of the training twice",
+            why=f"`train.epochs` is {epochs:g}, but `train.steps` is {loaded.recipe.train.steps} "
+            f"({origin})",
+            fix=["--set train.epochs=null", f"remove `train.steps` from {origin}"],
         )
 
 

@@ -15,27 +15,28 @@ if TYPE_CHECKING:
 
 
 class Lora(Section):
-    """A low-rank adapter (arXiv 2106.09685): y = W x + scaling * B A x, and W stays as it is."""
+    """A low-rank adapter (arXiv 2106.09685): y = W x + scaling * B A x. W stays frozen."""
 
     rank: Positive | None = None
-    """r of A [r, in] and B [out, r]; null: no adapter, all weights are trained."""
+    """Rank r of the matrices A [r, in] and B [out, r]; null: no adapter, train all weights."""
     alpha: PositiveFloat | None = None
     """scaling = alpha / r (rslora: / sqrt(r)); null: twice the rank."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of x before A, while gradients are computed; runs that sample have none."""
+    """Dropout of x before A during training; runs that sample must use 0."""
     targets: list[str] = Field(default=["all-linear"], min_length=1)
-    """Last parts of module names, as folders have them (q_proj); all-linear: every matrix of the
-    layers that can have an adapter."""
+    """Modules to adapt, by the last part of their names in the model folder (q_proj); all-linear:
+    every matrix of the layers that supports an adapter."""
     exclude: list[str] = Field(default=[])
-    """Of those, the ones that have none; a part of the whole name, too (experts)."""
+    """Target modules to exclude; a name may also be a part of the whole name (experts)."""
     type: Literal["lora", "rslora", "dora"] = "lora"
-    """dora is refused: no engine serves it."""
+    """Kind of adapter: lora or rslora. dora is rejected because no engine serves it."""
     experts: Literal["each", "shared_outer"] = "each"
-    """each: a pair for each expert; shared_outer: one A for all experts of a layer where they read
-    (gate, up), and one B where they write (down), the other matrix for each."""
+    """Adapters of experts. each: one pair of matrices per expert; shared_outer: all experts of a
+    layer share one A where they read (gate, up) and one B where they write (down); the other matrix
+    is per expert."""
     publish: Literal["auto", "adapter", "merged"] = "auto"
-    """What engines are sent: the adapter, which they compute beside the frozen model, or the model
-    with it merged in; auto: chosen by the plan."""
+    """What engines receive: the adapter, which they apply to the frozen model, or the model with
+    the adapter merged; auto: the plan chooses."""
 
     @property
     def is_on(self) -> bool:
@@ -48,10 +49,10 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     lora, adapter, layout = recipe.train.lora, recipe.model.adapter, recipe.parallel
     yield Rule(
         adapter is not None and not lora.is_on,
-        f"`model.adapter={adapter}` in a run that trains all weights",
-        why="an adapter is begun with where one is trained",
+        f"`model.adapter={adapter}` is set, but the run trains all weights",
+        why="`model.adapter` starts an adapter, so the run must train one",
         fix=[
-            "--lora RANK   # that of the adapter",
+            "--lora RANK   # the rank of that adapter",
             f"miles export {adapter} --to DIR --merge   # then --set model.path=DIR",
         ],
     )
@@ -60,40 +61,40 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     yield Rule(
         lora.type == "dora",
         "`train.lora.type=dora` cannot be served",
-        why="DoRA scales each column of W + B A to a length of its own (arXiv 2402.09353), and "
-        "SGLang 0.5.20 serves W x + B A x alone: it would sample from another policy",
+        why="DoRA rescales each column of W + B A (arXiv 2402.09353), but SGLang 0.5.20 only "
+        "serves W x + B A x, so it would sample from another policy",
         fix=["--set train.lora.type=lora", "--set train.lora.type=rslora"],
     )
     yield Rule(
         recipe.trains_scores,
-        f"`train.objective={recipe.train.objective}` trains no adapter",
-        why="its model begins with a new score head, which must be trained, too, and an "
-        "adapter leaves everything else as it is",
+        f"`train.objective={recipe.train.objective}` does not support an adapter",
+        why="the model starts with a new score head that must be trained too, but an adapter "
+        "freezes all other weights",
         fix="--set train.lora.rank=null",
     )
     yield Rule(
         lora.dropout and not recipe.learns_from_rows,
-        f"`train.lora.dropout={lora.dropout}` in a run that learns from samples",
-        why="the engine samples without dropout, so that the trainer's log-probs would be of "
+        f"`train.lora.dropout={lora.dropout}` does not work in a run that learns from samples",
+        why="the engine samples without dropout, so the trainer would compute log-probs of "
         "another policy than the one that sampled",
         fix="--set train.lora.dropout=0",
     )
     yield Rule(
         recipe.weights.format != "hf",
-        f"`weights.format={recipe.weights.format}` with an adapter",
-        why="engines are sent the adapter's matrices as they are, and no weight of the model",
+        f"`weights.format={recipe.weights.format}` does not work with an adapter",
+        why="engines receive the adapter's matrices unchanged, and no weights of the model",
         fix=["--set weights.format=hf", "--set train.lora.rank=null"],
     )
     yield Rule(
         lora.publish == "merged" and recipe.adapters,
-        "`train.lora.publish=merged` with several adapters",
-        why="one set of engines serves them all, each beside the same frozen model",
+        "`train.lora.publish=merged` does not work with several adapters",
+        why="one set of engines serves all adapters next to the same frozen model",
         fix="--set train.lora.publish=auto",
     )
     yield Rule(
         (layout.etp or 1) > (layout.tp or layout.etp or 1),
-        f"`parallel.etp={layout.etp}` above `parallel.tp={layout.tp}` with an adapter",
-        why="the norm of the gradient would count adapters of experts more than once",
+        f"with an adapter, `parallel.etp={layout.etp}` cannot exceed `parallel.tp={layout.tp}`",
+        why="the gradient norm would count the adapters of experts more than once",
         fix=f"--set parallel.etp={layout.tp}",
     )
 

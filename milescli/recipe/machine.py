@@ -28,25 +28,26 @@ _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]*):)?(?P<port>
 
 
 class MachineSettings(Section):
-    """What the run may use. May also come from the environment and from files."""
+    """Which resources the run may use. May also be set by the environment and by user files."""
 
     gpus: NonNegative | None = None
-    """GPUs per node; null: all that are visible; 0: the CPU."""
+    """GPUs per node; null: all visible ones; 0: the CPU."""
     nodes: Positive = 1
     address: str | None = None
-    """HOST:PORT of a running Ray cluster, or auto; null: start Ray on this machine alone."""
+    """HOST:PORT of a running Ray cluster, or auto; null: start Ray on this machine only."""
     cpu_threads: Positive | None = None
-    """Threads of each trainer rank and engine on a CPU; null: chosen by the plan."""
+    """Threads of each trainer rank and engine on a CPU; null: the plan chooses."""
     start_timeout_s: PositiveFloat = 600.0
-    """Bound on the start of Ray, engines and trainer ranks."""
+    """Timeout for starting Ray, engines and trainer ranks."""
     step_timeout_s: PositiveFloat = 3600.0
-    """Bound on one rollout, one optimizer step, one publish or one save."""
+    """Timeout for one rollout, one optimizer step, one publish or one save."""
     on_node_loss: Literal["spare", "shrink", "wait"] = "shrink"
-    """Where a run that goes on has fewer nodes than `nodes`, and no other stands by in the cluster:
-    spare ends it; shrink plans it for those that are left; wait waits `fault.window_s` for more."""
+    """What to do if a resumed run has fewer nodes than `nodes` and the cluster has no spare one.
+    spare: end the run; shrink: plan the run for the remaining nodes; wait: wait up to
+    `fault.window_s` for more nodes."""
     silence_s: PositiveFloat = 30.0
-    """A process of the run that says nothing for so long beyond what is usual in this run counts as
-    hung: it is ended, and replaced as a dead one is."""
+    """A process counts as hung if it stays silent for this much longer than is usual in this run;
+    it is then killed and replaced, like a process that died."""
 
     @property
     def request_timeout_s(self) -> float:
@@ -57,7 +58,7 @@ class MachineSettings(Section):
 
 
 class Parallel(Section):
-    """Pins of the trainer's layout; what is not pinned is chosen."""
+    """Layout of the trainer. The plan chooses every key that you do not set."""
 
     tp: Positive | None = None
     """Tensor-parallel ranks."""
@@ -74,112 +75,121 @@ class Parallel(Section):
     sequence_parallel: bool | None = None
     """Split norms and residuals along the sequence over the tensor-parallel ranks."""
     first_stage_layers: Positive | None = None
-    """Layers of the first pipeline stage; null: as many as the others."""
+    """Layers of the first pipeline stage; null: as many as in the other stages."""
     last_stage_layers: Positive | None = None
-    """The same of the last stage, which has the output layer to compute as well."""
+    """Layers of the last pipeline stage, which also computes the output layer; null: as many as in
+    the other stages."""
 
 
 class EngineSettings(Section):
-    """Pins of the rollout engines."""
+    """Number and layout of the rollout engines. The plan chooses every key that you do not set."""
 
     num: Positive | None = None
-    """Engines."""
+    """Number of engines."""
     tp: Positive | None = None
-    """Devices of one engine."""
+    """Devices per engine (tensor-parallel ranks)."""
     ep: Positive | None = None
     """Expert-parallel groups among the devices of an engine."""
     attention_dp: Positive | None = None
-    """Groups of an engine's devices that take different requests, each with its own cache (SGLang's
-    DP attention)."""
+    """Groups of an engine's devices that serve different requests, each with its own cache
+    (SGLang's DP attention)."""
     placement: Literal["auto", "colocated", "split"] = "auto"
-    """colocated: trainer and engines share devices and take turns; split: each has its own."""
+    """colocated: trainer and engines take turns on the same devices; split: each has its own
+    devices."""
     memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Of a device's memory, for weights and cache; null: chosen by the plan."""
+    """Fraction of a device's memory for weights and cache; null: the plan chooses."""
     max_running_requests: Positive | None = None
-    """Per engine; null: chosen by the plan."""
+    """Requests that an engine runs at once; null: the plan chooses."""
     max_total_tokens: Positive | None = None
-    """KV-cache slots per engine; null: what the memory fraction allows (on a CPU: chosen by the
-    plan)."""
+    """KV-cache slots per engine; null: as many as the memory fraction allows (on a CPU: the plan
+    chooses)."""
     attention_backend: Literal["fa3", "fa4", "flashinfer", "triton"] | None = None
-    """SGLang's attention kernels on an accelerator, of those whose tokens do not depend on the
-    batch; null: SGLang's choice for the device (ROCm: triton). A CPU has one of its own."""
+    """SGLang's attention kernels on an accelerator; only kernels whose tokens do not depend on the
+    batch are allowed. null: SGLang's choice for the device (ROCm: triton). A CPU always uses its
+    own kernel."""
     cuda_graphs: bool = True
-    """Replay decoding steps as graphs on an accelerator (prefills are not). false: engines start
-    sooner and hold less memory; decoding is slower."""
+    """Use CUDA/HIP graphs for decoding on an accelerator (prefill never uses them). false: engines
+    start faster and use less memory, but decode more slowly."""
     prefix_cache: bool | None = None
-    """Keep what was computed of a prompt for others that begin with it; null: on an accelerator,
-    and on a CPU where an agent takes several turns. The tokens are the same, their log-probs
-    within 1e-4."""
+    """Reuse the cache of a prompt for other prompts that start with it; null: on for accelerators,
+    and on a CPU if the agent takes several turns. The tokens stay the same; their log-probs differ
+    by at most 1e-4."""
     extra: list[str] = Field(default=[])
-    """Further arguments of SGLang's server, as on its command line: [--chunked-prefill-size=4096].
-    What the recipe or miles sets already is refused."""
+    """Additional command-line arguments of SGLang's server: [--chunked-prefill-size=4096].
+    Arguments that the recipe or miles already sets are rejected."""
 
 
 class Fault(Section):
-    """Bounds on starting again what has died. A run that meets one ends with the cause."""
+    """Limits for restarting processes that died. A run that exceeds a limit ends and reports the
+    cause."""
 
     max_restarts: NonNegative = 8
-    """Engines, routers and trainers that are started in the place of dead ones within `window_s`;
-    0: the first death ends the run."""
+    """Maximum number of engines, routers and trainers that may be restarted within `window_s`; 0:
+    the first death ends the run."""
     window_s: PositiveFloat = 3600.0
     kept_gib: PositiveFloat = 4.0
-    """Batches of the steps since a checkpoint that the driver keeps, for new trainer ranks to do
-    again; beyond, those before the newest copy go, then all: a rank's death ends the run until the
-    next copy (`copy_every`) or checkpoint (`checkpoint.every`)."""
+    """Memory for the batches of the steps since the last checkpoint, which the driver keeps so that
+    new trainer ranks can repeat them. When it is full, batches from before the newest copy are
+    dropped first, then all; until the next copy (`copy_every`) or checkpoint (`checkpoint.every`),
+    the death of a rank then ends the run."""
     copy_every: NonNegative = 0
-    """Steps after which the trainer's weights, optimizer and random numbers are copied to the main
-    memory of another process, of several nodes on the next one; new trainer ranks begin from it
-    where it is newer than the checkpoint. 0: never, as copies take three times that state."""
+    """Number of steps between copies of the trainer's weights, optimizer and random state to the
+    main memory of another process (with several nodes: on the next node). New trainer ranks start
+    from the copy if it is newer than the checkpoint. 0: never, because copies take three times the
+    memory of that state."""
     journal_gib: NonNegativeFloat = 4.0
-    """What journal/ may hold of finished samples, which a resumed run takes instead of sampling
-    them again; beyond, none are kept until the next checkpoint. 0: no journal."""
+    """Size limit of journal/, which stores finished samples so that a resumed run does not sample
+    them again. When it is full, no samples are stored until the next checkpoint. 0: no journal."""
 
 
 class HookSettings(Section):
-    """Functions of yours that are told what a run does, by import path; null: none. They run in a
-    process of their own, one at a time; what one raises ends the run with its name."""
+    """Your functions that miles calls during a run, as import paths; null: none. They run in a
+    separate process, one at a time; if one raises, the run ends and names it."""
 
     all_samples: str | None = None
-    """(*, step, groups, refused): all that was sampled for a step, refused by the filter or not."""
+    """(*, step, groups, refused): after sampling; all groups of a step, including those that the
+    filter rejected."""
     before_step: str | None = None
-    """(*, step, groups): the groups of a step, before they are trained on."""
+    """(*, step, groups): before training; the groups of a step."""
     after_step: str | None = None
-    """(*, step, report, groups): when the engines have the step's weights."""
+    """(*, step, report, groups): after a publish; the engines have the step's weights."""
     after_save: str | None = None
-    """(*, step, folder): a checkpoint is complete; to upload it."""
+    """(*, step, folder): after a checkpoint is complete, for example to upload it."""
     tracker: str | None = None
-    """(*, step, scalars): name -> number, of a step, a warm-up step or an evaluation."""
+    """(*, step, scalars): the metrics of a step, a warm-up step or an evaluation, as name ->
+    number."""
     timeout_s: PositiveFloat = 300.0
-    """Bound on one call."""
+    """Timeout for one call."""
 
 
 class RunSettings(Section):
-    """Where the run lives and what watches it. May also come from the environment and from
+    """Where the run is stored, and what monitors it. May also be set by the environment and by user
     files."""
 
     name: str | None = None
-    """null: the recipe's name and a number that is free."""
+    """Name of the run; null: the recipe's name and the next free number."""
     dir: str = "runs"
-    """Folder that run directories are made in."""
+    """Folder in which run directories are created."""
     seed: NonNegative = 0
     trackers: list[str] = Field(default=["tensorboard"])
-    """What is told of every step, evaluation and event (docs/metrics.md): tensorboard (in the run
-    directory), wandb, mlflow, trackio, opentelemetry; or import paths `mypkg.trackers:Mine`.
-    Addresses and keys come from the environment alone, as each of them names its variables."""
+    """Trackers that receive the metrics of every step, evaluation and event (docs/metrics.md):
+    tensorboard (in the run directory), wandb, mlflow, trackio, opentelemetry; or import paths
+    `mypkg.trackers:Mine`. Addresses and keys come from each tracker's own environment variables."""
     project: str = "miles"
-    """What trackers keep the run under."""
+    """Name of the project under which trackers store the run."""
     metrics_address: str | None = None
-    """HOST:PORT, as 127.0.0.1:9464, where Prometheus is served `/metrics` while the run goes on;
-    port 0: any that is free, which the run says. null: nothing listens."""
+    """HOST:PORT, such as 127.0.0.1:9464, at which Prometheus can scrape `/metrics` during the run;
+    port 0: any free port, which the run prints. null: off."""
     alerts: list[str] = Field(default=[])
-    """Who is told when the run ends, fails or stalls: URLs (http, https) that JSON is posted to,
-    mailto:me@example.org, or commands, which get the JSON on stdin. `$NAME` stands for a variable
-    of the environment, where an address with a secret belongs."""
+    """Where to send an alert when the run ends, fails or stalls: URLs (http, https) that receive
+    JSON by POST, mailto:me@example.org, or commands that receive the JSON on stdin. `$NAME` stands
+    for an environment variable; use one for an address that contains a secret."""
     alerts_on: list[str] = Field(default=["end", "failure", "stop", "stall"])
-    """What they are told of: end, failure, stop, stall (nothing is heard for far longer than a step
-    takes), and names of diagnoses (docs/verdict.md): [failure, stall, entropy-collapse]."""
+    """Events that send an alert: end, failure, stop, stall (the run writes nothing for much longer
+    than a step takes), and names of diagnoses (docs/verdict.md): [failure, stall,
+    entropy-collapse]."""
     keep_groups: NonNegative = 4
-    """Groups of each step that are kept in rollouts/, to read token by token."""
+    """Number of groups per step to store in rollouts/, for reading token by token."""
     hooks: HookSettings = HookSettings()
 
 
@@ -193,7 +203,7 @@ def metrics_address(settings: RunSettings) -> tuple[str, int] | None:
     if match is None or int(match["port"]) > 65535:
         raise RecipeError(
             f"`run.metrics_address` cannot be `{text}`",
-            why="it is HOST:PORT, or a port of this machine alone",
+            why="it must be HOST:PORT, or a port on this machine",
             fix=f"--set run.metrics_address={LOOPBACK}:{DEFAULT_PORT}",
         )
     return (match["host"] or "").strip("[]") or LOOPBACK, int(match["port"])
@@ -228,8 +238,8 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
         yield Rule(
             name is not None and not _is_folder_name(name),
             f"`{key}` cannot be `{name}`",
-            why=f"it becomes the name of a directory ({origins[key]}): no slash, no leading dot or "
-            "dash, no blank at an end",
+            why=f"it becomes the name of a directory ({origins[key]}), so it may not contain a "
+            "slash, start with a dot or dash, or start or end with a blank",
             fix=f"--set {key}=my-{'run' if key == 'run.name' else 'recipe'}",
         )
     yield Rule(
@@ -243,7 +253,7 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
     yield Rule(
         address != "auto" and not _is_address(address),
         f"`machine.address` cannot be `{address}`",
-        why="a Ray cluster is named HOST:PORT, or auto for the one on this machine "
+        why="it must be HOST:PORT of a Ray cluster, or auto for the cluster on this machine "
         f"({origins['machine.address']})",
         fix=f"--set machine.address={host}:6379",
     )
@@ -254,7 +264,7 @@ def tracker_rules(settings: RunSettings) -> Iterator[Rule]:
     yield Rule(
         not settings.project.strip(),
         "`run.project` is empty",
-        why="trackers keep a run under the name of a project",
+        why="trackers store a run under the name of a project",
         fix="--set run.project=miles",
     )
     metrics_address(settings)

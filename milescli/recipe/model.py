@@ -25,10 +25,10 @@ MIN_VOCAB_SIZE = 272
 
 
 class ScratchModel(Section):
-    """A small model made here from a seed, instead of one that is downloaded."""
+    """A small model that miles creates from a seed, instead of downloading one."""
 
     family: Literal["qwen3", "qwen3_moe", "qwen2_5_vl"] = "qwen3"
-    """qwen2_5_vl sees images."""
+    """Model family; qwen2_5_vl accepts images."""
     hidden_size: Positive = 128
     num_layers: Annotated[int, Field(ge=1, le=1000)] = 4
     num_heads: Positive = 4
@@ -36,45 +36,45 @@ class ScratchModel(Section):
     head_dim: Positive = 32
     ffn_hidden_size: Positive = 384
     num_experts: NonNegative = 0
-    """0 for a dense model; needs `family: qwen3_moe` otherwise."""
+    """Number of experts; 0 for a dense model. Above 0, `family: qwen3_moe` is needed."""
     topk: Positive = 2
-    """Experts per token."""
+    """Number of experts per token."""
     moe_ffn_hidden_size: Positive = 128
     vocab_size: Positive = 512
-    """Size of the byte-level BPE vocabulary, trained here on the task's own text."""
+    """Size of the byte-level BPE vocabulary, which is trained on the text of the task."""
     vocabulary: str | None = None
-    """File or `task:NAME` whose text that is, so that two models have the same tokens; null: the
-    first that `data` names."""
+    """File or `task:NAME` whose text trains the vocabulary, so that two models can share their
+    tokens; null: the first source that `data` names."""
     tie_embeddings: bool = True
     rope_theta: PositiveFloat = 10_000.0
     max_position_embeddings: Positive = 4096
     vision_layers: Positive = 2
-    """Of the tower of a model that sees images."""
+    """Size of the vision tower of a model that accepts images."""
     vision_hidden_size: Annotated[int, Field(ge=4, multiple_of=8)] = 64
 
 
 class Model(Section):
-    """Which weights are trained."""
+    """Which model to train."""
 
     path: str | None = None
-    """A Hugging Face folder or hub name; or another run, whose newest checkpoint is begun with, or
+    """A Hugging Face folder or hub name; or another run (its newest checkpoint), or
     `RUN/checkpoints/step_N`."""
     revision: str | None = None
-    """Hub revision (branch, tag or commit)."""
+    """Revision on the hub (branch, tag or commit)."""
     scratch: ScratchModel | None = None
-    """Make a small model instead. Exactly one of `path` and `scratch` is given."""
+    """Create a small model instead. Set exactly one of `path` and `scratch`."""
     adapter: str | None = None
-    """A PEFT folder (safetensors) of a plain LoRA adapter over this model, which `train.lora`
-    begins with; null: a new one."""
+    """Folder of a PEFT LoRA adapter (safetensors) for this model, from which `train.lora` starts;
+    null: a new adapter."""
     layer_spec: str = "default"
-    """What the trainer's layers are made of: default, or an import path to a function that changes
-    Megatron's spec of a layer. The engines know nothing of it."""
+    """Construction of the trainer's layers: default, or an import path to a function that changes
+    Megatron's layer spec. It does not affect the engines."""
     vision: VisionMode = "frozen"
-    """Which weights of a vision tower are trained: frozen, none; projector, those that turn its
-    features into the decoder's tokens; all. The decoder is trained in any case."""
+    """Which weights of a vision tower to train: frozen: none; projector: those that map its
+    features to the decoder's tokens; all. The decoder is always trained."""
     allow_unproven: bool = False
-    """Train a family that no independent implementation could be compared with (`miles models`
-    names them)."""
+    """Allow training of a family that has no independent implementation to compare with (`miles
+    models` lists them)."""
 
 
 def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
@@ -82,16 +82,16 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
     model = recipe.model
     yield Rule(
         model.path is None and model.scratch is None,
-        "the recipe names no model",
-        why="it needs `model.path` (a Hugging Face folder or hub name) or `model.scratch` (a small "
-        "model made here)",
+        "the recipe does not name a model",
+        why="set either `model.path` (a Hugging Face folder or hub name) or `model.scratch` (a "
+        "small model that miles creates)",
         fix=["--set model.path=Qwen/Qwen3-0.6B", "--set model.scratch={}"],
     )
     yield Rule(
         model.path is not None and model.scratch is not None,
         "the recipe names two models",
-        why=f"`model.path` is `{model.path}` ({origins['model.path']}) and `model.scratch` is "
-        f"given too ({origins['model.scratch.hidden_size']}); one of them can be trained",
+        why=f"`model.path` is `{model.path}` ({origins['model.path']}), and `model.scratch` is "
+        f"set too ({origins['model.scratch.hidden_size']}); a run trains only one model",
         fix=[
             f"miles launch --recipe qwen3-0.6b --set model.path={model.path}   # or another that "
             "is made for a pretrained model: miles recipes",
@@ -109,14 +109,14 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
     )
     yield Rule(
         model.revision is not None and model.path is None,
-        f"`model.revision` is `{model.revision}`, but nothing is downloaded",
-        why="a revision belongs to `model.path`; this recipe makes its model from scratch",
+        f"`model.revision` is `{model.revision}`, but the model is not downloaded",
+        why="a revision belongs to `model.path`, but this recipe creates its model from scratch",
         fix="--set model.revision=null",
     )
     yield Rule(
         model.vision != "frozen" and recipe.train.lora.is_on,
-        f"`model.vision={model.vision}` trains a vision tower beside an adapter",
-        why="an adapter (`train.lora.rank`) leaves all weights of the model as they are",
+        f"`model.vision={model.vision}` cannot train a vision tower together with an adapter",
+        why="an adapter (`train.lora.rank`) freezes all weights of the model",
         fix=["--set model.vision=frozen", "--set train.lora.rank=null"],
     )
     if model.scratch is not None:
@@ -130,32 +130,32 @@ def _shape_rules(recipe: Recipe, scratch: ScratchModel) -> Iterator[Rule]:
     yield Rule(
         heads % kv_heads,
         f"{heads} heads cannot share {kv_heads} KV heads",
-        why="`model.scratch.num_heads` must be a multiple of `model.scratch.num_kv_heads`: each KV "
-        "head serves equally many heads",
+        why="`model.scratch.num_heads` must be a multiple of `model.scratch.num_kv_heads`, so "
+        "that each KV head serves the same number of heads",
         fix=f"--set model.scratch.num_kv_heads={divisor_below(heads, kv_heads)}",
     )
     yield Rule(
         scratch.head_dim % 2,
         f"`model.scratch.head_dim` cannot be {scratch.head_dim}",
-        why="rotary embedding turns pairs of channels: it must be even",
+        why="rotary embeddings rotate pairs of channels, so it must be even",
         fix=f"--set model.scratch.head_dim={scratch.head_dim + 1}",
     )
     yield Rule(
         scratch.family == "qwen2_5_vl" and heads * scratch.head_dim != scratch.hidden_size,
         f"{heads} heads of {scratch.head_dim} are not `model.scratch.hidden_size`",
-        why=f"qwen2_5_vl has no size of heads of its own: they share {scratch.hidden_size}",
+        why=f"qwen2_5_vl has no separate head size: the heads divide {scratch.hidden_size}",
         fix=f"--set model.scratch.hidden_size={heads * scratch.head_dim}",
     )
     yield Rule(
         size < MIN_VOCAB_SIZE,
         f"`model.scratch.vocab_size` cannot be {size}",
-        why="a byte-level vocabulary holds 256 bytes and the chat template's special tokens: "
-        f"{MIN_VOCAB_SIZE} at least",
+        why="a byte-level vocabulary contains 256 bytes and the special tokens of the chat "
+        f"template, at least {MIN_VOCAB_SIZE}",
         fix="--set model.scratch.vocab_size=512",
     )
     yield Rule(
         recipe.learns_from_rows and longest > positions,
-        "a row does not fit into the model's positions",
+        "the longest row exceeds the model's positions",
         why=f"`data.max_row_tokens` is {longest}; the model has {positions} positions",
         fix=[
             f"--set data.max_row_tokens={positions}",
@@ -164,7 +164,7 @@ def _shape_rules(recipe: Recipe, scratch: ScratchModel) -> Iterator[Rule]:
     )
     yield Rule(
         longest > positions,
-        "prompt and response do not fit into the model's positions",
+        "prompt and response exceed the model's positions",
         why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + rollout.max_response_tokens "
         f"{recipe.rollout.max_response_tokens} = {longest}; the model has {positions} positions",
         fix=f"--set model.scratch.max_position_embeddings={longest}",
@@ -186,7 +186,7 @@ def _expert_rules(scratch: ScratchModel) -> Iterator[Rule]:
     yield Rule(
         not is_moe and experts,
         "a dense model has no experts",
-        why=f"`model.scratch.family` is {scratch.family} and `num_experts` is {experts}",
+        why=f"`model.scratch.family` is {scratch.family}, but `num_experts` is {experts}",
         fix=[
             "--set model.scratch.family=qwen3_moe --set model.scratch.tie_embeddings=false",
             "--set model.scratch.num_experts=0",
@@ -194,14 +194,14 @@ def _expert_rules(scratch: ScratchModel) -> Iterator[Rule]:
     )
     yield Rule(
         is_moe and scratch.tie_embeddings,
-        "a mixture of experts cannot share its embeddings here",
-        why="SGLang leaves the output layer of a `qwen3_moe` model with tied embeddings empty, "
-        "and would sample at random",
+        "a mixture of experts cannot tie its embeddings here",
+        why="SGLang does not load the output layer of a `qwen3_moe` model with tied embeddings, "
+        "so it would sample at random",
         fix="--set model.scratch.tie_embeddings=false",
     )
     yield Rule(
         is_moe and scratch.topk > experts,
-        f"a token cannot go to {scratch.topk} of {experts} experts",
+        f"a token cannot use {scratch.topk} of {experts} experts",
         why="`model.scratch.topk` is larger than `model.scratch.num_experts`",
         fix=f"--set model.scratch.topk={experts}",
     )

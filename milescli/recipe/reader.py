@@ -40,12 +40,12 @@ class YamlNode:
     value: object
     """A scalar, a list of scalars, or a `dict[str, YamlNode]`."""
     text: str
-    """What the user wrote, for errors; quotes included."""
+    """Source text for error messages, including quotes."""
     plain: bool
     """Written without quotes."""
     line: int
     comment: str = ""
-    """What stands behind it on its line."""
+    """Comment after it on the same line."""
 
 
 def read(text: str, *, source: str) -> YamlNode:
@@ -70,15 +70,15 @@ def _refuse_tricks(text: str, *, source: str) -> None:
         if isinstance(event, yaml.AliasEvent):
             raise RecipeError(
                 f"{source}:{line}: YAML aliases are not read",
-                why=f"`*{event.anchor}` makes a value depend on another place; a recipe says what "
-                "it means where it stands",
+                why=f"`*{event.anchor}` makes a value depend on another place; in a recipe, "
+                "write every value where it is used",
                 fix=f"write the value itself at {source}:{line}",
             )
         if getattr(event, "tag", None) not in (None, "!"):
             raise RecipeError(
                 f"{source}:{line}: YAML tags are not read",
-                why=f"`{event.tag}` asks the parser to build an object; a recipe holds plain "
-                "values only",
+                why=f"`{event.tag}` asks the parser to construct an object; a recipe contains "
+                "only plain values",
                 fix=f"write the value itself at {source}:{line}",
             )
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
@@ -91,7 +91,7 @@ def _refuse_tricks(text: str, *, source: str) -> None:
 def _too_deep(source: str, line: int) -> RecipeError:
     return RecipeError(
         f"{source}:{line}: nested too deeply",
-        why=f"more than {MAX_DEPTH} levels; a recipe has four",
+        why=f"more than {MAX_DEPTH} levels; a recipe has at most four",
         fix="miles help recipe   # shows every key",
     )
 
@@ -125,15 +125,15 @@ def _convert(node: yaml.Node, lines: list[str], *, source: str) -> YamlNode:
         if not isinstance(key_node, yaml.ScalarNode):
             raise RecipeError(
                 f"{source}:{key_line}: a key must be a word",
-                why="here a list or a mapping stands in the place of a key",
+                why="the key is a list or a mapping",
                 fix=f"write `key: value` at {source}:{key_line}",
             )
         key = key_node.value
         if key in children:
             raise RecipeError(
                 f"{source}:{key_line}: `{key}` is set twice",
-                why=f"line {children[key].line} already sets it, and one of the two would be lost "
-                "in silence",
+                why=f"line {children[key].line} already sets it, and one of the two values would "
+                "be lost",
                 fix=f"remove one of lines {children[key].line} and {key_line} of {source}",
             )
         children[key] = _convert(value_node, lines, source=source)

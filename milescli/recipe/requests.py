@@ -19,22 +19,22 @@ _HERE = ("localhost", "::1")
 
 
 class Requests(Section):
-    """How a server is asked by HTTP."""
+    """How to send requests to an HTTP server."""
 
     api_key_env: str | None = None
     """Name of the environment variable that holds the API key, sent as `Authorization: Bearer`;
-    null: none is sent. The key itself is written nowhere."""
+    null: no key is sent. The key is never written to disk."""
     timeout_s: PositiveFloat = 60.0
-    """Bound on one request."""
+    """Timeout of one request."""
     retries: NonNegative = 3
-    """Further requests after one that failed for a while (429, 5xx, no connection), with growing
+    """Number of retries after a temporary failure (429, 5xx, no connection), with increasing
     pauses."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Requests at once."""
+    """Number of requests at once."""
 
 
 class HasKey(Protocol):
-    """Settings of a server that is asked with an API key."""
+    """Settings of a server that may need an API key."""
 
     api_key_env: str | None
 
@@ -51,14 +51,15 @@ def check_url(url: str, *, key: str, section: str, example: str) -> None:
         is_right = has_secret = False
     if has_secret:
         raise RecipeError(
-            f"`{key}` holds a user or a password",
-            why="the recipe is written into the run's folder: secrets come from the environment",
-            fix=f"--set {section}.api_key_env=NAME   # of the variable",
+            f"`{key}` contains a user name or a password",
+            why="the recipe is stored in the run's directory, so secrets must come from the "
+            "environment",
+            fix=f"--set {section}.api_key_env=NAME   # name of the variable",
         )
     if not is_right:
         raise RecipeError(
             f"`{key}` cannot be `{url}`",
-            why="it is no address of an HTTP server",
+            why="it is not the address of an HTTP server",
             fix=f"--set {key}={example}",
         )
 

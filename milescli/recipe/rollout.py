@@ -45,112 +45,119 @@ OnUpdate = Literal["continue", "drain", "abort"]
 
 
 class Rollout(Section):
-    """How answers are made and scored."""
+    """How the policy samples responses, and how they are scored."""
 
     prompts_per_step: Positive = 32
     samples_per_prompt: Positive = 8
     max_response_tokens: Positive = 256
     precision: Literal["same", "bf16", "fp8_block", "mxfp8", "int4", "nvfp4"] = "same"
-    """Format of the weights that engines hold. same: the numbers that the trainer multiplies by;
-    bf16: those numbers, stored plain."""
+    """Number format of the engines' weights. same: exactly the numbers that the trainer multiplies
+    by; bf16: those numbers, stored without quantisation."""
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: int = -1
-    """-1: the whole vocabulary."""
+    """Sample only among this many likeliest tokens; -1: the whole vocabulary."""
     stop: list[str] = Field(default=[])
-    """Strings that end a response, beside the end-of-sequence token."""
+    """Strings that end a response, in addition to the end-of-sequence token."""
     speculative: SpeculativeSettings = SpeculativeSettings()
     agent: str = "single_turn"
-    """How a prompt becomes a sample: single_turn (one response); tools (turns of the model and of
-    `tools`, until it calls none); environment (turns in `environment`, which says the reward);
-    multi_agent (turns of `roles`); chat (turns of the model and of `user`); verifiers, harbor
-    (episodes of these packages, which say the reward); or an import path `mypkg.agents:solve`."""
+    """How a prompt becomes a sample: single_turn (one response); tools (the model takes turns and
+    calls `tools` until it makes no call); environment (turns in `environment`, which returns the
+    reward); multi_agent (turns of `roles`); chat (turns of the model and of `user`); verifiers,
+    harbor (episodes of these packages, which return the reward); or an import path
+    `mypkg.agents:solve`."""
     environment: EnvironmentSettings = EnvironmentSettings()
     verifiers: VerifiersSettings = VerifiersSettings()
     harbor: HarborSettings = HarborSettings()
     tools: list[str] = Field(default=[])
-    """What the model may call, and is told of by its chat template: calculator; python (in a
-    sandbox, within `code`'s memory); search (in `search`); or import paths `mypkg.tools:lookup`."""
+    """Tools that the model may call; its chat template describes them to the model. calculator;
+    python (in a sandbox, within the memory of `code`); search (see `search`); or import paths
+    `mypkg.tools:lookup`."""
     search: SearchSettings = SearchSettings()
     mcp: dict[str, McpServer] = Field(default={})
-    """Servers that speak MCP, by a name of yours; their tools are called as `tools` are: `{files:
+    """MCP servers by names that you choose; the model can call their tools like `tools`: `{files:
     {command: [python, server.py]}, web: {url: http://127.0.0.1:8000/mcp, tools: [search]}}`."""
     max_turns: Positive = 8
-    """Of the model, in one episode with tools, a user or an environment; of all roles together."""
+    """Maximum number of the model's turns in one episode with tools, a user or an environment; with
+    roles, of all roles together."""
     max_turn_tokens: Positive | None = None
-    """Of one turn; null: as many as `max_response_tokens`, which bounds the whole conversation."""
+    """Longest turn in tokens; null: `max_response_tokens`, which limits the whole conversation."""
     tool_timeout_s: PositiveFloat = 30.0
-    """Of one call."""
+    """Time limit of one tool call."""
     tool_output_characters: Positive = 4096
-    """What a call gives beyond is cut off."""
+    """Longest output of a tool call; the rest is cut off."""
     tool_parser: str = "auto"
-    """How the model writes calls, as SGLang names it (qwen25, llama3, ...); auto: by the chat
-    template; none: it calls nothing."""
+    """Format of the model's tool calls, by SGLang's name (qwen25, llama3, ...); auto: from the chat
+    template; none: no tool calls."""
     reasoning_parser: str = "auto"
-    """How it writes its reasoning, likewise."""
+    """Format of the model's reasoning, by SGLang's name; auto and none as in `tool_parser`."""
     episode_retries: NonNegative = 2
-    """How often an episode whose agent, tool or environment fails is played anew before the run
-    stops; those that were are counted in the figure `failed_episodes`."""
+    """How often to repeat an episode whose agent, tool or environment fails before the run stops;
+    the metric `failed_episodes` counts the repeated ones."""
     roles: dict[str, Role] = Field(default={})
-    """multi_agent: who speaks, in the order of their turns: {solver: {prompt: Solve it.}, verifier:
+    """multi_agent: the roles, in the order of their turns: {solver: {prompt: Solve it.}, verifier:
     {prompt: Find the mistake.}}."""
     rounds: Positive = 1
-    """multi_agent: how often that order is gone through."""
+    """multi_agent: how often to repeat that order."""
     final_role: str | None = None
-    """multi_agent: whose last turn the reward scores, with which the episode ends; null: that of
-    the last of `roles`."""
+    """multi_agent: the role whose last turn ends the episode and receives the reward; null: the
+    last of `roles`."""
     user: UserSettings = UserSettings()
     generation: str = "once"
-    """How a response is made of calls of the engine, whoever asks: once, or an import path."""
+    """How engine calls produce a response, for every agent: once, or an import path."""
     reward: str | dict[str, float] = "math"
-    """The name of a reward (docs/rewards.md): math, gsm8k, multiple_choice, exact_match, f1, ...;
-    an import path `mypkg.rewards:strict`; or several with their weights, `{math: 1.0, format:
-    0.1}`: the reward is the weighted sum, and each part a figure of each step."""
+    """Name of a reward (docs/rewards.md): math, gsm8k, multiple_choice, exact_match, f1, ...; an
+    import path `mypkg.rewards:strict`; or several with their weights, `{math: 1.0, format: 0.1}`.
+    The reward is then the weighted sum, and each part is a metric of each step."""
     reward_timeout_s: PositiveFloat = 30.0
     reward_memory_gib: PositiveFloat = 8.0
-    """Of each process that a reward or an agent of your own runs in; what it asks for beyond is
-    refused."""
+    """Memory limit of each process that runs your own reward or agent; allocations beyond it
+    fail."""
     reward_retries: NonNegative = 0
-    """How often a reward that raises is tried again before the run stops."""
+    """How often to retry a reward that raises before the run stops."""
     filter: str = "none"
-    """Groups that are replaced by further prompts. none; zero_variance: those whose rewards are all
-    equal; pass_rate: those whose mean reward is outside of the bounds below; or an import path."""
+    """Which groups to replace with further prompts. none; zero_variance: groups whose rewards are
+    all equal; pass_rate: groups whose mean reward is outside `pass_rate_low` and `pass_rate_high`;
+    or an import path."""
     pass_rate_low: float = 0.1
     pass_rate_high: float = 0.95
     over_sampling: Annotated[float, Field(ge=1.0)] = 1.0
-    """Begin so many times the prompts of a step, and take as many groups as it needs, see
-    `selection`."""
+    """Start this many times the prompts of a step, and use as many groups as the step needs (see
+    `selection`)."""
     selection: str = "first"
-    """Which of the groups that over-sampling began are trained on. first: those that are done
-    first, and the rest is given up: stragglers hold nobody up, but short answers come first, and a
-    resumed run is not bit for bit the one that was not stopped; variance: those whose rewards
-    differ most, when all are done; or an import path."""
+    """Which groups to train on with over-sampling. first: those that finish first; the others are
+    aborted. Stragglers then delay nothing, but short responses are favoured, and a resumed run is
+    not bit-identical to an uninterrupted one. variance: wait for all groups, and use those whose
+    rewards differ most. Or an import path."""
     shaping: str = "none"
-    """How scored rewards become those that are trained on. none; overlong: less for responses near
+    """How to modify rewards before training. none; overlong: reduce the reward of responses near
     `max_response_tokens` (DAPO); or an import path."""
     overlong_buffer: Positive | None = None
-    """overlong: tokens before the bound over which the penalty rises; null: a fifth of it."""
+    """overlong: number of tokens before the limit over which the penalty rises; null: a fifth of
+    the limit."""
     overlong_penalty: NonNegativeFloat = 1.0
-    """overlong: at the bound."""
+    """overlong: penalty at the limit."""
     sample_filter: str = "none"
-    """Samples that nothing is learned from; their rewards still count for the others of their
-    group. none; truncated: responses that were cut off (overlong filtering of DAPO); or an import
-    path."""
+    """Which samples to exclude from training; their rewards still count for the other samples of
+    their group. none; truncated: responses that were cut off (overlong filtering of DAPO); or an
+    import path."""
     max_filter_rounds: Positive = 8
-    """Bound on what a step may begin: so many times its prompts. Then the run stops and says so."""
+    """Limit on the prompts that a step may start, as a multiple of its prompts; beyond it, the run
+    stops with an error."""
     max_staleness: NonNegative = 0
     """0: strictly on-policy. N: rollout may run up to N weight versions ahead of the trainer."""
     order: Literal["prompts", "done"] = "prompts"
-    """Which groups a step trains on, where rollout runs ahead. prompts: those of the next prompts,
-    so that a straggler is waited for; done: those that are done first (docs/asynchronous.md)."""
+    """Which groups a step trains on when rollout runs ahead. prompts: the groups of the next
+    prompts, so it waits for stragglers; done: the groups that finish first
+    (docs/asynchronous.md)."""
     stale_groups: Literal["wait", "retry", "drop"] = "wait"
-    """With `order` done, of a group that is about to be older than `max_staleness`: wait has the
-    last step that can take it wait for it; retry gives it up and begins its prompt anew, up to
-    three times; drop goes on without it."""
+    """With `order: done`: what to do with a group that would exceed `max_staleness`. wait: the last
+    step that can use the group waits for it; retry: abort the group and restart its prompt, up to
+    three times; drop: continue without it."""
     on_update: OnUpdate = "continue"
-    """What becomes of responses that are running when new weights come. continue: they go on under
-    them, and each token has its version; drain: the weights wait until they have ended; abort: they
-    are given up, and begun anew under the new weights by the same seeds."""
+    """What to do with running responses when new weights arrive. continue: they continue with the
+    new weights, and each token records its version; drain: the weights wait until the responses
+    end; abort: the responses are aborted and restarted with the new weights and the same seeds."""
     format: FormatSettings = FormatSettings()
     match: MatchSettings = MatchSettings()
     length: LengthSettings = LengthSettings()
@@ -223,34 +230,35 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     yield Rule(
         rollout.top_k == 0 or rollout.top_k < -1,
         f"`rollout.top_k` cannot be {rollout.top_k}",
-        why="it counts the tokens to choose from: 1 or more, or -1 for the whole vocabulary",
+        why="it is the number of tokens to choose from: 1 or more, or -1 for the whole vocabulary",
         fix="--set rollout.top_k=-1",
     )
     trainer, engines = recipe.train.precision, rollout.precision
     is_quantised = trainer not in ("auto", "bf16", "fp32")
     yield Rule(
         is_quantised and engines not in ("same", "bf16", trainer.removesuffix("_qat")),
-        f"`rollout.precision={engines}` with `train.precision={trainer}`",
-        why="engines would round weights that are rounded otherwise in training",
+        f"`rollout.precision={engines}` does not work with `train.precision={trainer}`",
+        why="engines would round weights that training rounds differently",
         fix=["--set rollout.precision=same", "--set train.precision=auto"],
     )
     yield Rule(
         engines not in ("same", "bf16") and recipe.weights.format != "hf",
-        f"`rollout.precision={engines}` with `weights.format={recipe.weights.format}`",
-        why="both say in which form engines are sent weights",
+        f"`rollout.precision={engines}` does not work with "
+        f"`weights.format={recipe.weights.format}`",
+        why="both keys set the format of the weights that engines receive",
         fix=["--set weights.format=hf", "--set rollout.precision=same"],
     )
     yield Rule(
         "" in rollout.stop,
-        "`rollout.stop` has an empty string",
-        why="every response would end at once",
+        "`rollout.stop` contains an empty string",
+        why="every response would end immediately",
         fix="--set rollout.stop=[]",
     )
     yield Rule(
         prompts % updates,
         f"{prompts} prompts cannot be split into {updates} equal updates",
         why=f"rollout.prompts_per_step is {prompts}, train.updates_per_step is {updates}, and an "
-        "update takes the samples of a prompt together",
+        "update must contain all samples of a prompt",
         fix=[
             f"--set train.updates_per_step={divisor_below(prompts, updates)}",
             f"--set rollout.prompts_per_step={-(-prompts // updates) * updates}",
@@ -264,16 +272,17 @@ def order_rules(rollout: Rollout) -> Iterator[Rule]:
         return
     yield Rule(
         rollout.max_staleness == 0,
-        "`rollout.order=done` has no other groups to take",
-        why="at `rollout.max_staleness` 0 a step's groups are all that is sampled before it",
+        "`rollout.order=done` needs groups to choose from",
+        why="with `rollout.max_staleness` 0, a step can only use the groups that are sampled "
+        "right before it",
         fix=["--set rollout.max_staleness=2", "--set rollout.order=prompts"],
     )
     yield Rule(
         rollout.over_sampling > 1.0,
-        f"`rollout.over_sampling={rollout.over_sampling:g}` would sample for nothing",
-        why="with `rollout.order=done` further prompts are always in flight, and what a step does "
-        "not take the next one does: stragglers hold nobody up, and nothing is given up for it; "
-        f"`rollout.max_staleness` {rollout.max_staleness} says how many there are",
+        f"`rollout.over_sampling={rollout.over_sampling:g}` would waste samples",
+        why="with `rollout.order=done`, further prompts are always running, and the next step "
+        "uses what this one does not: stragglers delay nothing, and no sample is wasted; "
+        f"`rollout.max_staleness` {rollout.max_staleness} limits how many there are",
         fix=["--set rollout.over_sampling=1", "--set rollout.order=prompts"],
     )
 

@@ -21,40 +21,41 @@ from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Train
 
 
 class Warmup(Section):
-    """Supervised steps on `data.demonstrations` before anything else; 0 steps: none."""
+    """Supervised steps on `data.demonstrations` before any other training; 0 steps: none."""
 
     steps: NonNegative = 0
     batch_size: Positive = 64
-    """Demonstrations in one step."""
+    """Number of demonstrations per step."""
     lr: PositiveFloat = 1e-3
     max_loss_tokens: Positive = 4096
-    """Demonstrations longer than this are refused."""
+    """Longest demonstration in tokens; longer ones are rejected."""
 
 
 class Weights(Section):
-    """How weights reach the engines."""
+    """How the engines receive new weights."""
 
     channel: str = "auto"
-    """tensor: shared memory, where trainer and engines share devices; distributed: broadcast to
-    engines on other devices; auto: chosen by the plan; or an import path to a class."""
+    """tensor: shared memory, if trainer and engines share devices; distributed: broadcast to
+    engines on other devices; auto: the plan chooses; or an import path to a class."""
     format: str = "hf"
-    """How a tensor of the model becomes what engines are sent: hf (as a Hugging Face folder has
-    it), or an import path."""
+    """Format of the tensors that engines receive: hf (as in a Hugging Face folder), or an import
+    path."""
     bucket_mib: Positive | None = None
-    """Weights that are sent at once, in MiB. null: 512; on a CPU, whose caches are small, 64."""
+    """Size of one transfer of weights in MiB. null: 512; on a CPU, whose caches are small, 64."""
     verify: bool = False
-    """After each publish, compare what the engines hold with what the trainer sent, bit for bit."""
+    """After each publish, check bit for bit that the engines hold the weights that the trainer
+    sent."""
 
 
 class Checkpoint(Section):
-    """What is kept on disk."""
+    """Which checkpoints to write and keep."""
 
     every: NonNegative = 20
-    """Steps between checkpoints; 0: only at the end. A stopped run is saved in any case."""
+    """Steps between checkpoints; 0: only at the end. A stopped run always saves one."""
     keep: Positive = 2
-    """How many of the newest are kept."""
+    """Number of newest checkpoints to keep."""
     async_save: bool = True
-    """Write in the background while training goes on."""
+    """Write checkpoints in the background while training continues."""
 
 
 class Recipe(Section):
@@ -77,8 +78,8 @@ class Recipe(Section):
     run: RunSettings = RunSettings()
     adapters: dict[str, dict[str, Any]] = Field(default={})
     """Several adapters over one model, trained and served at once: {sums: {data: {prompts:
-    a.jsonl}}, words: {train: {steps: 80}}}. Each has a name, and says what it has other than this
-    recipe: of data, rollout, train, eval, checkpoint, warmup, model.adapter and run.seed."""
+    a.jsonl}}, words: {train: {steps: 80}}}. Each has a name and the settings that differ from this
+    recipe: keys of data, rollout, train, eval, checkpoint, warmup, model.adapter and run.seed."""
 
     @property
     def learns_from_rows(self) -> bool:

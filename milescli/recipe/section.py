@@ -39,10 +39,10 @@ def plain(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule, as it applies to one recipe."""
+    """A rule, applied to one recipe."""
 
     broken: object
-    """Whether the recipe breaks it, by truth."""
+    """Truthy if the recipe breaks the rule."""
     what: str
     _: KW_ONLY
     why: str

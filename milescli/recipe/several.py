@@ -21,11 +21,11 @@ KEY = "adapters"
 _OWN = ("data", "rollout", "train", "eval", "checkpoint", "warmup", "model.adapter", "run.seed")
 """Keys and sections that an adapter may have for itself."""
 _SHARED = {
-    "rollout.speculative": "the engines serve all of them",
-    "rollout.on_update": "the engines serve all of them",
-    "train.lora": "they take turns in one set of matrices",
-    "train.routing_replay": "the engines serve all of them",
-    "train.precision": "they stand beside one model",
+    "rollout.speculative": "the engines serve all adapters",
+    "rollout.on_update": "the engines serve all adapters",
+    "train.lora": "all adapters share one set of matrices",
+    "train.routing_replay": "the engines serve all adapters",
+    "train.precision": "all adapters share one model",
 }
 """Of those, what all have in common, and why."""
 _OWN_OF_OPTIMIZER = ("lr", "min_lr", "warmup_steps", "schedule")
@@ -41,9 +41,9 @@ def from_file(path: Path, *, option: str) -> dict[str, object]:
     said = as_written(node)
     if not isinstance(said, dict):
         raise RecipeError(
-            f"{path} does not say what an adapter is",
-            why=f"it holds `{node.text[:60]}`, and not keys of a recipe",
-            fix="write what it has for itself: data: {prompts: FILE}",
+            f"{path} does not describe an adapter",
+            why=f"it contains `{node.text[:60]}`, not keys of a recipe",
+            fix="write the keys that differ for this adapter: data: {prompts: FILE}",
         )
     return said
 
@@ -55,8 +55,8 @@ def from_options(options: Sequence[str]) -> Table:
         name, equals, file = option.partition("=")
         if not equals or not file or name in adapters:
             raise RecipeError(
-                f"`--adapter {option}` names no adapter and its file",
-                why="it is given twice" if name in adapters else "it wants NAME=FILE",
+                f"`--adapter {option}` is not a valid adapter",
+                why="the name is used twice" if name in adapters else "it has the form NAME=FILE",
                 fix=f"--adapter {name or 'sums'}={file or 'FILE.yaml'}",
             )
         adapters[name] = from_file(Path(file), option=f"--adapter {option}")
@@ -110,9 +110,10 @@ def _require_own(key: str, *, where: str, value: str) -> None:
     if shared is None and any(_is_of(key, part) for part in _OWN):
         return
     raise RecipeError(
-        f"`{key}` cannot be one adapter's alone",
-        why=f"`{where}` sets it; {shared or 'all adapters of a run share the model and machine'}",
-        fix=f"--set {key}={value}   # for all of them; and take it out of `{where}`",
+        f"`{key}` cannot be set for one adapter only",
+        why=f"`{where}` sets it, but "
+        f"{shared or 'all adapters of a run share the model and machine'}",
+        fix=f"--set {key}={value}   # for all adapters; and remove it from `{where}`",
     )
 
 
@@ -126,19 +127,20 @@ def _check_all(recipe: Recipe) -> None:
         if not _NAME.match(name) or len(name) > _LONGEST_NAME:
             raise RecipeError(
                 f"`{name[:40]}` cannot be the name of an adapter",
-                why=f"it is a folder's, too: letters, digits, - and _, at most {_LONGEST_NAME}",
+                why="it also names a folder, so it may have only letters, digits, - and _, and "
+                f"at most {_LONGEST_NAME} characters",
                 fix="--adapter my-name=FILE",
             )
     if not recipe.train.lora.is_on:
         raise RecipeError(
-            "`adapters` in a run that trains all weights",
-            why="several can only be trained at once where the model beneath them stays as it is",
+            "`adapters` are set, but the run trains all weights",
+            why="several adapters can only be trained at once if the base model is frozen",
             fix="--lora 16",
         )
     if recipe.model.scratch is not None:
         raise RecipeError(
-            "`adapters` over a model from scratch",
-            why="an adapter changes little of its model, which must be one that was trained",
+            "`adapters` are set over a model from scratch",
+            why="an adapter changes little, so its base model must already be trained",
             fix="--set model.scratch=null --set model.path=RUN",
         )
     refused: dict[str, tuple[bool, str, str]] = {
@@ -181,17 +183,17 @@ def _check_one(recipe: Recipe, *, base: Recipe, where: str) -> None:
     for key, (is_set, why) in refused.items():
         if is_set:
             raise RecipeError(
-                f"`{key}` of an adapter that is trained with others",
+                f"`{key}` does not work with several adapters",
                 why=f"{where}: {why}",
-                fix="train it in a run of its own",
+                fix="train this adapter in a run of its own",
             )
     theirs, own = base.train.optimizer.model_dump(), recipe.train.optimizer.model_dump()
     for key, value in own.items():
         if key not in _OWN_OF_OPTIMIZER and value != theirs[key]:
             raise RecipeError(
-                f"`train.optimizer.{key}` cannot be one adapter's alone",
-                why=f"{where} has {value}; they take turns in one optimizer",
-                fix=f"--set train.optimizer.{key}={value}   # for all of them",
+                f"`train.optimizer.{key}` cannot be set for one adapter only",
+                why=f"{where} sets {value}, but all adapters share one optimizer",
+                fix=f"--set train.optimizer.{key}={value}   # for all adapters",
             )
 
 

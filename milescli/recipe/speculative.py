@@ -17,36 +17,37 @@ if TYPE_CHECKING:
 
 
 class SpeculativeSettings(Section):
-    """Guess tokens ahead, which the model then looks at all at once (speculative decoding). On a
-    CPU the tokens are those without it (docs/speculation.md; on a GPU, their distribution)."""
+    """Speculative decoding: a cheap method guesses several tokens, and the model verifies them in
+    one pass. On a CPU the tokens are the same as without it; on a GPU their distribution is
+    (docs/speculation.md)."""
 
     kind: Literal["none", "ngram", "draft", "mtp"] = "none"
-    """Who guesses. ngram: what followed the same tokens before, in this engine; draft: a smaller
-    model; mtp: the model's own multi-token-prediction layer."""
+    """Who guesses tokens. ngram: the tokens that followed the same n-gram before, in this engine;
+    draft: a smaller model; mtp: the model's own multi-token-prediction layer."""
     model: str | None = None
-    """draft: a folder or hub name of a model with the policy's tokenizer, or the directory of a
-    run. It learns what the policy says where `train.draft.lr` is set, and else keeps its
-    weights."""
+    """draft: folder or hub name of a model with the policy's tokenizer, or the directory of a run.
+    The run trains it to imitate the policy if `train.draft.lr` is set; otherwise its weights stay
+    frozen."""
     revision: str | None = None
-    """draft: hub revision (branch, tag or commit)."""
+    """draft: revision on the hub (branch, tag or commit)."""
     guesses: Positive | None = None
-    """Tokens that are guessed each time; null: as many as the plan says."""
+    """Number of tokens per guess; null: the plan chooses."""
     ngram_breadth: Positive = 1
-    """ngram: ways to go on that are tried behind one token, within `guesses`."""
+    """ngram: number of alternative continuations to try after one token, within `guesses`."""
     ngram_length: Positive = 18
-    """ngram: tokens of the longest n-gram."""
+    """ngram: length of the longest n-gram, in tokens."""
 
 
 class Mtp(Section):
-    """The layer that guesses the token after next (arXiv 2412.19437, section 2.2), and by which
-    engines guess ahead (`rollout.speculative.kind: mtp`)."""
+    """The multi-token-prediction layer, which predicts the token after next (arXiv 2412.19437,
+    section 2.2); engines can use it to guess tokens (`rollout.speculative.kind: mtp`)."""
 
     loss_weight: NonNegativeFloat | None = None
-    """Weight of its loss beside the objective's: the cross-entropy of the token after next, the
-    mean over an update's trained tokens. null or 0: the layer is left as it is."""
+    """Weight of the layer's loss: the mean cross-entropy of the token after next over an update's
+    trained tokens. null or 0: the layer is not trained."""
     trains_trunk: bool = False
-    """Let that loss train the model below the layer too, its embedding and its output layer; false:
-    the layer alone."""
+    """true: this loss also trains the rest of the model, including its embedding and output layer;
+    false: only the layer."""
 
     @property
     def is_on(self) -> bool:
@@ -55,11 +56,11 @@ class Mtp(Section):
 
 
 class Draft(Section):
-    """Of `rollout.speculative.kind: draft`: the model learns to say what the policy says, from what
-    each step sampled, with an optimizer of its own that is set as the policy's."""
+    """Training of the draft model (`rollout.speculative.kind: draft`): it learns to predict the
+    policy's tokens from the samples of each step. Its own optimizer has the policy's settings."""
 
     lr: PositiveFloat | None = None
-    """Of its optimizer, the same in every step. null: it keeps its weights."""
+    """Learning rate of the draft model, the same in every step. null: its weights stay frozen."""
 
     @property
     def is_on(self) -> bool:
@@ -80,31 +81,31 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         return
     yield Rule(
         recipe.learns_from_rows,
-        "nothing is sampled that could be guessed ahead",
-        why=f"`{_KEY}.kind` is {kind}, and `data.train` has the rows to learn from; evaluations "
-        "guess nothing",
+        "speculative decoding has no samples to speed up",
+        why=f"`{_KEY}.kind` is {kind}, but the run learns from the rows of `data.train`, and "
+        "evaluations do not speculate",
         fix=f"--set {_KEY}.kind=none",
     )
     yield Rule(
         recipe.train.lora.is_on and kind != "ngram",
-        f"engines that serve an adapter cannot guess by {kind}",
-        why="SGLang 0.5.20 serves none beside a draft model"
+        f"engines that serve an adapter cannot speculate with {kind}",
+        why="SGLang 0.5.20 cannot serve one together with a draft model"
         if kind == "draft"
-        else "an MTP layer beside an adapter was never tried",
+        else "an MTP layer together with an adapter is untested",
         fix=[f"--set {_KEY}.kind=ngram", "--set train.lora.rank=null"],
     )
     yield Rule(
         (recipe.engines.attention_dp or 1) > 1 and kind != "mtp",
-        f"engines whose devices share out the requests cannot guess by {kind}",
-        why=f"`engines.attention_dp` is {recipe.engines.attention_dp}, and SGLang has that with "
-        "MTP layers alone",
+        f"engines with DP attention cannot speculate with {kind}",
+        why=f"`engines.attention_dp` is {recipe.engines.attention_dp}, and SGLang supports that "
+        "only with MTP layers",
         fix=[f"--set {_KEY}.kind=none", "--set engines.attention_dp=1"],
     )
     yield Rule(
         kind == "mtp" and recipe.weights.channel == "distributed",
-        "new weights would not reach the layer that guesses",
-        why="`weights.channel` is distributed, by which SGLang updates the model alone, without "
-        "its MTP layer",
+        "new weights would not reach the layer that guesses tokens",
+        why="`weights.channel` is distributed, and SGLang then updates only the model, not its "
+        "MTP layer",
         fix=["--set weights.channel=tensor", f"--set {_KEY}.kind=ngram"],
     )
 
@@ -113,19 +114,19 @@ def _kind_rules(settings: SpeculativeSettings) -> Iterator[Rule]:
     kind, model, breadth = settings.kind, settings.model, settings.ngram_breadth
     yield Rule(
         kind == "draft" and not (model or "").strip(),
-        "no model is named that guesses",
-        why=f"`{_KEY}.kind` is draft, and `{_KEY}.model` says which one",
+        "the draft model is missing",
+        why=f"`{_KEY}.kind` is draft, so `{_KEY}.model` must name the draft model",
         fix=[f"--set {_KEY}.model=FOLDER", f"--set {_KEY}.kind=ngram"],
     )
     yield Rule(
         kind != "draft" and model is not None,
-        f"`{_KEY}.model` is `{model}`, and no model guesses",
+        f"`{_KEY}.model` is `{model}`, but no draft model is used",
         why=f"`{_KEY}.kind` is {kind}",
         fix=[f"--set {_KEY}.kind=draft", f"--set {_KEY}.model=null"],
     )
     yield Rule(
         settings.revision is not None and model is None,
-        f"`{_KEY}.revision` is `{settings.revision}`, but nothing is downloaded",
+        f"`{_KEY}.revision` is `{settings.revision}`, but no model is downloaded",
         why=f"a revision belongs to `{_KEY}.model`",
         fix=f"--set {_KEY}.revision=null",
     )
@@ -133,13 +134,13 @@ def _kind_rules(settings: SpeculativeSettings) -> Iterator[Rule]:
         default = SpeculativeSettings.model_fields[name].default
         yield Rule(
             kind != "ngram" and getattr(settings, name) != default,
-            f"`{_KEY}.{name}` has no n-grams to be about",
+            f"`{_KEY}.{name}` only applies to n-grams",
             why=f"`{_KEY}.kind` is {kind}",
             fix=[f"--set {_KEY}.kind=ngram", f"--set {_KEY}.{name}={default}"],
         )
     yield Rule(
         kind == "ngram" and settings.guesses and breadth > settings.guesses,
-        f"{settings.guesses} guesses have no {breadth} ways to go on",
+        f"{settings.guesses} guesses cannot have {breadth} alternatives",
         why=f"`{_KEY}.ngram_breadth` is larger than `{_KEY}.guesses`",
         fix=f"--set {_KEY}.ngram_breadth={settings.guesses}",
     )
@@ -150,7 +151,7 @@ def mtp_rules(recipe: Recipe) -> Iterator[Rule]:
     mtp, weights = recipe.train.mtp, recipe.weights
     yield Rule(
         mtp.trains_trunk and not mtp.is_on,
-        "`train.mtp.trains_trunk` is true, and there is no loss that could",
+        "`train.mtp.trains_trunk` is true, but the MTP layer has no loss",
         why="`train.mtp.loss_weight` is off",
         fix=["--set train.mtp.loss_weight=0.1", "--set train.mtp.trains_trunk=false"],
     )
@@ -158,28 +159,28 @@ def mtp_rules(recipe: Recipe) -> Iterator[Rule]:
         return
     yield Rule(
         recipe.trains_scores,
-        f"`train.objective={recipe.train.objective}` trains no MTP layer",
-        why="its model gives scores, and predicts no token",
+        f"`train.objective={recipe.train.objective}` cannot train an MTP layer",
+        why="the model returns scores and predicts no tokens",
         fix=_NO_MTP,
     )
     yield Rule(
         recipe.train.lora.is_on,
-        "an MTP layer is not trained beside an adapter",
-        why="with `train.lora.rank` the model's own weights, the layer's too, stay as they are, "
-        "and are neither saved nor sent to engines",
+        "an MTP layer cannot be trained together with an adapter",
+        why="`train.lora.rank` freezes the model's own weights, including those of the layer; "
+        "they are neither saved nor sent to engines",
         fix=[_NO_MTP, "--set train.lora.rank=null"],
     )
     yield Rule(
         weights.channel == "distributed",
-        "what the MTP layer learns would not reach the engines",
-        why="`weights.channel` is distributed, by which SGLang updates the model alone, without "
-        "its MTP layer",
+        "the trained MTP layer would not reach the engines",
+        why="`weights.channel` is distributed, and SGLang then updates only the model, not its "
+        "MTP layer",
         fix=["--set weights.channel=tensor", _NO_MTP],
     )
     yield Rule(
         weights.format != "hf",
-        f"`weights.format={weights.format}` with an MTP layer that is trained",
-        why="MTP layers in other formats than the model's own were never tried",
+        f"`weights.format={weights.format}` does not work with a trained MTP layer",
+        why="MTP layers in formats other than the model's own are untested",
         fix=["--set weights.format=hf", _NO_MTP],
     )
 
@@ -191,19 +192,19 @@ def draft_rules(recipe: Recipe) -> Iterator[Rule]:
         return
     yield Rule(
         kind != "draft",
-        "there is no draft model that could learn",
-        why=f"`{_KEY}.kind` is {kind}, and `train.draft.lr` is that of a draft model",
+        "there is no draft model to train",
+        why=f"`{_KEY}.kind` is {kind}, and `train.draft.lr` applies to a draft model",
         fix=[_NO_DRAFT, f"--set {_KEY}.kind=draft --set {_KEY}.model=MODEL"],
     )
     yield Rule(
         weights.channel not in ("auto", "tensor"),
-        "what the draft model learns would not reach the engines",
-        why=f"`weights.channel` is {weights.channel}, which sends the model alone",
+        "the trained draft model would not reach the engines",
+        why=f"`weights.channel` is {weights.channel}, which sends only the policy",
         fix=["--set weights.channel=tensor", _NO_DRAFT],
     )
     yield Rule(
         weights.format != "hf",
-        f"`weights.format={weights.format}` with a draft model that is trained",
-        why="draft models in other formats than their own were never tried",
+        f"`weights.format={weights.format}` does not work with a trained draft model",
+        why="draft models in formats other than their own are untested",
         fix=["--set weights.format=hf", _NO_DRAFT],
     )

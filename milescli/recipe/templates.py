@@ -68,10 +68,10 @@ def find_recipe(recipe: str, *, cwd: Path) -> Path:
     fixes = [f"miles launch --recipe {beside[0].name}"] if beside else []
     fixes += [f"miles launch --recipe {guess}"] if guess else []
     raise RecipeError(
-        f"no recipe is called `{recipe}`",
-        why=f"{len(template_names())} ship, {near}; "
-        "a recipe of your own is named by its path, ending in .yaml",
-        fix=[*fixes, "miles recipes   # with what each is for"],
+        f"there is no recipe `{recipe}`",
+        why=f"there are {len(template_names())} built-in recipes, {near}; name your own recipe "
+        "by its path, which ends in .yaml",
+        fix=[*fixes, "miles recipes   # describes each recipe"],
     )
 
 
@@ -83,7 +83,7 @@ def _no_file(recipe: str, path: Path) -> RecipeError:
     return RecipeError(
         f"recipe file `{recipe}` cannot be used",
         why=why,
-        fix=[*fixes, "miles recipes   # the recipes that ship"],
+        fix=[*fixes, "miles recipes   # lists the built-in recipes"],
     )
 
 

@@ -35,70 +35,72 @@ OF_SCORES = ("reward_model",)
 
 
 class Optimizer(Section):
-    """As Megatron-Core's distributed optimizer runs it."""
+    """The optimizer, which runs as Megatron-Core's distributed optimizer."""
 
     rule: str = "adamw"
-    """What a step does to a weight: adamw; lion; sgd, with momentum `beta1`; or an import path."""
+    """Update rule: adamw; lion; sgd, with momentum `beta1`; or an import path."""
     lr: PositiveFloat = 1e-6
     min_lr: NonNegativeFloat = 0.0
     schedule: str = "constant"
-    """What the rate does after its warm-up: constant; linear or cosine down to `min_lr`; or an
+    """Learning-rate schedule after the warm-up: constant; linear or cosine down to `min_lr`; or an
     import path."""
     warmup_steps: NonNegative = 0
-    """Linear rise of the learning rate, within `train.steps`."""
+    """Number of steps in which the learning rate rises linearly; they count towards
+    `train.steps`."""
     weight_decay: NonNegativeFloat = 0.0
     beta1: Fraction = 0.9
     beta2: Fraction = 0.98
     eps: PositiveFloat = 1e-8
     clip_grad: NonNegativeFloat = 1.0
-    """Global norm; 0: no clipping."""
+    """Largest global gradient norm; 0: no clipping."""
     offload: bool | None = None
-    """Keep Adam's moments and float32 weights in host memory, and step there; null: only where
-    nothing else fits."""
+    """Keep Adam's moments and the float32 weights in host memory, and update them there; null: only
+    if the run does not fit otherwise."""
 
 
 class SoftClip(Section):
-    """Of the surrogate `sapo`: how steeply its gate falls beside a ratio of 1."""
+    """Steepness of the gate of the surrogate `sapo` around a ratio of 1."""
 
     positive: PositiveFloat = 1.0
-    """Where the advantage is positive."""
+    """Steepness for positive advantages."""
     negative: PositiveFloat = 1.05
-    """Where it is not."""
+    """Steepness for all other advantages."""
 
 
 class Covariance(Section):
-    """Of the surrogates `clip_cov` and `kl_cov`: which tokens are held back, and how."""
+    """Which tokens the surrogates `clip_cov` and `kl_cov` restrict, and how."""
 
     fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.0002
-    """Of a step's trained tokens; one at least."""
+    """Fraction of a step's trained tokens to restrict; at least one token."""
     low: float = 1.0
-    """clip_cov draws tokens whose covariance is above this,"""
+    """clip_cov: lower bound on the covariance of the tokens to draw from."""
     high: float = 5.0
-    """and below this."""
+    """clip_cov: upper bound on the covariance of the tokens to draw from."""
     kl_coef: NonNegativeFloat = 1.0
-    """kl_cov: weight of |log ratio| at the tokens it holds back."""
+    """kl_cov: weight of |log ratio| for the restricted tokens."""
 
 
 class CorrectionSettings(Section):
-    """Weights for what trainer and engine do not agree on: kernels, precision, staleness. They
-    compare the trainer's log-probs before the step's first update with the engine's."""
+    """Importance weights that correct differences between trainer and engine: kernels, precision,
+    staleness. They compare the trainer's log-probs before the step's first update with the
+    engine's."""
 
     kind: str = "none"
-    """none, importance (by the keys below), or an import path."""
+    """none, importance (configured by the keys below), or an import path."""
     level: Literal["token", "sequence", "geometric"] = "token"
-    """What a ratio is of: a token, its whole sequence (the product), or the sequence's geometric
+    """Level of a ratio: a token, the whole sequence (the product), or the sequence's geometric
     mean."""
     mode: Literal["truncate", "clip", "mask", "none"] = "truncate"
-    """truncate: at most `high` (TIS); clip: between `low` and `high`; mask: nothing is learned
-    outside of them (IcePop); none: no weight, rejection alone."""
+    """truncate: weights of at most `high` (TIS); clip: weights between `low` and `high`; mask:
+    exclude tokens outside of them (IcePop); none: no weights, only rejection."""
     low: NonNegativeFloat = 0.0
     high: PositiveFloat = 2.0
     normalize: bool = False
     """Divide the weights by their mean over the step."""
     veto: PositiveFloat | None = None
-    """Nothing is learned of a sequence one of whose tokens has a ratio below this."""
+    """Exclude a sequence if one of its tokens has a ratio below this."""
     reject_level: Literal["none", "token", "sequence", "geometric"] = "none"
-    """Nothing is learned where the ratio at this level is outside of the bounds below."""
+    """Level at which to exclude ratios outside of `reject_low` and `reject_high`."""
     reject_low: NonNegativeFloat = 0.5
     reject_high: PositiveFloat = 2.0
 
@@ -109,167 +111,171 @@ REFERENCE_FREE = ("orpo", "simpo")
 
 
 class Preference(Section):
-    """Of `train.objective: preference`."""
+    """Settings of `train.objective: preference`."""
 
     loss: PreferenceLoss = "sigmoid"
     """sigmoid (DPO; cDPO with `label_smoothing`), ipo, hinge (SLiC), kto, orpo or simpo."""
     beta: PositiveFloat = 0.1
-    """How strongly the reference holds (ipo: its tau; orpo: the weight of the odds ratio; simpo:
-    the scale of the reward)."""
+    """Strength of the pull towards the reference (ipo: its tau; orpo: the weight of the odds ratio;
+    simpo: the scale of the reward)."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
-    """sigmoid, simpo: chance that a pair is the wrong way round."""
+    """sigmoid, simpo: probability that a pair is labelled the wrong way round."""
     gamma: NonNegativeFloat = 0.5
-    """simpo: margin that a chosen response is to have."""
+    """simpo: target margin between the chosen and the rejected response."""
     sft_weight: NonNegativeFloat = 0.0
-    """Weight of the imitation of chosen responses beside the loss, per token (orpo: 1 at least)."""
+    """Weight of an additional SFT loss on chosen responses, per token (orpo: at least 1)."""
     desirable_weight: NonNegativeFloat = 1.0
-    """kto: of responses that were judged good."""
+    """kto: weight of responses that were judged good."""
     undesirable_weight: NonNegativeFloat = 1.0
-    """kto: of the others."""
+    """kto: weight of the other responses."""
     reference: Literal["cached", "live"] = "cached"
-    """cached: log-probs of the rows by the weights at the start are computed once, before the first
-    step, and kept in the run directory: a number for each token. live: these weights are kept, and
-    score each step's rows (kto: always)."""
+    """cached: compute the log-probs of all rows under the initial weights once, before the first
+    step, and store them in the run directory (one number per token). live: keep the initial
+    weights, and score each step's rows (kto: always)."""
 
 
 class RewardModelSettings(Section):
-    """Of `train.objective: reward_model`."""
+    """Settings of `train.objective: reward_model`."""
 
     center_coef: NonNegativeFloat = 0.0
-    """Weight of the square of a pair's scores added up, which keeps them around 0; 0.01 is
-    usual."""
+    """Weight of the squared sum of a pair's scores, which keeps scores around 0; 0.01 is usual."""
 
 
 class Critic(Section):
-    """What `train.credit: gae` weighs rewards against: a model of values, with an optimizer of its
-    own that is set as the policy's."""
+    """The value model of `train.credit: gae`. Its own optimizer has the policy's settings."""
 
     path: str | None = None
-    """A Hugging Face folder that gives scores, or whose output layer is replaced by a score (a
-    reward model, the policy's base); null: the policy's own weights at the start, with a new
-    head."""
+    """A Hugging Face folder with a score head, or a model whose output layer is replaced by one (a
+    reward model, the policy's base model); null: the policy's initial weights, with a new head."""
     lr: PositiveFloat = 1e-5
-    """Of its optimizer; it falls and rises as the policy's."""
+    """Learning rate of its optimizer; it follows the policy's schedule."""
     warmup_steps: NonNegative = 0
-    """First steps in which the critic alone learns."""
+    """Number of first steps in which only the critic learns."""
     clip: PositiveFloat | None = 0.2
-    """A value that has moved by more than this in a step gains nothing by it; null: no bound."""
+    """Clip a value's change in one step to this range; null: no clipping."""
 
 
 class Train(Section):
-    """How groups, or rows, become one optimizer step."""
+    """How groups or rows become one optimizer step."""
 
     algorithm: str | None = None
-    """A row of `miles algorithms`: sets the pieces below that nobody else sets. null: each piece as
-    it stands here."""
+    """A row of `miles algorithms`: it sets those keys below that you do not set. null: use each key
+    as it is."""
     steps: Annotated[Positive, Field(le=10**9)] = 100
     epochs: PositiveFloat | None = None
-    """Passes over the rows of `data.train`, instead of `steps`; null: `steps` says how long."""
+    """Number of passes over the rows of `data.train`, instead of `steps`; null: `steps` sets the
+    length."""
     batch_size: Positive = 32
-    """Rows of `data.train` in one step; a pair is one row."""
+    """Rows of `data.train` per step; a pair counts as one row."""
     before_log_probs: str | None = None
-    """Import path of a function (*, model, stream), called on each trainer rank before it computes
+    """Import path of a function (*, model, stream) that each trainer rank calls before it computes
     log-probs: of the policy before the step (old), or of the reference."""
     precision: Literal["auto", "bf16", "fp32", "fp8_block", "mxfp8", "int4_qat", "nvfp4"] = "auto"
-    """auto: bf16 on an accelerator, fp32 on a CPU. fp8_block, mxfp8, int4_qat, nvfp4: the same, and
-    the matrices of the policy's layers are rounded to that format before each product; the
-    optimizer keeps them as they are (docs/precision.md)."""
+    """auto: bf16 on an accelerator, fp32 on a CPU. fp8_block, mxfp8, int4_qat, nvfp4: additionally
+    round the matrices of the policy's layers to that format before each product; the optimizer
+    keeps the unrounded ones (docs/precision.md)."""
     quantise_inputs: bool | None = None
-    """Round the inputs of those matrices to the format too, in trainer and engines. null: on
+    """Also round the inputs of those matrices to the format, in trainer and engines. null: on
     accelerators, for fp8_block, mxfp8 and nvfp4; on a CPU for the first two, with `on_policy:
     exact`."""
     exempt: list[str] = Field(default=[])
-    """Regular expressions of modules that neither trainer nor engines quantise, beside those that
-    releases keep plain: ["layers\\.0\\.", "shared_experts"]."""
+    """Regular expressions of modules that neither trainer nor engines quantise, in addition to
+    those that releases keep unquantised: ["layers\\.0\\.", "shared_experts"]."""
     on_policy: Literal["auto", "exact"] = "auto"
-    """exact: the log-probs of engines and trainer are equal bit for bit (docs/on-policy.md), which
-    takes longer; auto: equal up to rounding."""
+    """exact: log-probs of engines and trainer are bit-identical (docs/on-policy.md), which is
+    slower; auto: they are equal up to rounding."""
     objective: str = "policy"
-    """What a step minimises: policy (made of the pieces below, on what engines sample); supervised,
-    preference, reward_model or distillation (on the rows of `data.train`); or an import path to a
-    factory `(recipe) -> Objective`."""
+    """What a step minimises: policy (composed from the keys below, on sampled responses);
+    supervised, preference, reward_model or distillation (on the rows of `data.train`); or an import
+    path to a factory `(recipe) -> Objective`."""
     advantage: str = "grpo"
-    """Estimator of advantages: grpo, rloo, reinforce, remax, opo, gpg, gigpo, turns, pass_at_k,
+    """Advantage estimator: grpo, rloo, reinforce, remax, opo, gpg, gigpo, turns, pass_at_k,
     best_of_n, max_rl, or an import path."""
     normalize_std: Literal["group", "batch", "none"] = "group"
-    """grpo, best_of_n, gigpo, turns: divide by the std of the group's rewards, of the batch's, or
-    not at all (Dr. GRPO)."""
+    """grpo, best_of_n, gigpo, turns: divide by the std of the group's rewards, by that of the
+    batch, or not at all (Dr. GRPO)."""
     pass_k: Positive = 4
-    """pass_at_k: the k."""
+    """pass_at_k: the k of pass@k."""
     turn_weight: NonNegativeFloat = 1.0
-    """gigpo: weight of the credit of single turns beside that of the whole episode."""
+    """gigpo: weight of the advantage of single turns, relative to that of the whole episode."""
     credit: str = "sample"
-    """How an advantage is spread over a sample's tokens. sample: each has it; to_go: discounted
-    from the last trained token; gae: against a critic's values; or an import path."""
+    """How to spread an advantage over a sample's tokens. sample: the same for every token; to_go:
+    discounted backwards from the last trained token; gae: relative to a critic's values; or an
+    import path."""
     gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """to_go, gae: discount of a token; gigpo, turns: of a turn."""
+    """to_go, gae: discount per token; gigpo, turns: discount per turn."""
     lam: Fraction = 1.0
-    """gae: its lambda."""
+    """gae: the parameter lambda."""
     whiten: bool = False
-    """Shift and scale the advantages to mean 0 and std 1 over all trained tokens of a step."""
+    """Normalise the advantages to mean 0 and std 1 over all trained tokens of a step."""
     ratio: Ratio = "token"
-    """What the policy ratio is of. token; sequence: the geometric mean over its sequence (GSPO);
-    sequence_token: that value, with the gradient of the token's own (GSPO-token)."""
+    """Level of the policy ratio. token; sequence: the geometric mean over the sequence (GSPO);
+    sequence_token: the same value, with the gradient of the token's own ratio (GSPO-token)."""
     surrogate: str = "clip"
-    """Term of the loss that advantages drive: clip (PPO), reinforce, cispo, gmpo, sapo, topr,
-    clip_cov, kl_cov, dppo_tv, dppo_kl, or an import path."""
+    """Policy-gradient term of the loss: clip (PPO), reinforce, cispo, gmpo, sapo, topr, clip_cov,
+    kl_cov, dppo_tv, dppo_kl, or an import path."""
     aggregation: str = "token_mean"
-    """token_mean: mean over all trained tokens of an update (DAPO); sequence_mean: mean over
-    samples of their token means (GRPO); sequence_sum: mean over samples of their token sums;
-    constant: that, divided by `constant_length` (Dr. GRPO); or an import path."""
+    """How to average the loss. token_mean: mean over all trained tokens of an update (DAPO);
+    sequence_mean: mean over samples of their token means (GRPO); sequence_sum: mean over samples of
+    their token sums; constant: sequence_sum divided by `constant_length` (Dr. GRPO); or an import
+    path."""
     constant_length: Positive | None = None
-    """Tokens; null: `rollout.max_response_tokens`."""
+    """Divisor of `aggregation: constant`, in tokens; null: `rollout.max_response_tokens`."""
     clip_low: NonNegativeFloat = 0.2
-    """Of the ratio below 1 (gmpo: of its logarithm; dppo: of a probability, or a divergence)."""
+    """Clipping range of the ratio below 1 (gmpo: of its logarithm; dppo: of a probability or a
+    divergence)."""
     clip_high: NonNegativeFloat = 0.28
-    """The same above 1."""
+    """Clipping range of the ratio above 1."""
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Bound on the ratio of tokens with a negative advantage (dual-clip PPO; 3 is usual); null: no
-    bound."""
+    """Upper bound on the ratio of tokens with a negative advantage (dual-clip PPO; 3 is usual);
+    null: no bound."""
     soft_clip: SoftClip = SoftClip()
     covariance: Covariance = Covariance()
     correction: CorrectionSettings = CorrectionSettings()
     off_policy_mask: NonNegativeFloat | None = None
-    """Nothing is learned of a sequence of negative advantage that the policy has left by more than
-    this: mean of log pi_engine - log pi (OPSM of DeepSeek-V3.2); null: all are learned from."""
+    """Exclude a sequence with a negative advantage if the policy has moved away from it by more
+    than this, measured as the mean of log pi_engine - log pi (OPSM of DeepSeek-V3.2); null: exclude
+    none."""
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL term against the frozen reference; 0: no KL term."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where it stands. reward: it costs each token of its advantage, as `credit` says, by the
-    policy before the step's first update."""
+    """Where to apply the KL term. loss: as a term of the loss; reward: it reduces each token's
+    advantage, as `credit` describes, under the policy before the step's first update."""
     reference: bool | None = None
-    """Keep the weights before RL as a frozen reference; none: where `kl_coef` is above 0."""
+    """Keep the weights before RL as a frozen reference; null: if `kl_coef` is above 0."""
     reference_every: NonNegative = 0
-    """Steps after which the weights of now become the reference; 0: it stays."""
+    """Number of steps after which the current weights become the reference; 0: never."""
     kl_estimator: KlEstimator = "k3"
-    """k1: log ratio; k2: half its square; k3: never negative, and its mean is the KL's; low_var:
-    k3, at most 10."""
+    """k1: log ratio; k2: half its square; k3: never negative, with the KL as its mean; low_var: k3,
+    at most 10."""
     kl_unbiased: bool = False
-    """Weigh the KL term by the policy ratio, so that its gradient is that of the KL when the
-    sampling policy was another (DeepSeek-V3.2)."""
+    """Multiply the KL term by the policy ratio, so that its gradient is that of the KL although
+    another policy sampled (DeepSeek-V3.2)."""
     entropy_coef: NonNegativeFloat = 0.0
-    """Weight of the entropy bonus; with a target, where it begins."""
+    """Weight of the entropy bonus; with a target, its initial value."""
     entropy_target: NonNegativeFloat | None = None
-    """Nats a token. Below it the bonus acts, and its weight rises by `entropy_delta` a step; above
-    it the weight falls by as much, and the bonus rests (Skywork-OR1). null: the weight stays."""
+    """Target entropy in nats per token (Skywork-OR1). Below it, the bonus is on and its weight
+    rises by `entropy_delta` per step; above it, the bonus is off and the weight falls by as much.
+    null: the weight is constant."""
     entropy_delta: PositiveFloat = 0.005
     entropy_max: PositiveFloat = 0.1
-    """Largest weight."""
+    """Largest weight of the entropy bonus with a target."""
     old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
-    """Who says what the old policy was. auto: the trainer at max_staleness 0, the engine beyond."""
+    """Whose log-probs represent the old policy. auto: the trainer's at max_staleness 0, otherwise
+    the engine's."""
     updates_per_step: Positive = 1
-    """Optimizer updates on each step's groups (PPO-style minibatches)."""
+    """Number of optimizer updates on each step's groups (PPO-style minibatches)."""
     max_tokens_per_microbatch: Positive | None = None
-    """Of one rank: a row of packed sequences has so many tokens for each context-parallel rank;
-    none: chosen by the plan (CPU: 8192)."""
+    """Tokens in one microbatch of a rank; a row of packed sequences holds this many tokens per
+    context-parallel rank. null: the plan chooses (CPU: 8192)."""
     recompute: Literal["auto", "none", "full"] = "auto"
-    """Keep only the inputs of layers for the backward pass; auto: where activations do not fit
-    otherwise (CPU: none)."""
+    """full: keep only the inputs of layers for the backward pass, and recompute the rest; auto: if
+    activations do not fit otherwise (CPU: none)."""
     expert_imbalance: Annotated[float, Field(ge=1.0)] = 1.5
-    """Memory is planned for an expert rank that gets so many times its even share of tokens
-    (mixture-of-experts only); nothing is dropped."""
+    """Plan memory for an expert rank that receives this many times its even share of tokens
+    (mixture-of-experts only). No tokens are dropped."""
     routing_replay: bool = False
-    """R3: the trainer routes as the engine did (mixture-of-experts only)."""
+    """R3: the trainer uses the engine's expert routing (mixture-of-experts only)."""
     optimizer: Optimizer = Optimizer()
     critic: Critic = Critic()
     preference: Preference = Preference()
@@ -307,7 +313,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     yield Rule(
         optimizer.min_lr > optimizer.lr,
         "the learning rate would rise instead of fall",
-        why=f"train.optimizer.min_lr {optimizer.min_lr:g} is above train.optimizer.lr "
+        why=f"train.optimizer.min_lr {optimizer.min_lr:g} exceeds train.optimizer.lr "
         f"{optimizer.lr:g}",
         fix="--set train.optimizer.min_lr=0",
     )
@@ -315,13 +321,13 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         yield Rule(
             getattr(optimizer, name) == 1.0,
             f"`train.optimizer.{name}` cannot be 1",
-            why="a moving average with no room for the new value never moves",
+            why="with a factor of 1, the moving average would never change",
             fix=f"--set train.optimizer.{name}={Optimizer.model_fields[name].default}",
         )
     yield Rule(
         train.routing_replay and scratch is not None and scratch.family == "qwen3",
         "there is no routing to replay",
-        why="`train.routing_replay` is for mixtures of experts, and `model.scratch.family` is "
+        why="`train.routing_replay` is for mixtures of experts, but `model.scratch.family` is "
         "qwen3",
         fix=[
             "--set train.routing_replay=false",
@@ -346,17 +352,17 @@ def _group_rules(recipe: Recipe) -> Iterator[Rule]:
     is_zero = train.advantage in ALWAYS_ZERO_ALONE
     yield Rule(
         samples == 1 and train.advantage in COMPARING and is_rewarded,
-        "groups of one teach nothing",
+        "groups of one sample teach nothing",
         why=f"`{train.advantage}` compares the samples of one prompt; with "
-        "`rollout.samples_per_prompt` 1 "
-        + ("every advantage is 0" if is_zero else "there is no other"),
+        "`rollout.samples_per_prompt` 1, "
+        + ("every advantage is 0" if is_zero else "there is nothing to compare with"),
         fix=["--set rollout.samples_per_prompt=8", "--set train.advantage=reinforce"],
     )
     yield Rule(
         train.advantage == "pass_at_k" and train.pass_k >= samples,
         f"pass@{train.pass_k} of {samples} samples teaches nothing",
-        why="all k-subsets of a group would be the group itself: `train.pass_k` must be less than "
-        "`rollout.samples_per_prompt`",
+        why="each k-subset of a group would be the whole group: `train.pass_k` must be less "
+        "than `rollout.samples_per_prompt`",
         fix=[
             f"--set train.pass_k={max(samples // 2, 1)}",
             f"--set rollout.samples_per_prompt={2 * train.pass_k}",
@@ -364,8 +370,8 @@ def _group_rules(recipe: Recipe) -> Iterator[Rule]:
     )
     yield Rule(
         train.advantage in OF_TURNS and train.credit != "sample",
-        f"`{train.advantage}` cannot be spread by `{train.credit}`",
-        why="it gives each turn a credit of its own, discounted already",
+        f"`{train.advantage}` cannot be combined with `{train.credit}`",
+        why="it assigns each turn its own advantage, already discounted",
         fix="--set train.credit=sample",
     )
 
@@ -376,13 +382,14 @@ def _surrogate_rules(train: Train) -> Iterator[Rule]:
     yield Rule(
         surrogate in CLIPS_RATIO and train.clip_low >= 1.0 and not is_unbounded,
         f"`train.clip_low` cannot be {train.clip_low:g}",
-        why="the ratio is kept above 1 - clip_low, and a ratio is positive: it must stay below 1",
+        why="the ratio is clipped at 1 - clip_low and is always positive, so clip_low must be "
+        "below 1",
         fix="--set train.clip_low=0.2",
     )
     yield Rule(
         train.ratio != "token" and surrogate in OF_TOKENS,
-        f"`train.surrogate={surrogate}` cannot take the ratio of a {train.ratio}",
-        why="it looks at the tokens one by one, or has no ratio at all; clip, cispo and sapo can",
+        f"`train.surrogate={surrogate}` does not support the ratio of a {train.ratio}",
+        why="it uses single tokens or no ratio; clip, cispo and sapo support it",
         fix=["--set train.ratio=token", "--set train.surrogate=clip"],
     )
     yield Rule(
@@ -403,13 +410,13 @@ def _model_rules(recipe: Recipe) -> Iterator[Rule]:
         recipe.has_critic and warmup_steps >= train.steps,
         "the policy would never learn",
         why=f"`train.critic.warmup_steps` is {warmup_steps}, and `train.steps` is {train.steps}: "
-        "the critic alone learns until then",
+        "until then, only the critic learns",
         fix=f"--set train.critic.warmup_steps={train.steps // 10}",
     )
     yield Rule(
         recipe.has_critic and train.routing_replay,
-        "routing is not replayed in a critic",
-        why="`train.routing_replay` fixes the experts by what the engine chose, and the critic is "
+        "routing cannot be replayed in a critic",
+        why="`train.routing_replay` reuses the experts that the engine chose, but the critic is "
         "another model",
         fix="--set train.routing_replay=false",
     )
@@ -421,22 +428,22 @@ def _model_rules(recipe: Recipe) -> Iterator[Rule]:
     )
     yield Rule(
         train.reference_every and not recipe.keeps_reference,
-        "there is no reference to move",
-        why=f"`train.reference_every` is {train.reference_every}, and the run keeps none: "
-        "`train.kl_coef` is 0",
+        "there is no reference to update",
+        why=f"`train.reference_every` is {train.reference_every}, but the run keeps no "
+        "reference: `train.kl_coef` is 0",
         fix=["--set train.kl_coef=0.001", "--set train.reference_every=0"],
     )
     yield Rule(
         train.entropy_target is not None and train.entropy_coef > train.entropy_max,
-        "the entropy bonus begins above its bound",
+        "the initial entropy bonus exceeds its bound",
         why=f"`train.entropy_coef` {train.entropy_coef:g}, `train.entropy_max` "
         f"{train.entropy_max:g}",
         fix=f"--set train.entropy_max={train.entropy_coef:g}",
     )
     yield Rule(
         train.kl_unbiased and train.kl_in == "reward",
-        "`train.kl_unbiased` is of a KL term in the loss",
-        why="in the reward the term has no gradient to set right (`train.kl_in` is reward)",
+        "`train.kl_unbiased` needs the KL term in the loss",
+        why="in the reward, the term has no gradient to correct (`train.kl_in` is reward)",
         fix=["--set train.kl_in=loss", "--set train.kl_unbiased=false"],
     )
 
@@ -452,9 +459,9 @@ def _correction_rules(recipe: Recipe) -> Iterator[Rule]:
     )
     yield Rule(
         recipe.old_logprobs == "engine",
-        "the same difference would be corrected twice",
-        why=f"the policy ratio is to the engine's log-probs already ({why}), and "
-        f"`train.correction.kind={correction.kind}` weighs by trainer / engine once more",
+        "the run would correct the same difference twice",
+        why=f"the policy ratio already uses the engine's log-probs ({why}), and "
+        f"`train.correction.kind={correction.kind}` would apply trainer / engine again",
         fix=["--set train.old_logprobs=trainer", "--set train.correction.kind=none"],
     )
     if correction.kind != "importance":
@@ -465,7 +472,7 @@ def _correction_rules(recipe: Recipe) -> Iterator[Rule]:
     is_unweighted = correction.mode == "none" and correction.veto is None
     yield Rule(
         is_unweighted and correction.reject_level == "none",
-        "the correction corrects nothing",
+        "the correction has no effect",
         why="`train.correction.mode` is none, and neither `reject_level` nor `veto` is set",
         fix=["--set train.correction.mode=truncate", "--set train.correction.kind=none"],
     )
@@ -476,23 +483,23 @@ def _sampling_rules(recipe: Recipe) -> Iterator[Rule]:
     rollout, curriculum = recipe.rollout, recipe.data.curriculum
     yield Rule(
         rollout.top_p != 1.0 or rollout.top_k != -1,
-        "rollout samples another distribution than the trainer scores",
-        why=f"rollout.top_p {rollout.top_p:g} and rollout.top_k {rollout.top_k} cut the tail off, "
-        "while log-probs are of the whole vocabulary: every ratio and every gradient would be of "
-        "a policy that sampled nothing",
+        "rollout would sample from a different distribution than the trainer scores",
+        why=f"rollout.top_p {rollout.top_p:g} and rollout.top_k {rollout.top_k} cut off the "
+        "tail, while log-probs cover the whole vocabulary: ratios and gradients would "
+        "belong to a policy that did not sample",
         fix="--set rollout.top_p=1.0 --set rollout.top_k=-1   # rollout.temperature is corrected",
     )
     yield Rule(
         rollout.selection != "first" and rollout.over_sampling == 1.0,
         f"`rollout.selection={rollout.selection}` has nothing to choose from",
-        why="a step begins no more prompts than it needs: `rollout.over_sampling` is 1",
+        why="a step starts only the prompts that it needs: `rollout.over_sampling` is 1",
         fix=["--set rollout.over_sampling=1.5", "--set rollout.selection=first"],
     )
     yield Rule(
         curriculum != "none" and rollout.max_staleness > 0,
-        f"`data.curriculum={curriculum}` cannot run ahead",
-        why="it chooses by what came of the steps before, which at `rollout.max_staleness` "
-        f"{rollout.max_staleness} are not done when the next prompts are chosen",
+        f"`data.curriculum={curriculum}` does not work when rollout runs ahead",
+        why="it chooses by the results of earlier steps, which are not complete with "
+        f"`rollout.max_staleness` {rollout.max_staleness} when the next prompts are chosen",
         fix=["--set rollout.max_staleness=0", "--set data.curriculum=none"],
     )
 

@@ -104,4 +104,4 @@ def shown_text(text: str) -> str:
         return text
     half = MAX_CHARACTERS // 2
     left_out = len(text) - 2 * half
-    return f"{text[:half]}\n[... {left_out:,} characters are left out ...]\n{text[-half:]}"
+    return f"{text[:half]}\n[... {left_out:,} characters omitted ...]\n{text[-half:]}"

@@ -169,14 +169,14 @@ def _held_out(name: str, pair: _Pair, *, names: tuple[str, str]) -> HeldOut | No
         asked_otherwise=pair.asked_otherwise,
         difference=difference,
         short=f"{where}: {_held_out_winner(difference, names, otherwise=otherwise)}",
-        sentence=f"{where}{f', asked otherwise by {otherwise}' if otherwise else ''}: "
+        sentence=f"{where}{f', with different {otherwise}' if otherwise else ''}: "
         + in_words(difference, a=names[0], b=names[1]),
     )
 
 
 def _held_out_winner(difference: Difference, names: tuple[str, str], *, otherwise: str) -> str:
     if otherwise:
-        return f"the two were asked otherwise, by {otherwise}."
+        return f"the two were evaluated with different settings: {otherwise}."
     if difference.p_value >= 1 - LEVEL:
         return f"{NO_DIFFERENCE}."
     return f"{names[0] if difference.estimate.value > 0 else names[1]} is better."
@@ -259,7 +259,7 @@ class RunsCompared:
             return " ".join(parts)
         if self.notes[0] != ONE_EACH:
             return self.notes[0]
-        return "Nothing can be compared: the two have no steps and no evaluations in common."
+        return "Nothing can be compared: the two runs have no common steps or evaluations."
 
     @property
     def is_seen(self) -> bool:
@@ -284,7 +284,8 @@ def compare(a: Subject, b: Subject) -> RunsCompared:
     notes, curve, held_out = list[str](), None, list[HeldOut]()
     if keys := rewards_differ(differing):
         notes.append(
-            f"Rewards were not compared: the two were scored otherwise, by {', '.join(keys)}."
+            "Rewards were not compared: the two runs were scored differently, by "
+            f"{', '.join(keys)}."
         )
     else:
         held_out = held_out_of(a, b, names=names)
@@ -293,7 +294,9 @@ def compare(a: Subject, b: Subject) -> RunsCompared:
         else:
             notes.append("Curves were not compared: one learns from rows, the other by rollouts.")
     if a.adapters or b.adapters:
-        notes.append("Of several adapters each is a run: miles report A/adapters/X B/adapters/X")
+        notes.append(
+            "with several adapters, each adapter is a run: miles report A/adapters/X B/adapters/X"
+        )
     return RunsCompared(
         a=a,
         b=b,
@@ -340,8 +343,8 @@ def _curve_words(
 ) -> str:
     if difference is None:
         return (
-            f"The {word} of {num_steps} common steps was not tested: {FEWEST_STEPS} are the fewest "
-            "that say anything."
+            f"The {word} of {num_steps} common steps was not tested: at least {FEWEST_STEPS} "
+            "steps are needed."
         )
     return (
         f"{word.capitalize()} of {names[0]} less that of {names[1]}: {difference.value:+.3f} on "
@@ -352,7 +355,7 @@ def _curve_words(
 
 def _winner(difference: MeanDifference | None, *, rises: bool, names: tuple[str, str]) -> str:
     if difference is None:
-        return "too few steps to say."
+        return "there are too few steps for a conclusion."
     if not difference.is_seen:
         return f"{NO_DIFFERENCE}."
     return f"{names[0] if (difference.value > 0) == rises else names[1]} is better."
@@ -382,7 +385,7 @@ def _by_step(subject: Subject, name: str) -> Mapping[int, float]:
     return dict(subject.points(name))
 
 
-ALIKE = "Recipe, data, versions, machine and plan are alike."
+ALIKE = "Recipe, data, versions, machine and plan are the same."
 
 
 def compare_figures(compared: RunsCompared) -> dict[str, Any]:

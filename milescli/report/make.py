@@ -85,15 +85,15 @@ def require_writable(file: Path, *, force: bool) -> None:
         )
     if not has_folder:
         raise MachineError(
-            f"there is no folder {file.parent}",
-            why="a report is written into one that is there",
+            f"the folder {file.parent} does not exist",
+            why="a report is written into an existing folder",
             fix=f"mkdir -p {file.parent}",
         )
     if is_there and not force and not _is_ours(file):
         raise MilesError(
-            f"{file} is no report of miles",
-            why="it would be written over",
-            fix=["--force   # write over it", f"--to {another}"],
+            f"{file} is not a report of miles",
+            why="it would be overwritten",
+            fix=["--force   # overwrite it", f"--to {another}"],
         )
 
 
@@ -118,7 +118,7 @@ def _not_written(file: Path, error: OSError) -> MachineError:
     return MachineError(
         f"{file} cannot be written",
         why=f"{type(error).__name__}: {error.strerror or error}",
-        fix=[f"ls -ld {file.parent}   # whose is it?", f"df -h {file.parent}"],
+        fix=[f"ls -ld {file.parent}   # who owns it?", f"df -h {file.parent}"],
     )
 
 

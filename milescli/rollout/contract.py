@@ -170,7 +170,7 @@ def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapp
     seed."""
     rows = require_rows(list(islice(task(seed=0), 100)), path_of(task))
     if rows != list(islice(task(seed=0), 100)):
-        raise ValueError("it yields other rows for the same seed")
+        raise ValueError("it yields different rows for the same seed")
     return rows
 
 
@@ -212,7 +212,7 @@ def check_tool(tool: object) -> Mapping[str, object]:
     name = path_of(tool).rpartition(":")[2]
     schema = schema_of(tool, name=name)
     if not schema["function"]["description"]:
-        raise ValueError("it has no docstring, which tells the model what it does")
+        raise ValueError("it has no docstring to tell the model what it does")
     return schema
 
 

@@ -66,15 +66,15 @@ class Endpoint:
         self._key = os.environ.get(self.api_key_env)
         if not self._key:
             raise RecipeError(
-                f"{self.asker} has no key",
-                why=f"`{self.section}.api_key_env` is {self.api_key_env}, which is not in the "
-                "environment",
+                f"{self.asker} needs an API key",
+                why=f"`{self.section}.api_key_env` is {self.api_key_env}, which is not defined "
+                "in the environment",
                 fix=[f"export {self.api_key_env}=...", f"--set {self.section}.api_key_env=null"],
             )
         if any(sign.isspace() or not sign.isprintable() for sign in self._key):
             raise RecipeError(
                 f"the key of {self.asker} cannot be sent",
-                why=f"{self.api_key_env} holds a blank or a line break",
+                why=f"{self.api_key_env} contains a blank or a line break",
                 fix=f"export {self.api_key_env}=...",
             )
 
@@ -122,7 +122,7 @@ class Endpoint:
         return self.error(
             f"{self.asker} failed at {self.url}",
             why=why,
-            fix=[*fixes, f"curl -i {self.url}   # does it answer?"],
+            fix=[*fixes, f"curl -i {self.url}   # does it respond?"],
         )
 
     def _spend(self) -> None:

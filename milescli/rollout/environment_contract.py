@@ -146,7 +146,7 @@ def _require_nothing_kept(before: tuple[int, int] | None, after: tuple[int, int]
 
 def _broken(why: str) -> RecipeError:
     return RecipeError(
-        "the environment does not do what one must",
+        "the environment does not meet its contract",
         why=why,
-        fix="mend it; docs/agents.md says what an environment has to do",
+        fix="fix it; docs/agents.md describes what an environment must do",
     )

@@ -74,16 +74,16 @@ def made(what: Any, settings: Mapping[str, Any]) -> Environment:
     except TypeError as error:
         takes = ", ".join(inspect.signature(factory).parameters)
         raise RecipeError(
-            f"the environment `{called}` does not take its settings",
+            f"the environment `{called}` does not accept its settings",
             why=f"{error}; it takes ({takes})",
-            fix="--set 'rollout.environment.settings={}'   # and what it needs",
+            fix="--set 'rollout.environment.settings={}'   # plus the arguments that it needs",
         ) from None
     environment: Environment = factory(**settings)
     if lacking := [name for name in ("reset", "step") if not hasattr(environment, name)]:
         raise RecipeError(
-            f"`{called}` makes no environment",
-            why=f"what it makes, {type(environment).__name__}, has no {' and no '.join(lacking)}",
-            fix="miles plugins new environment my_game   # writes one to begin with",
+            f"`{called}` does not create an environment",
+            why=f"it returns {type(environment).__name__}, which has no {' and no '.join(lacking)}",
+            fix="miles plugins new environment my_game   # writes a template",
         )
     return environment
 
@@ -103,9 +103,9 @@ def require(factory: Any, settings: Mapping[str, Any]) -> None:
 def checked(step: object) -> Step:
     """Return the same step. Raises ValueError for what is no step."""
     if not isinstance(step, Step):
-        raise ValueError(f"`step` returned {step!r:.200}; it returns a Step")
+        raise ValueError(f"`step` returned {step!r:.200}, not a Step")
     if not isinstance(step.observation, str):
-        raise ValueError(f"the observation of a step is {step.observation!r:.200}; it is text")
+        raise ValueError(f"the observation of a step is {step.observation!r:.200}, not text")
     numbers = {"reward": step.reward, **step.figures}
     for name, value in numbers.items():
         if (
@@ -113,12 +113,12 @@ def checked(step: object) -> Step:
             or not isinstance(value, int | float)
             or not math.isfinite(value)
         ):
-            raise ValueError(f"the {name} of a step is {value!r:.80}; it is a finite number")
+            raise ValueError(f"the {name} of a step is {value!r:.80}, not a finite number")
     return step
 
 
 def checked_start(observation: object) -> str | None:
     """Return the same observation. Raises ValueError for what no `reset` may return."""
     if observation is not None and not isinstance(observation, str):
-        raise ValueError(f"`reset` returned {observation!r:.200}; it returns text, or None")
+        raise ValueError(f"`reset` returned {observation!r:.200}, not text or None")
     return observation

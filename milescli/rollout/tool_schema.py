@@ -28,9 +28,9 @@ def schema_of(tool: Any, *, name: str) -> Mapping[str, Any]:
         schema = _schema(_hints(call).get(parameter.name))
         if schema is None:
             raise RecipeError(
-                f"the tool `{name}` does not say what its `{parameter.name}` is",
-                why="a model is told the type of each parameter: str, int, float, bool, list, "
-                "dict, Literal or Optional of these",
+                f"the tool `{name}` does not declare the type of `{parameter.name}`",
+                why="the model must know the type of each parameter: str, int, float, bool, "
+                "list, dict, Literal or Optional of these",
                 fix=f"def {name}({parameter.name}: str, ...)",
             )
         if parameter.name in described:

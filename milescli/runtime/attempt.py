@@ -142,7 +142,8 @@ class Attempt:
         self.bus.emit(
             PhaseStarted(
                 phase="stop",
-                detail="finishing what is half done, then saving; once more ends at once",
+                detail="finishing the current work, then saving; a second signal ends the run "
+                "at once",
             )
         )
         self.stop.set()
@@ -203,7 +204,7 @@ class Attempt:
     async def _check_watchdog(self) -> None:
         if (number := self.session.watchdog.num_replaced) > self._num_watchdogs:
             self._num_watchdogs = number
-            text = "the watchdog ended, or was stopped; another has taken its place"
+            text = "the watchdog ended or was stopped; a new one has started"
             self.bus.emit(Notice(text=text, level="warning"))
 
     async def _settle(self) -> None:
@@ -322,7 +323,7 @@ class Attempt:
             raise stopped
         steps = ", ".join(f"{one.adapter or ''} {one.reached}".strip() for one in self.trainings)
         what = f"after {steps}, and saved" if begun else "before the first step"
-        why = "Ctrl-C, SIGTERM or SIGHUP" + ("" if is_whole else "; nothing was trained yet")
+        why = "Ctrl-C, SIGTERM or SIGHUP" + ("" if is_whole else "; nothing had been trained yet")
         raise Stopped(f"stopped {what}", why=why, fix=self._resume())
 
 
@@ -375,7 +376,7 @@ class JoiningNodes:
         try:
             nodes = await in_thread(lambda: self._usable(len(settled)))
         except MilesError as error:
-            text = f"the cluster has other nodes, which the run does not take: {error.what}"
+            text = f"the cluster has other nodes, which the run does not use: {error.what}"
             self._bus.emit(Notice(text=f"{text}: {error.why}", level="warning"))
             return
         if len(nodes.chosen) > len(self._spec.nodes.chosen):
@@ -399,7 +400,7 @@ class JoiningNodes:
         new = [str(member.node) for member in nodes.chosen if member.node.node_id not in own]
         return NodesJoined(
             f"{', '.join(new)} joined",
-            why=f"the run has {len(own)} of the nodes that it wants, and can have "
-            f"{len(nodes.chosen)}; it was saved, and begins again with them",
+            why=f"the run has {len(own)} of its requested nodes and can now get "
+            f"{len(nodes.chosen)}; it was saved and restarts with them",
             fix=f"miles resume {self._spec.run.shown}",
         )

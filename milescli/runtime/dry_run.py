@@ -40,7 +40,7 @@ def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) ->
     try:
         refuse_unproven(loaded.recipe, facts)
     except CheckpointError as error:
-        output.warn(f"a launch will be refused: {error.what}; {error.why}\n  fix: {error.fixes[0]}")
+        output.warn(f"a launch would fail: {error.what}; {error.why}\n  fix: {error.fixes[0]}")
     return plan
 
 
@@ -53,7 +53,7 @@ def _report(made: Iterable[Outcome], machine: Machine | None, *, output: Output)
             continue
         if machine is None:
             raise outcome.refusal
-        output.warn(f"not on this computer: {outcome.refusal.what}")
+        output.warn(f"on this computer it would fail: {outcome.refusal.what}")
 
 
 def _tell_made(made: list[Outcome], *, output: Output) -> None:

@@ -125,9 +125,9 @@ def export_weights(
         weights = _find(subject, step=step, base=base, output=output)
         if merge and not is_adapter(subject) and weights.adapter is None:
             raise CheckpointError(
-                f"`{subject}` is no adapter",
-                why="--merge puts a LoRA adapter into its base model",
-                fix="leave out --merge",
+                f"`{subject}` is not an adapter",
+                why="--merge merges a LoRA adapter into its base model",
+                fix="remove --merge",
             )
         if role == "critic":
             weights = _critic_of(weights, subject)
@@ -140,8 +140,8 @@ def export_weights(
     url = None
     if hub is not None:
         output.note(
-            f"uploading to {hub.repo} as {hub.user}, {'private' if private else 'public'} where it "
-            "is new"
+            f"uploading to {hub.repo} as {hub.user}, creating it as "
+            f"{'private' if private else 'public'} if it does not exist"
         )
         url = hub.push(
             to,
@@ -175,7 +175,7 @@ def _export_model(
         return {**made, **_own_template(weights.story, output), **ends}
 
     def watch(total_bytes: int) -> Transfer:
-        return Transfer(output, label=f"writing and reading back {to.name}", total=total_bytes)
+        return Transfer(output, label=f"writing {to.name} and reading it back", total=total_bytes)
 
     with ExitStack() as open_files:
         chosen = format or PLAIN_OF[facts.dtype]
@@ -192,7 +192,9 @@ def _export_model(
     for note in done.notes:
         output.warn(note)
     if done.copied:
-        output.note(f"not trained, taken from the base model: {'; '.join(done.copied)}")
+        output.note(
+            f"these weights were not trained and come from the base model: {'; '.join(done.copied)}"
+        )
     measured = done.measured
     return ExportSummary(
         path=str(to),
@@ -238,7 +240,9 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
     try:
         template = own_template(story.recipe.data.chat_template)
     except DataError as error:
-        output.warn(f"the run's chat template is not in the export: {error.what}: {error.why}")
+        output.warn(
+            f"the export does not contain the run's chat template: {error.what}: {error.why}"
+        )
         return {}
     return {} if template is None else {"chat_template.jinja": template}
 
@@ -267,9 +271,9 @@ def _export_adapter(
 ) -> ExportSummary:
     if format is not None:
         raise CheckpointError(
-            f"an adapter is not written as {format}",
-            why="its matrices stay as they are",
-            fix="--merge   # to write it into its base model",
+            f"an adapter cannot be written as {format}",
+            why="miles does not change the number format of an adapter's matrices",
+            fix="--merge   # to merge it into its base model",
         )
     notes = write_adapter_folder(
         to, replace(adapter, base_model=str(base) if base else adapter.base_model)
@@ -297,8 +301,8 @@ def _find(path: Path, *, step: int | None, base: Path | None, output: Output) ->
     if not is_checkpoint and step is not None:
         raise CheckpointError(
             f"`{path}` has no steps",
-            why="--step chooses a checkpoint of a run",
-            fix="leave out --step",
+            why="--step selects a checkpoint of a run",
+            fix="remove --step",
         )
     if is_adapter(path):
         return _of_adapter(path, base=base, output=output)
@@ -333,8 +337,8 @@ def _critic_of(weights: _Weights, subject: Path) -> _Weights:
     if tensors is None or not tensors.is_dir():
         raise CheckpointError(
             f"`{subject}` has no critic",
-            why="a run trains one where its recipe says train.credit=gae (train.algorithm=ppo)",
-            fix="leave out --role",
+            why="a run trains a critic if its recipe sets train.credit=gae (train.algorithm=ppo)",
+            fix="remove --role",
         )
     run = RunDir(tensors.absolute().parents[2])
     return replace(
@@ -359,7 +363,7 @@ def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
     adapter = read_adapter(path)
     if base is None and adapter.base_model is None:
         raise CheckpointError(
-            f"`{path}` does not say of which model it is",
+            f"`{path}` does not name its base model",
             why="`base_model_name_or_path` is empty",
             fix="--base DIR",
         )

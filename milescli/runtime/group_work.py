@@ -175,27 +175,27 @@ class GroupWork:
         engines that sample from another distribution. Says so, as does the verdict."""
         correct = getattr(objective, "truncate_mismatch", None)
         correction = (
-            "too small a difference to need a correction"
+            "the difference is too small to need a correction"
             if checked.kl <= CORRECTED_KL
             else "each token is weighted by trainer / engine, at most 2 (TIS)"
             if correct is not None and correct()
-            else "the recipe's own ratio or correction takes it into account"
+            else "the recipe's own ratio or correction accounts for it"
             if correct is not None
-            else "the objective has no correction for it: see train.correction"
+            else "the objective does not correct it: see train.correction"
         )
         plan = self.spec.plan
-        cause = "other kernels, experts that are chosen otherwise, or a small fault"
+        cause = "other kernels, a different choice of experts, or a small fault"
         if plan.formats_differ:
             cause = (
                 f"the trainer multiplies by {plan.trainer_format or 'plain'} weights"
                 + " and rounded inputs" * plan.quantises_inputs
-                + f", engines by {plan.engine_format or 'plain'} ones"
+                + f", engines by {plan.engine_format or 'plain'} weights"
             )
         if checked.kl > LARGE_KL or checked.far > LARGE_SHARE:
-            cause += "; this is more than corrections are known to make up for"
+            cause += "; this is more than corrections are known to compensate"
         self._warn(
-            f"engine and trainer differ by {checked.times:.1f} times what rounding does: {cause}. "
-            f"KL {checked.kl:.1e} nats a token (rounding: {checked.floor_kl:.1e}), "
+            f"engine and trainer differ by {checked.times:.1f} times the effect of rounding: "
+            f"{cause}. KL {checked.kl:.1e} nats per token (rounding: {checked.floor_kl:.1e}), "
             f"{checked.far:.1%} of ratios outside of [1/2, 2]; {correction}"
         )
         return replace(checked, correction=correction)

@@ -69,7 +69,7 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
     if facts.mamba is not None and loaded.recipe.model.layer_spec != DEFAULT:
         raise RecipeError(
             f"`model.layer_spec` cannot change a model of type `{facts.family}`",
-            why="Megatron-Core builds all of its layers, Mamba-2 among them, of one spec",
+            why="Megatron-Core builds all of its layers, including Mamba-2, from one spec",
             fix=f"--set model.layer_spec={DEFAULT}",
         )
     return _made(loaded.recipe, machine, facts)
@@ -111,12 +111,13 @@ def refuse_plain_updates(config: Mapping[str, object]) -> None:
     """Raise RecipeError where engines would start from quantised weights and be sent plain ones."""
     if quantization_config(config) is not None:
         raise RecipeError(
-            f"the quantised `{config['model_type']}` model cannot be trained as it is",
-            why="engines that start from its folder hold quantised weights, and by "
-            "`rollout.precision` the trainer sends plain ones",
+            f"the quantised `{config['model_type']}` model cannot be trained in this way",
+            why="engines that start from its folder use quantised weights, but with "
+            "`rollout.precision` the trainer sends unquantised ones",
             fix=[
-                "--set rollout.precision=fp8_block   # or mxfp8, int4, nvfp4: sent quantised",
-                f"{DEQUANTISE}   # and take the plain model",
+                "--set rollout.precision=fp8_block   # or mxfp8, int4, nvfp4: send quantised "
+                "weights",
+                f"{DEQUANTISE}   # and use the unquantised model",
             ],
         )
 
@@ -148,8 +149,9 @@ def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:
     fault = fault_of_record(facts) if recipe.train.routing_replay else None
     if fault is not None:
         raise RecipeError(
-            f"there is no routing of a `{facts.family}` model to replay",
-            why=f"`train.routing_replay` takes the experts from the engine's record, and {fault}",
+            f"the routing of a `{facts.family}` model cannot be replayed",
+            why="`train.routing_replay` needs the engine's record of the chosen experts, and "
+            f"{fault}",
             fix="--set train.routing_replay=false",
         )
 
@@ -160,10 +162,10 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
     why = UNPROVEN.get(facts.family)
     if why and not recipe.model.allow_unproven:
         raise CheckpointError(
-            f"models of type `{facts.family}` are not trained without your word",
+            f"training of models of type `{facts.family}` is disabled by default",
             why=why,
-            fix="--set model.allow_unproven=true   # then watch the first step's engine - trainer "
-            "difference",
+            fix="--set model.allow_unproven=true   # then watch the difference of engine - "
+            "trainer in the first step",
         )
 
 
@@ -176,8 +178,8 @@ def as_fetched(
     if fresh.fingerprint == plan.fingerprint:
         return plan
     output.warn(
-        "the model is not quite as the shape that ships with miles: planned again by its "
-        "config.json"
+        "the model differs slightly from the shape that miles ships, so miles plans again with "
+        "its config.json"
     )
     return fresh
 

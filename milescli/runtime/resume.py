@@ -122,7 +122,7 @@ def _pasts(
     if len(are_done) == len(ahead):
         _refuse_as_done(*max(ahead.values()), run)
     for name in are_done:
-        output.note(f"{name} has done all its {ahead[name][1]} steps")
+        output.note(f"{name} has completed all {ahead[name][1]} steps")
     return pasts, are_done
 
 
@@ -137,7 +137,7 @@ def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> No
     who = f"{name}: " if name else ""
     done = checkpoint.manifest.warmup_steps
     where = f"step {checkpoint.step}" if done is None else f"step {done} of the warm-up"
-    output.note(f"{who}going on from {where}")
+    output.note(f"{who}continuing from {where}")
 
 
 def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:
@@ -146,12 +146,12 @@ def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredChec
     store = store_of(run.checkpoints, output=output)
     checkpoint, damages = store.newest_whole()
     if checkpoint is None:
-        output.warn(f"run {run.name} has no complete checkpoint: it begins again from the start")
+        output.warn(f"run {run.name} has no complete checkpoint, so it starts from the beginning")
         return None
     for damage in damages:
         output.warn(f"{damage.what}: {damage.why}")
     if damages:
-        output.warn(f"the run goes back to the checkpoint before, step {checkpoint.step}")
+        output.warn(f"the run continues from the previous checkpoint, step {checkpoint.step}")
     if recipe.keeps_reference or recipe.caches_reference:
         store.find(recipe.reference_step(checkpoint.step))  # refused before a device is taken
     return checkpoint
@@ -159,7 +159,7 @@ def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredChec
 
 def _refuse_as_done(step: int, num_steps: int, run: RunDir) -> None:
     raise RecipeError(
-        f"run {run.name} has done all its {num_steps} steps",
+        f"run {run.name} has completed all {num_steps} steps",
         why=f"its newest checkpoint is step {step}",
         fix=[
             f"miles resume {run.shown} --steps {2 * num_steps}",
@@ -179,12 +179,12 @@ def _warn_of_changes(spec: RunSpec, *, output: Output) -> None:
 def _refuse_other_prompts(manifest: CheckpointManifest, inputs: RunInputs, path: Path) -> None:
     if inputs.data_sha256 != manifest.data_sha256:
         raise CheckpointError(
-            "the training prompts are not those of the checkpoint",
-            why=f"{inputs.reports['prompts'].path} has SHA-256 {inputs.data_sha256[:12]}..., "
-            f"the checkpoint saw {manifest.data_sha256[:12]}...",
+            "the training prompts differ from those of the checkpoint",
+            why=f"{inputs.reports['prompts'].path} has SHA-256 {inputs.data_sha256[:12]}..., but "
+            f"the checkpoint recorded {manifest.data_sha256[:12]}...",
             fix=[
-                "put the file back as it was",
-                f"miles launch --recipe {path}/recipe.yaml --name {path.name}-new   "
-                "# a new run on the new prompts",
+                "restore the file",
+                f"miles launch --recipe {path}/recipe.yaml --name {path.name}-new   # a new run "
+                "with the new prompts",
             ],
         )

@@ -64,14 +64,14 @@ class RowWork:
         resumed."""
         recipe, path = self.spec.recipe, self.spec.run.path
         if recipe.caches_teacher:
-            detail = "rows are put before the teacher"
+            detail = "the teacher scores the rows"
             await self._fill(self._teacher, trainer, phase="teacher", detail=detail)
             await trainer.dismiss_teachers()
         if recipe.caches_reference:
             if self.spec.checkpoint is not None:
                 start = await in_thread(lambda: self.training.saver.store.find(0))
                 await trainer.load(start.path, weights_only=True)
-            detail = "pairs are scored by the weights at the start"
+            detail = "the initial weights score the pairs"
             cache = ReferenceCache(path / "reference")
             await self._fill(cache, trainer, phase="reference", detail=detail)
 

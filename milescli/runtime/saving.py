@@ -200,18 +200,18 @@ class Saver:
         recipe = self.spec.recipe
         keeps = recipe.keeps_reference or recipe.caches_reference
         if keeps and recipe.reference_step(pending.step) == pending.step:
-            error.why += "\na resumed run takes its reference from it, so that the run ends here"
+            error.why += "\na resumed run reads its reference from it, so the run ends here"
             raise error
         newest = (
-            "there is none before it"
+            "there is no earlier checkpoint"
             if self.newest_step is None
-            else (f"the newest is that of step {self.newest_step}")
+            else (f"the newest checkpoint is that of step {self.newest_step}")
         )
         free = await in_thread(lambda: free_bytes(folder.parent))
         self.bus.emit(
             Notice(
                 text=f"{error.what} ({error.why}); {format_bytes(free)} are free there. Training "
-                f"goes on, the next save is another try; {newest}",
+                f"continues, and the next save tries again; {newest}",
                 level="warning",
             )
         )
@@ -223,9 +223,9 @@ class Saver:
         run = self.spec.run
         kept = "nothing else" if self.newest_step is None else f"checkpoint step {self.newest_step}"
         raise MachineError(
-            f"what was learned until step {step} could not be saved",
+            f"the progress up to step {step} could not be saved",
             why=f"{self.failure.what}: {self.failure.why}\n"
-            f"{format_bytes(free_bytes(run.path))} are free in {run.path}; kept are {kept}, and "
-            "what is there of metrics, events and samples",
-            fix=f"du -sh {run.path.parent}/*   # make room",
+            f"{format_bytes(free_bytes(run.path))} are free in {run.path}; it still has {kept}, "
+            "and the metrics, events and samples up to here",
+            fix=f"du -sh {run.path.parent}/*   # free some space",
         )

@@ -190,7 +190,7 @@ def explained(error: BaseException, run: RunDir) -> BaseException:
     return MachineError(
         "the disk is full",
         why=f"{error}; {format_bytes(free_bytes(run.path))} are free in {run.path}",
-        fix=f"du -sh {run.path.parent}/*   # make room, or set run.dir and checkpoint.keep",
+        fix=f"du -sh {run.path.parent}/*   # free some space, or set run.dir and checkpoint.keep",
     )
 
 

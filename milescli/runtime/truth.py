@@ -134,7 +134,10 @@ class TruthCheck:
         that are not silent; or that it was not found."""
         sends_adapter = self.recipe.train.lora.is_on and not self.plan.merges_adapter
         if self.recipe.weights.format != "hf" or sends_adapter:
-            return "which layer is the first was not looked for: the engine is sent no whole model"
+            return (
+                "the first differing layer was not located: the engine does not receive a whole "
+                "model"
+            )
         try:
             await self.devices.publish(self.devices.version, verify=True)
         except MismatchError as error:
@@ -142,8 +145,8 @@ class TruthCheck:
         right, wrong = await self._with_layers(prompts, 0), whole
         if right.agreement is Agreement.WRONG:
             return (
-                "all weights are equal, and the difference is there without any layer: embedding, "
-                "final norm or output layer"
+                "all weights are equal, and the difference exists without any layer: it is in "
+                "the embedding, final norm or output layer"
             )
         first, last = 0, self.num_layers
         while last - first > 1:
@@ -156,12 +159,12 @@ class TruthCheck:
         if not wrong.times <= JUMP * right.times:  # NaN is a jump
             return (
                 f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) is the "
-                f"first that computes otherwise: {wrong.times:.3g} times the floor with it, "
-                f"{right.times:.3g} times without"
+                f"first that computes differently: {wrong.times:.3g} times the floor with it, "
+                f"{right.times:.3g} times without it"
             )
         return (
-            "all weights are equal; the cause was not located: the difference grows from layer to "
-            "layer"
+            "all weights are equal; the cause was not located: the difference grows from layer "
+            "to layer"
         )
 
     async def _with_layers(self, prompts: Sequence[Prompt], count: int) -> Judgement:
@@ -179,9 +182,9 @@ def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> Non
         return
     raise _inexact(
         f"step {step}: the log-probs of {report.logprob_diff_tokens} of {report.num_loss_tokens} "
-        f"trained tokens differ between engine and trainer, by {report.logprob_diff_max:.2e} at "
-        "most",
-        why="`train.on_policy=exact` asks for a difference of 0.0; nothing of the step was saved",
+        "trained tokens differ between engine and trainer, by at most "
+        f"{report.logprob_diff_max:.2e}",
+        why="`train.on_policy=exact` requires a difference of 0.0; the step was not saved",
         run=run,
     )
 
@@ -191,8 +194,9 @@ def _inexact(what: str, *, why: str, run: str) -> MismatchError:
         what,
         why=why,
         fix=[
-            f"miles resume {run}   # from the checkpoint before: does it happen again?",
-            f"miles resume {run} --set train.on_policy=auto   # up to rounding from here on",
+            f"miles resume {run}   # from the previous checkpoint: does it happen again?",
+            f"miles resume {run} --set train.on_policy=auto   # accept rounding differences from "
+            "now on",
         ],
     )
 
@@ -201,16 +205,16 @@ def _mismatch(found: Judgement, where: str, *, run: str) -> MismatchError:
     if found.most_times == 0.0:
         return _inexact(
             f"engine and trainer are not equal: the log-probs of {found.gap.num_apart} of "
-            f"{found.gap.num_tokens} tokens differ, by {found.gap.max:.2e} at most",
-            why=f"`train.on_policy=exact` asks for a difference of 0.0; {where}",
+            f"{found.gap.num_tokens} tokens differ, by at most {found.gap.max:.2e}",
+            why=f"`train.on_policy=exact` requires a difference of 0.0; {where}",
             run=run,
         )
     return MismatchError(
         f"engine and trainer disagree: {found.text}",
-        why=f"{where}; they differ by {found.times:.3g} times what rounding does, and a right "
-        f"engine by less than {found.most_times:.3g} times",
+        why=f"{where}; they differ by {found.times:.3g} times the effect of rounding, but a "
+        f"correct engine differs by less than {found.most_times:.3g} times",
         fix=[
             "miles doctor",
-            "compare config.json of the model with what logs/latest/engine-0-server.log says",
+            "compare the model's config.json with logs/latest/engine-0-server.log",
         ],
     )

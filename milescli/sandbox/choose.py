@@ -44,8 +44,8 @@ def choose(*, packages: str | None = None) -> Choice:
     folder = sysconfig.get_path("purelib") if packages == OWN_PACKAGES else packages
     if folder and not Path(folder).expanduser().is_dir():
         raise MachineError(
-            "the packages for code of the model are not there",
-            why=f"{folder} is no folder",
+            "the packages for the model's code do not exist",
+            why=f"{folder} is not a folder",
             fix=f"--set rollout.code.packages={OWN_PACKAGES}",
         )
     folder = folder and str(Path(folder).expanduser().resolve())
@@ -104,11 +104,11 @@ def _choose(packages: str | None) -> Choice:
             )
         faults[kind] = fault
     raise MachineError(
-        "code of the model cannot be contained on this machine",
+        "this machine cannot isolate the model's code",
         why="; ".join(f"{name}: {_sentence(error)}" for name, error in faults.items()),
         fix=[
             *dict.fromkeys(fix for error in faults.values() for fix in error.fixes),
-            "--set rollout.code.url=http://HOST:8080   # a server of sandbox-fusion",
+            "--set rollout.code.url=http://HOST:8080   # a sandbox-fusion server",
         ],
     )
 
@@ -122,8 +122,9 @@ def _lacks(kind: str) -> MilesError | None:
     if not sys.platform.startswith("linux") or not seccomp.supported():
         return MachineError(
             "there is no seccomp filter for it",
-            why=f"{sys.platform} on {os.uname().machine}; x86_64 and aarch64 Linux are known",
-            fix="run it on such a machine",
+            why=f"{sys.platform} on {os.uname().machine}; only x86_64 and aarch64 Linux are "
+            "supported",
+            fix="run it on a supported machine",
         )
     if kind == "landlock":
         if landlock.version() > 0:
@@ -141,15 +142,15 @@ def _lacks(kind: str) -> MilesError | None:
             return None if os.geteuid() != 0 or sees_processes() else _blind()
     return MachineError(
         "bubblewrap is too old",
-        why=f"{bwrap} knows no --disable-userns, which 0.8.0 has",
+        why=f"{bwrap} does not support --disable-userns, which bubblewrap 0.8.0 introduced",
         fix=_as_root(f"{_INSTALL}   # from a newer release of the system"),
     )
 
 
 def _blind() -> MilesError:
     return MachineError(
-        "root may not look into other users' processes",
-        why="without CAP_SYS_PTRACE the files that a run makes in memory cannot be counted",
+        "root cannot inspect other users' processes",
+        why="without CAP_SYS_PTRACE, miles cannot count the files that a run creates in memory",
         fix="docker run --cap-add SYS_PTRACE ...",
     )
 

@@ -145,10 +145,10 @@ class LocalSession:
                     return ran(reply)
                 self._is_open = False
         raise AgentError(
-            "the session of the sandbox is not open",
-            why="it was closed, or reached a limit of its own "
-            f"({self._limits.wall_s:g} s in all, {self._limits.memory_bytes} bytes)",
-            fix="open another one, with larger `limits`",
+            "the session of the sandbox is closed",
+            why=f"it was closed, or reached its own limit ({self._limits.wall_s:g} s in total, "
+            f"{self._limits.memory_bytes} bytes)",
+            fix="open another session with larger `limits`",
         )
 
     async def close(self) -> None:
@@ -213,8 +213,8 @@ class _Supervisor(Worker):
             self.cancel(number)
             if isinstance(error, TimeoutError):
                 raise WaitTimeout(
-                    "the sandbox did not reply",
-                    why=f"its supervisor (process {self.pid}) was given {bound_s:g} s",
+                    "the sandbox did not respond",
+                    why=f"its supervisor (process {self.pid}) had {bound_s:g} s to respond",
                     fix=_FIX,
                 ) from None
             raise
@@ -232,13 +232,13 @@ class _Supervisor(Worker):
 
     def _lost(self) -> Exception:
         return WorkerDied(
-            "the supervisor of the sandbox has ended",
-            why="nobody asked it to; what ran in it has ended with it",
+            "the supervisor of the sandbox ended",
+            why="nothing asked it to end, and the code in it has ended too",
             fix="miles doctor   # how much memory is free? then start or resume the run",
         )
 
     def _failed(self, error: Any) -> Exception:
-        return MachineError("the sandbox could not be made", why=error, fix=_FIX)
+        return MachineError("the sandbox could not be created", why=error, fix=_FIX)
 
     def _require_ready(self) -> None:
         try:
@@ -247,14 +247,14 @@ class _Supervisor(Worker):
             self.close(0.0)
             raise MachineError(
                 "the sandbox did not start",
-                why=self.last_printed("") or "its supervisor said nothing",
+                why=self.last_printed("") or "its supervisor did not respond",
                 fix=_FIX,
             ) from None
         if closed:
             self.close()
             raise MachineError(
-                "the sandbox cannot give each run a user of its own",
-                why=f"Python or its packages are below {closed}, which no other user may enter",
+                "the sandbox cannot run each program as a separate user",
+                why=f"Python or its packages are below {closed}, which other users cannot enter",
                 fix=f"chmod o+x {closed}",
             )
 
@@ -271,7 +271,7 @@ def encoded(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
     for name, content in (files or {}).items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\0" in name or not path.parts:
-            raise ValueError(f"no name of a file in the sandbox: {name!r}")
+            raise ValueError(f"this is not a valid file name in the sandbox: {name!r}")
         raw = content.encode() if isinstance(content, str) else content
         made[str(path)] = base64.b64encode(raw).decode()
     return made

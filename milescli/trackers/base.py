@@ -85,8 +85,8 @@ def require_package(module: str, *, tracker: str) -> None:
     if not is_there:
         raise RecipeError(
             f"{tracker} is not installed",
-            why=f"`{KEY}` names it, and there is no package `{module}` here",
-            fix=[f"pip install 'miles-cli[{tracker}]'", f"leave {tracker} out of `{KEY}`"],
+            why=f"`{KEY}` names it, but the package `{module}` is not installed",
+            fix=[f"pip install 'miles-cli[{tracker}]'", f"remove {tracker} from `{KEY}`"],
         )
 
 
@@ -111,7 +111,7 @@ def check_tracker(factory: Callable[..., Any]) -> None:
             if missing:
                 raise RecipeError(
                     f"the tracker `{name_of(factory)}` lacks {', '.join(missing)}",
-                    why=f"it makes a {type(tracker).__name__}; a run calls {', '.join(_CALLS)}",
+                    why=f"it creates a {type(tracker).__name__}; a run calls {', '.join(_CALLS)}",
                     fix=mend(factory, "it has all of milescli.trackers.base.Tracker"),
                 )
             event = {"event": "PhaseStarted", "phase": "train", "detail": "", "unix_s": 1.8e9}

@@ -56,8 +56,8 @@ class MLflow:
         require_package("mlflow", tracker="mlflow")
         if not os.environ.get(VARIABLE):
             raise RecipeError(
-                "mlflow has no server",
-                why=f"`{KEY}` names mlflow, and {VARIABLE} is not in the environment",
+                "mlflow needs a server",
+                why=f"`{KEY}` names mlflow, but {VARIABLE} is not defined in the environment",
                 fix=f"export {VARIABLE}=http://127.0.0.1:5000",
             )
 

@@ -381,7 +381,7 @@ def _family_of(host: str, port: int) -> socket.AddressFamily:
 def _refusal(host: str, port: int, error: OSError) -> MachineError:
     whose = _holder(port) if error.errno == errno.EADDRINUSE else ""
     return MachineError(
-        f"nobody can listen at {host}:{port} for `{KEY}`",
+        f"cannot listen at {host}:{port} for `{KEY}`",
         why=f"{error.strerror or error}{whose}",
         fix=[f"--set {KEY}={host}:{port + 1 if port < 65535 else 0}", f"--set {KEY}=null"],
     )

@@ -53,8 +53,8 @@ class WeightsAndBiases:
         require_package("wandb", tracker="wandb")
         if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") not in _WITHOUT_KEY:
             raise RecipeError(
-                "wandb has no key",
-                why=f"`{KEY}` names wandb, and WANDB_API_KEY is not in the environment",
+                "wandb needs a key",
+                why=f"`{KEY}` names wandb, but WANDB_API_KEY is not defined in the environment",
                 fix=["export WANDB_API_KEY=...", "export WANDB_MODE=offline"],
             )
 

@@ -35,8 +35,8 @@ def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> L
     if not isinstance(share, LossShare):
         name = name_of(aggregation)
         raise RecipeError(
-            f"the aggregation `{name}` gave {share!r}",
-            why="it says what each token of a sample weighs, and what the sample counts",
+            f"the aggregation `{name}` returned {share!r}",
+            why="it must return the weight of each token of a sample, and the weight of the sample",
             fix=mend(aggregation, "it returns a milescli.train.aggregation.LossShare"),
         )
     return share

@@ -121,7 +121,9 @@ def check_schedule(schedule: Schedule) -> list[float]:
     rates = [schedule(progress=step / 9, settings=_SETTINGS.optimizer) for step in range(10)]
     for rate in rates:
         if not (isinstance(rate, int | float) and np.isfinite(rate) and rate >= 0):
-            raise _wrong(schedule, f"it gave {rate!r}; a learning rate is a number, 0 or more")
+            raise _wrong(
+                schedule, f"it returned {rate!r}; a learning rate must be a number of at least 0"
+            )
     return rates
 
 
@@ -281,14 +283,16 @@ def _require_positions(piece: object, made: Any, tokens: PackedTokens) -> None:
     wanted = list(tokens.loss_mask.shape)
     if not isinstance(made, torch.Tensor) or list(made.shape) != wanted:
         gave = f"shape {list(made.shape)}" if isinstance(made, torch.Tensor) else repr(made)
-        raise _wrong(piece, f"it gave {gave}; there are {wanted[0]} positions, each has a value")
+        raise _wrong(
+            piece, f"it returned {gave}; there are {wanted[0]} positions, each has a value"
+        )
     if not bool(torch.isfinite(made[tokens.loss_mask]).all()):
-        raise _wrong(piece, "it gave what is not finite, at a token that is trained on")
+        raise _wrong(piece, "it returned a value that is not finite, at a token that is trained on")
 
 
 def _wrong(piece: object, why: str) -> RecipeError:
     return RecipeError(
-        f"`{name_of(piece)}` does not bear its contract",
+        f"`{name_of(piece)}` does not meet its contract",
         why=why,
         fix=mend(piece, "docs/extending.md says what it is given and gives"),
     )

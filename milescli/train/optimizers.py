@@ -69,8 +69,8 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     if isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0:
         return float(rate)
     raise RecipeError(
-        f"the schedule `{optimizer.schedule}` gave {rate!r}",
-        why=f"for step {step + 1} of {total_steps}; a learning rate is a number, 0 or more",
+        f"the schedule `{optimizer.schedule}` returned {rate!r}",
+        why=f"for step {step + 1} of {total_steps}; a learning rate must be a number of at least 0",
         fix=mend(optimizer.schedule),
     )
 

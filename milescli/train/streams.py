@@ -65,7 +65,7 @@ def require_each(
         return
     gave = f"a {type(made).__name__}" if values is None else f"{of} of shape {list(values.shape)}"
     raise RecipeError(
-        f"the {kind} `{name_of(piece)}` gave {gave}",
-        why=f"there are {count} positions, and each has one",
+        f"the {kind} `{name_of(piece)}` returned {gave}",
+        why=f"there are {count} positions, and each needs one value",
         fix=mend(piece, f"docs/extending.md says what a {kind} gives"),
     )

@@ -53,9 +53,9 @@ def check_channel(channel: type) -> None:
     lacking = [name for name in _METHODS if not callable(getattr(channel, name, None))]
     if lacking:
         raise RecipeError(
-            f"`{channel.__name__}` is no weight channel",
+            f"`{channel.__name__}` is not a weight channel",
             why=f"it has no {', '.join(lacking)}",
-            fix="give it what milescli.weights.base.WeightChannel has",
+            fix="implement milescli.weights.base.WeightChannel",
         )
 
 

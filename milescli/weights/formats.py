@@ -50,8 +50,8 @@ def pairs_of(
         is_pair = isinstance(pair, tuple) and len(pair) == 2
         if not is_pair or not isinstance(pair[0], str) or not isinstance(pair[1], torch.Tensor):
             raise RecipeError(
-                f"the weight format made {pair!r:.200} of `{name}`",
-                why="engines are sent pairs of a name and a tensor",
+                f"the weight format returned {pair!r:.200} for `{name}`",
+                why="engines receive pairs of a name and a tensor",
                 fix=mend(to_format, "it returns a list of such pairs"),
             )
     return made

@@ -139,7 +139,7 @@ class Isolated:
             except NoReply as error:
                 raise RecipeError(
                     f"{self._what} did not return within {self._bound_s:g} s",
-                    why=f"it was at{error}" if str(error) else "where it was cannot be told",
+                    why=f"it was at{error}" if str(error) else "its position is unknown",
                     fix=[self._longer, mend] if self._longer else mend,
                 ) from None
 

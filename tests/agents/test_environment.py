@@ -102,11 +102,11 @@ def test_an_episode_that_does_not_end_is_cut() -> None:
 @pytest.mark.parametrize(
     ("says", "told"),
     [
-        ("none", "it returns a Step"),
-        ("tuple", "it returns a Step"),
-        ("nan", "it is a finite number"),
-        ("bytes", "it is text"),
-        ("text", "it is a finite number"),
+        ("none", "not a Step"),
+        ("tuple", "not a Step"),
+        ("nan", "not a finite number"),
+        ("bytes", "not text"),
+        ("text", "not a finite number"),
         ("raise", "ZeroDivisionError: of the environment"),
     ],
 )
@@ -126,14 +126,14 @@ def test_settings_that_it_does_not_take_are_told() -> None:
 def test_one_that_cannot_begin_is_refused_before_a_run_does() -> None:
     prompt = Prompt(index=0, token_ids=[1], text="", label="4")
     try_environment(_settings("Count"), prompt)
-    with pytest.raises(RecipeError, match="does not take its settings"):
+    with pytest.raises(RecipeError, match="does not accept its settings"):
         try_environment(_settings("Count", size=3), prompt)
     broken = EnvironmentSettings(
         name="milescli.agents.frozen_lake:FrozenLake", settings={"size": 1}, processes=1
     )
     with pytest.raises(RecipeError, match=r"the environment `.*FrozenLake` failed") as caught:
         try_environment(broken, prompt)
-    assert "has no room for 2 holes" in caught.value.why
+    assert "has no space for 2 holes" in caught.value.why
 
 
 async def _episode(
@@ -168,7 +168,7 @@ def test_one_that_hangs_is_named_and_costs_its_own_episode_alone() -> None:
         raise AssertionError("it did not hang")
 
     error, done, num_hung = asyncio.run(play())
-    assert "did not answer within 8 s" in error.what and num_hung == 1
+    assert "did not respond within 8 s" in error.what and num_hung == 1
     assert "told 'hang'" in error.why and "in hang_here" in error.why
     for steps in done:  # in a new process, as if nothing had been
         assert [step.figures["said"] for step in steps] == list(range(1, 101))

@@ -28,9 +28,9 @@ def test_gymnasium_is_seen_as_text_and_moved_by_words() -> None:
     assert [step.reward for step in steps] == [0, 0, 0, 0, 0, 1] and steps[-1].ended
     lake.close()
     check_environment("gymnasium", settings=settings, actions=["left", "down", "right", "up"])
-    with pytest.raises(ValueError, match="4 actions, and 1 words"):
+    with pytest.raises(ValueError, match="4 actions, but 1 words"):
         GymnasiumText(id="FrozenLake-v1", actions=["go"])
-    with pytest.raises(ValueError, match="not a few that can be named"):
+    with pytest.raises(ValueError, match="cannot be named one by one"):
         GymnasiumText(id="Pendulum-v1")
 
 

@@ -83,7 +83,7 @@ def test_demonstrations_reach_the_goal_and_no_held_out_board_is_trained_on() -> 
 
 
 def test_boards_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="no room for 3 holes"):
+    with pytest.raises(ValueError, match="no space for 3 holes"):
         FrozenLake(size=2, num_holes=3)
     drawn = FrozenLake(size=2, num_holes=0).reset(prompt="", label="4", seed=0)
     assert drawn is not None and HOLE not in drawn.split("\n", 1)[1].split("closer:")[0]

@@ -105,7 +105,7 @@ def test_what_the_server_refuses_is_told_to_the_model_and_counted() -> None:
     (lacking, wrong, unknown, right), box = told(rollout_of({"command": COMMAND}), *mistakes)
     assert lacking.startswith("error: ") and "required" in lacking
     assert wrong.startswith("error: ") and "integer" in wrong
-    assert unknown.startswith("error: there is no tool sub, only add, pid")
+    assert unknown.startswith("error: there is no tool sub; the tools are add, pid")
     assert right == "2" and box.num_errors == 3
 
 
@@ -210,7 +210,7 @@ def refused(server: dict[str, Any], kind: type[Exception] = MachineError) -> Any
 
 def test_a_variable_that_is_not_there_is_refused_by_name() -> None:
     error = refused({"command": COMMAND, "env": ["NOT_THERE"]})
-    assert "needs the variable NOT_THERE" in error.what
+    assert "needs the environment variable NOT_THERE" in error.what
     assert error.fixes == ["export NOT_THERE=..."]
 
 
@@ -245,7 +245,7 @@ def test_a_tool_that_the_server_lacks_is_refused() -> None:
 def test_two_tools_of_one_name_are_refused() -> None:
     rollout = rollout_of({"command": COMMAND})
     twice = rollout.model_copy(update={"mcp": {**rollout.mcp, "more": rollout.mcp["calc"]}})
-    with pytest.raises(RecipeError, match="two tools are called `add`"):
+    with pytest.raises(RecipeError, match="two tools have the name `add`"):
         offered(twice)
 
 

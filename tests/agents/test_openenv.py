@@ -60,7 +60,7 @@ def test_what_the_environment_raises_is_told_and_a_lost_server_is_begun_anew() -
 
 @needs("openenv")
 def test_it_has_one_server() -> None:
-    with pytest.raises(RecipeError, match="has one server"):
+    with pytest.raises(RecipeError, match="needs exactly one server"):
         OpenEnvEnvironment(url="http://127.0.0.1:8000", **SERVER)
     with pytest.raises(AgentError) as caught:
         OpenEnvEnvironment(server="miles_nothing:app").reset(prompt="", label=None, seed=0)

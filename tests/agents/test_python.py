@@ -76,7 +76,7 @@ def test_an_interpreter_that_was_ended_begins_anew_and_says_so() -> None:
 
 
 def test_a_server_elsewhere_is_refused_before_a_run_begins() -> None:
-    with pytest.raises(RecipeError, match="runs on this machine"):
+    with pytest.raises(RecipeError, match="must run on this machine"):
         Python.require(Rollout(code=CodeSettings(url="http://sandbox:8080")))
 
 

@@ -119,7 +119,7 @@ def test_where_it_searches_is_said_once() -> None:
                 "rollout": {"agent": "tools", "tools": ["search"], "search": search},
             }
         )
-        with pytest.raises(RecipeError, match="the tool `search` does not know where"):
+        with pytest.raises(RecipeError, match="the tool `search` needs exactly one source"):
             refuse(rules(recipe))
 
 

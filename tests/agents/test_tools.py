@@ -156,7 +156,7 @@ def test_what_a_tool_says_is_cut_at_its_bound() -> None:
 
 def test_a_tool_that_never_works_stops_the_run_with_its_traceback() -> None:
     agent = ToolAgent(Rollout(agent="tools", tools=[f"{HERE}:broken"], max_turns=MAX_FAILURES + 1))
-    with pytest.raises(AgentError, match="`broken` failed 32 times, and never worked") as caught:
+    with pytest.raises(AgentError, match="`broken` failed 32 times and never succeeded") as caught:
         asyncio.run(agent(PROMPT, Session([call("broken")])))  # type: ignore[arg-type]
     assert "out of order" in caught.value.why and "user_tools.py" in caught.value.why
 

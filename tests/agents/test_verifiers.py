@@ -122,7 +122,7 @@ def test_without_its_virtual_environment_it_is_refused(
 
 
 def test_a_recipe_says_which_environment() -> None:
-    with pytest.raises(RecipeError, match="the agent `verifiers` has no environment"):
+    with pytest.raises(RecipeError, match="the agent `verifiers` needs an environment"):
         refuse(rules(Recipe.model_validate({"rollout": {"agent": "verifiers"}})))
     with pytest.raises(RecipeError, match="`task:verifiers` needs a recipe"):
         write_task("task:verifiers", ".", 0)

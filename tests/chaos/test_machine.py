@@ -66,7 +66,7 @@ def test_a_file_fills_a_disk_to_its_last_byte(tmp_path: Path) -> None:
         around = HARMS["fill"].around(place, run)
         around.__enter__()
     except subprocess.CalledProcessError:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip("the file system can be mounted here")
     try:
         machine.fill_up(place.run(run) / "ballast")
         assert shutil.disk_usage(place.run(run)).free == 0

@@ -278,7 +278,7 @@ def _go_on(place: Place, name: str, trial: Trial, outcome: Outcome) -> None:
         attempt.kill()
         return
     # hurt when all was done and saved, there was nothing to go on with
-    if code != 0 and "has done all its" not in attempt.said:
+    if code != 0 and "has completed all" not in attempt.said:
         outcome.wrong.append(f"resume ended with {code}:\n{attempt.said[-1500:]}")
     if fault.harm in ON_CHECKPOINTS and fault.said not in attempt.said:
         outcome.wrong.append(f"resume does not say {fault.said}:\n{attempt.said[-1500:]}")

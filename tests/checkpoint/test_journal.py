@@ -68,7 +68,7 @@ def test_finished_work_of_another_fingerprint_is_refused_with_both_ways_out(
     ):
         pass
     assert caught.value.exit_code == 6
-    assert caught.value.fixes[0] == "miles convert 'a b'   # goes on with it"
+    assert caught.value.fixes[0] == "miles convert 'a b'   # continues it"
     assert shlex.split(caught.value.fixes[1], comments=True) == ["rm", "-r", str(part_path)]
     assert (part_path / JOURNAL_NAME).read_bytes() == before and (part_path / "one").exists()
     monkeypatch.chdir("/")
@@ -115,7 +115,7 @@ def test_files_of_nobody_are_not_thrown_away(tmp_path: Path) -> None:
     part_path.mkdir()
     (part_path / "thesis.txt").write_text("years of work")
     with (
-        pytest.raises(CheckpointError, match="cannot be started"),
+        pytest.raises(CheckpointError, match="cannot be created"),
         PartFolder(tmp_path / "out", fingerprint="a"),
     ):
         pass

@@ -23,7 +23,11 @@ def test_names_count_up(tmp_path: Path) -> None:
     ("outcome", "what", "fixes"),
     [
         ("failed", "in use", ["miles resume {}   # go on", "--name mine-", "mv {} {}.old"]),
-        ("stopped", "in use", ["miles resume {}   # it was stopped", "--name mine-", "mv {} "]),
+        (
+            "stopped",
+            "in use",
+            ["miles resume {}   # continue the stopped run", "--name mine-", "mv {} "],
+        ),
         ("done", "in use", ["miles resume {} --steps N", "--name mine-", "mv {} "]),
         ("no run", "in use", ["--name mine-", "mv {} "]),
         ("running", "running", ["miles status {} --watch", "miles stop {} ", "--name mine-"]),
@@ -63,12 +67,12 @@ def test_a_new_run_can_be_read_by_its_owner_alone_and_an_empty_folder_keeps_its_
 
 def test_where_nothing_can_be_written_is_said_in_three_parts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="cannot be made") as caught:
+    with pytest.raises(MachineError, match="cannot be created") as caught:
         create(base=tmp_path / "file", recipe_name="r", name="a")
     assert caught.value.exit_code is ExitCode.NOT_READY and caught.value.fixes
     run = create(base=tmp_path, recipe_name="r", name="b")
     (run.path / ".lock").mkdir()  # as root, rights alone would keep nobody out
-    with pytest.raises(MachineError, match="nothing can be written"), lock(run):
+    with pytest.raises(MachineError, match="is not writable"), lock(run):
         pass
 
 

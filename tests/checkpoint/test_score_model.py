@@ -84,5 +84,5 @@ def test_a_classifier_of_several_labels_is_refused(base: Path, tmp_path: Path) -
     folder = score_model(base, tmp_path / "scores", pad_id=0, seed=0)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_labels": 3}))
-    with pytest.raises(CheckpointError, match="a classifier of 3 labels is no reward model"):
+    with pytest.raises(CheckpointError, match="a classifier with 3 labels is not a reward model"):
         score_model(folder, tmp_path / "other", pad_id=0, seed=0)

@@ -48,7 +48,7 @@ def test_a_folder_without_manifest_does_not_count(tmp_path: Path) -> None:
     assert store.steps() == [1]
     assert store.torn() == [2]
     assert store.find(None).step == 1
-    with pytest.raises(CheckpointError, match="step_2 was cut short") as caught:
+    with pytest.raises(CheckpointError, match="step_2 is incomplete") as caught:
         store.find(2)
     assert caught.value.exit_code is ExitCode.CHECKPOINT
 
@@ -106,7 +106,7 @@ def test_where_no_checkpoint_is_whole_nothing_begins_anew(tmp_path: Path, how: s
     for step in (1, 2):
         _save(store, step)
         _damage(tmp_path / f"step_{step}" / "data" / "tensors.bin", how)
-    with pytest.raises(CheckpointError, match="is whole") as caught:
+    with pytest.raises(CheckpointError, match="is intact") as caught:
         store.newest_whole()
     assert "step_1" in caught.value.why and "step_2" in caught.value.why
     assert CheckpointStore(tmp_path / "nowhere").newest_whole() == (None, [])
@@ -151,7 +151,7 @@ def test_hashes_of_the_writer_are_kept_and_the_others_made(tmp_path: Path) -> No
     told = {"theirs": "f" * 64, "elsewhere": "0" * 64}
     kept = store.complete(1, manifest_of(1), sha256=told).manifest.sha256
     assert kept == {"theirs": "f" * 64, "ours": hashlib.sha256(b"x").hexdigest()}
-    with pytest.raises(CheckpointError, match="`theirs` is not what was written"):
+    with pytest.raises(CheckpointError, match="`theirs` was modified after it was written"):
         store.find(1)
 
 

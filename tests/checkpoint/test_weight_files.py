@@ -44,8 +44,8 @@ def test_a_model_of_other_files_has_another_mark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("left_out", "why"),
     [
-        (LAYER, "not one tensor of such a layer is there"),
-        (LAYER + "eh_proj", r"`model\.layers\.3\.eh_proj\.weight` is not there"),
+        (LAYER, "such a layer, but all of its tensors are missing"),
+        (LAYER + "eh_proj", r"`model\.layers\.3\.eh_proj\.weight` is missing"),
     ],
 )
 def test_a_folder_that_lacks_its_layer_is_refused(tmp_path: Path, left_out: str, why: str) -> None:

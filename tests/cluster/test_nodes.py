@@ -1,4 +1,4 @@
-"""Which nodes of a cluster a run takes, and why it refuses some: unlike in software or devices, too
+"""Which nodes of a cluster a run takes, and why it refuses some: differ in software or devices, too
 few, too small."""
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_devices_that_ray_does_not_count_are_not_there(answers) -> None:
     answers(_answer(1, "8xH200", is_driver=True, num_gpus=2))
     assert len(_choose().machine.nodes[0].devices) == 2
     with pytest.raises(
-        FitError, match=r"4 GPUs per node are wanted and node 10.0.0.1 \(host-1\) has 2"
+        FitError, match=r"4 GPUs per node are requested, but node 10.0.0.1 \(host-1\) has 2"
     ) as caught:
         _choose(gpus=4)
     assert "--gpus 2" in caught.value.fixes
@@ -116,7 +116,8 @@ def test_too_few_nodes_are_named_with_those_that_did_not_answer(answers) -> None
     )
     answers(_answer(1, "cpu", is_driver=True), late)
     with pytest.raises(
-        MachineError, match=r"2 nodes are wanted, and the Ray cluster at 10\.0\.0\.1:6379 has 1"
+        MachineError,
+        match=r"2 nodes are requested, but the Ray cluster at 10\.0\.0\.1:6379 has only 1",
     ) as caught:
         _choose(nodes=2)
     assert "node 10.0.0.2 did not answer" in caught.value.why
@@ -126,7 +127,7 @@ def test_too_few_nodes_are_named_with_those_that_did_not_answer(answers) -> None
 def test_another_version_on_a_node_is_named(answers, package: str) -> None:
     answers(_answer(1, "cpu", is_driver=True), _answer(2, "cpu", **{package: "0.0.1"}))
     with pytest.raises(
-        MachineError, match=r"node 10.0.0.2 \(host-2\) runs other software"
+        MachineError, match=r"node 10.0.0.2 \(host-2\) runs different software"
     ) as caught:
         _choose(nodes=2)
     assert (
@@ -137,9 +138,9 @@ def test_another_version_on_a_node_is_named(answers, package: str) -> None:
     )
 
 
-def test_unlike_devices_are_refused(answers) -> None:
+def test_differ_devices_are_refused(answers) -> None:
     answers(_answer(1, "8xH200", is_driver=True), _answer(2, "8xH100"))
-    with pytest.raises(MachineError, match="unlike") as caught:
+    with pytest.raises(MachineError, match="differ") as caught:
         _choose(nodes=2)
     assert "NVIDIA H200" in caught.value.why and "NVIDIA H100 80GB HBM3" in caught.value.why
 

@@ -62,7 +62,7 @@ def test_version(miles: Miles) -> None:
     ("argv", "what"),
     [
         (["lanch"], "launch"),
-        (["launch"], "--recipe"),
+        (["launch"], "name a recipe"),
         (["launch", "--recipe", "quickstart", "--gpus", "many"], "--gpus"),
         (["launch", "--recipe", "quickstart", "--steps", "0"], "--steps"),
         (["launch", "--recipe", "quickstart", "--stps", "3"], "--steps"),
@@ -123,7 +123,7 @@ def test_a_full_disk_is_no_fault_of_ours(miles: Miles, replace: Replace, tmp_pat
     full = OSError(errno.ENOSPC, "No space left on device", "runs/a/data.jsonl")
     replace("milescli.runtime.launch", launch=fails_with(full))
     said = miles("launch", "--recipe", "quickstart")
-    assert said.code == 4 and "there is no room on the disk" in said.err
+    assert said.code == 4 and "no space is left on the disk" in said.err
     assert "runs/a/data.jsonl" in said.err and not list((tmp_path / "state").rglob("crash-*"))
 
 
@@ -163,7 +163,7 @@ def test_what_is_printed_to_a_terminal_that_was_closed_fails_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("closed", "told"), [(">&-", "there is nowhere to print to"), (">&- 2>&-", ""), ("2>&-", "")]
+    ("closed", "told"), [(">&-", "standard output is closed"), (">&- 2>&-", ""), ("2>&-", "")]
 )
 def test_a_standard_stream_that_is_closed_is_missed_and_no_file_takes_its_place(
     closed: str, told: str

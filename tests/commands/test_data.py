@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_shows_its_columns_repeated_prompts_and_lengths(miles: Miles, folder: Path) -> None:
     (folder / "a.jsonl").write_text(_lines(_row("a"), _row("bcd"), _row("a", "2")))
     said = miles("data", "check", "a.jsonl")
-    assert said.code == 0 and "a run would take it in" in said.err
+    assert said.code == 0 and "a run would accept it" in said.err
     assert "prompt, label" in said.out and "line 3: the prompt of line 1 again" in said.out
     payload = miles("data", "check", "a.jsonl", "--json").result
     (part,) = payload["parts"]
@@ -62,10 +62,10 @@ def test_bad_rows_are_told_by_line_and_the_end_is_that_of_bad_data(
     [
         (["nothing.jsonl"], 3, "there is no file"),
         (["odd.jsonl"], 3, "no prompt column"),
-        (["odd.jsonl", "--prompt-key", "frage"], 0, "a run would take it in"),
-        (["odd.jsonl", "--set", "data.prompt_key=frage"], 0, "a run would take it in"),
-        (["odd.jsonl", "--set", "train.steps=1"], 2, "a file takes keys of `data`"),
-        (["odd.jsonl", "--set", "data.eval=odd.jsonl"], 2, "a file takes keys of `data`"),
+        (["odd.jsonl", "--prompt-key", "frage"], 0, "a run would accept it"),
+        (["odd.jsonl", "--set", "data.prompt_key=frage"], 0, "a run would accept it"),
+        (["odd.jsonl", "--set", "train.steps=1"], 2, "only keys of `data`"),
+        (["odd.jsonl", "--set", "data.eval=odd.jsonl"], 2, "only keys of `data`"),
         (["quickstart", "--prompt-key", "frage"], 2, "--set data.prompt_key"),
         (["nothing.yaml"], 3, "no file is there"),
         (["quickstart", "--set", "data.prompts=nothing.jsonl"], 3, "there is no file"),
@@ -136,8 +136,8 @@ def test_the_layout_is_named_with_what_each_column_is(miles: Miles, folder: Path
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("prompt,label\na,NA\nb,None\n", "read as the texts that they are: NA, None"),
-        ("prompt;label\na;4\n", "a run would take it in"),
+        ("prompt,label\na,NA\nb,None\n", "read as text: NA, None"),
+        ("prompt;label\na;4\n", "a run would accept it"),
     ],
 )
 def test_words_for_a_gap_in_csv_are_told(
@@ -171,7 +171,7 @@ def test_pairs_whose_sides_are_all_equal_are_refused_as_by_a_run(
 ) -> None:
     (folder / "a.jsonl").write_text(_lines({"prompt": "a", "chosen": "b", "rejected": "b"}))
     said = miles("data", "check", "a.jsonl")
-    assert said.code == 3 and "teaches anything" in said.err
+    assert said.code == 3 and "can be learned from" in said.err
 
 
 def test_a_model_folder_gives_tokens_and_the_prompts_as_it_sees_them(

@@ -40,12 +40,12 @@ def test_packages_with_an_environment_of_their_own_are_listed(
     said = miles("env", "install", "verifier")
     assert said.code == 3 and "miles env install verifiers" in said.err + said.out
     said = miles("env", "install", "harbor", "--python", str(tmp_path / "none"))
-    assert said.code == 4 and "there is no Python for harbor" in said.err + said.out
+    assert said.code == 4 and "there is no suitable Python for harbor" in said.err + said.out
 
 
 def test_a_good_environment_is_told_in_numbers(miles: Miles) -> None:
     said = miles("env", "check", "frozen_lake", "--data", "task:frozen_lake")
-    assert said.code == 0 and "does what an environment must" in said.out
+    assert said.code == 0 and "meets the contract of an environment" in said.out
     assert "Walk from P to G" in said.out
     settings = "{length: 2}"
     found = json.loads(miles("env", "check", f"{HERE}:Count", "--settings", settings, "--json").out)
@@ -56,9 +56,9 @@ def test_a_good_environment_is_told_in_numbers(miles: Miles) -> None:
     ("words", "told"),
     [
         ([f"{HERE}:Forgets"], "the same seed (0) and actions do not give the same"),
-        ([f"{HERE}:Count", "--settings", "{size: 3}"], "does not take its settings"),
-        (["frozen_leak"], "no environment is called `frozen_leak`"),
-        ([f"{HERE}:Step"], "has no reset and no step"),
+        ([f"{HERE}:Count", "--settings", "{size: 3}"], "does not accept its settings"),
+        (["frozen_leak"], "no environment `frozen_leak`"),
+        ([f"{HERE}:Step"], "has no reset but no step"),
     ],
 )
 def test_a_bad_one_is_refused(miles: Miles, words: list[str], told: str) -> None:
@@ -116,14 +116,14 @@ def test_a_model_behind_an_endpoint_is_watched(miles: Miles, endpoint: str) -> N
     assert said.code == 0 and "counter: xxx" in said.out
     assert "the episode ended: 3 turns, reward 9" in said.out  # 1, 3 and 5 messages
     refused = miles("env", "play", f"{HERE}:Count", "--model", endpoint, "--set", "eval.top_p=0.5")
-    assert refused.code == 2 and "--set is of a model that engines are started for" in refused.err
+    assert refused.code == 2 and "--set changes the engines of a model" in refused.err
 
 
 def test_engines_are_started_for_a_run_or_a_model(
     miles: Miles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = miles("env", "play", f"{HERE}:Count", "--model", "mine")
-    assert refused.code == 6 and "no run is called `mine`" in refused.err
+    assert refused.code == 6 and "no run `mine`" in refused.err
     asked = list[dict[str, Any]]()
 
     def of_run(path: Path, **options: Any) -> list[Any]:

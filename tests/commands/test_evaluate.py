@@ -90,7 +90,7 @@ def test_eval_shows_each_figure_with_its_interval(
 
 def test_eval_refuses_one_step_and_several(miles: Miles, run_dir: Path) -> None:
     said = miles("eval", str(run_dir), "--step", "3", "--steps", "all")
-    assert said.code == 2 and "leave one out" in said.err
+    assert said.code == 2 and "use only one" in said.err
 
 
 def test_what_is_measured_is_known_by_what_lies_there(miles: Miles, run_dir: Path) -> None:
@@ -162,7 +162,7 @@ def test_what_was_not_measured_before_is_measured_first(
     replace("milescli.runtime.evaluation.evaluate", evaluate_model=evaluate_model)
     said = miles("eval", "org/one", "--data", "few=x.jsonl", "--against", "org/other")
     assert asked == ["org/other 0", "org/one 1"]
-    assert "org/other was not asked this before" in said.err and said.code == 0
+    assert "org/other has no results for these prompts yet" in said.err and said.code == 0
     assert said.out.count("evaluation of") == 2 and "+25.0 points" in said.out
 
 

@@ -145,7 +145,7 @@ def test_what_is_typed_as_shown_ends_the_refusal(
     miles: Miles, place: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says, then = COMMANDS[command], THEN.get(command, ())
-    if says == "made for a model from scratch":
+    if says == "designed for a model from scratch":
         monkeypatch.setattr(model_facts, "REAL", 0.1)
     argv = shlex.split(command)
     refused = miles(*argv, "--json")

@@ -12,7 +12,7 @@ def test_a_run_that_has_ended_is_refused_with_the_way_to_go_on(miles: Miles) -> 
     run = make_run("one", outcome="failed", steps=3)
     said = miles("profile", "one", "--steps", "4")
     assert said.code == 1 and said.out == ""
-    assert "run `one` is not running" in said.err and "its state: failed" in said.err
+    assert "run `one` is not running" in said.err and "its state is failed" in said.err
     assert "miles resume" in said.err and "miles profile one --steps 4" in said.err
     assert not (run / "profiles").exists()
     told = json.loads(miles("profile", "one", "--json").err)

@@ -76,9 +76,7 @@ def test_a_run_that_is_not_there_is_refused_with_its_neighbour(miles: Miles) -> 
     make_run("quickstart-1")
     said = miles("eval", "quickstrat-1")
     assert (
-        said.code == 6
-        and "no run is called `quickstrat-1`" in said.err
-        and "use `quickstart-1`" in said.err
+        said.code == 6 and "no run `quickstrat-1`" in said.err and "use `quickstart-1`" in said.err
     )
 
 

@@ -55,7 +55,7 @@ def test_the_newest_run_is_shown_where_none_is_named(miles: Miles) -> None:
 
 def test_without_a_run_it_says_how_to_start_one(miles: Miles) -> None:
     said = miles("status")
-    assert said.code == 6 and "there is no run yet" in said.err
+    assert said.code == 6 and "there are no runs yet" in said.err
     assert "miles launch --recipe quickstart" in said.err
 
 

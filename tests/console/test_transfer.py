@@ -107,7 +107,7 @@ def test_of_quick_work_programs_hear_only_where_they_should(clock: _Clock) -> No
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_on_any_width_the_figures_stay_and_nothing_is_longer_than_it_need_be(width: int) -> None:
     said = "52.0 MiB of 417.0 MiB, 7.5 MiB/s, 48.7 s left"
-    line = transfer.bar_line("looking at /data/big.jsonl", said, share=0.125, width=width).plain
+    line = transfer.bar_line("reading /data/big.jsonl", said, share=0.125, width=width).plain
     assert line.endswith(said) and len(line) <= max(width, len(said) + 1)
     assert ("━" in line) is (width >= 80)
 

@@ -103,7 +103,7 @@ def test_a_disk_that_gives_other_bytes_back_is_found_and_the_tensor_named(
             file.write(bytes([byte[0] ^ 1]))
 
     monkeypatch.setattr(StreamFile, "close", spoil)
-    with pytest.raises(CheckpointError, match="gave back other bytes") as caught:
+    with pytest.raises(CheckpointError, match="returned different bytes") as caught:
         to_megatron(source, tmp_path / "megatron")
     assert "embedding.word_embeddings.weight" in caught.value.why
     nothing_but(tmp_path, "hf")
@@ -240,7 +240,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
 ) -> None:
     source = make(tmp_path / "hf")
     monkeypatch.setattr("milescli.checkpoint.integrity.free_bytes", lambda folder: 1000)
-    with pytest.raises(CheckpointError, match="not room enough") as caught:
+    with pytest.raises(CheckpointError, match="not have enough") as caught:
         to_megatron(source, tmp_path / "megatron")
     assert "are missing" in caught.value.why
     nothing_but(tmp_path, "hf")
@@ -264,7 +264,7 @@ def test_a_file_system_that_runs_full_says_how_much_is_missing(
         ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk)], capture_output=True
     )
     if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip("the file system can be mounted here")
     try:
         with interrupted_after(1), pytest.raises(Stopped):
             to_megatron(source, disk / "megatron")
@@ -278,7 +278,7 @@ def test_a_file_system_that_runs_full_says_how_much_is_missing(
         with pytest.raises(CheckpointError, match="disk is full") as caught:
             to_megatron(source, disk / "megatron")
         assert caught.value.__cause__ is not None and caught.value.__cause__.errno == errno.ENOSPC
-        assert "more must be had" in caught.value.why
+        assert "free another" in caught.value.why
         subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True)
         assert to_megatron(source, disk / "megatron").resumed_bytes > 0
     finally:

@@ -98,5 +98,5 @@ def test_a_gated_model_needs_a_token_and_takes_it_from_the_environment(
 
 def test_a_name_that_nobody_has_is_refused(hub: LoopbackHub, tmp_path: Path) -> None:
     done = _convert(hub, tmp_path, "nobody/nothing")
-    assert done.returncode == 6 and "neither a folder nor to be had from the hub" in done.stderr
+    assert done.returncode == 6 and "neither a folder nor available on the hub" in done.stderr
     assert not (tmp_path / "out").exists()

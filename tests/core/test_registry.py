@@ -53,7 +53,7 @@ def test_an_import_path_with_the_right_signature_is_taken(plugin: str, name: str
 @pytest.mark.parametrize(
     ("name", "what", "fix"),
     [
-        ("basenam", "no reward is called `basenam`", "--set rollout.reward=basename"),
+        ("basenam", "no reward `basenam`", "--set rollout.reward=basename"),
         (
             "my_rewards:lacks_label",
             "cannot be a reward",

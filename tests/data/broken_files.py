@@ -66,7 +66,7 @@ CONTENTS: dict[str, tuple[str, bytes, str]] = {
     "half of a surrogate pair": (
         "a.jsonl",
         _jsonl(b'{"prompt": "\\ud83d", "label": "1"}'),
-        r"line 2: `prompt` holds half of a surrogate pair",
+        r"line 2: `prompt` contains half of a surrogate pair",
     ),
     "NaN as a label": ("a.jsonl", _jsonl(b'{"prompt": "a", "label": NaN}'), r"line 2: .*is nan"),
     "infinity": ("a.jsonl", _jsonl(b'{"prompt": "a", "label": -Infinity}'), r"line 2: .*is -inf"),
@@ -110,7 +110,7 @@ CONTENTS: dict[str, tuple[str, bytes, str]] = {
     "two columns that could be meant": (
         "a.jsonl",
         b'{"prompt": "a", "question": "b", "label": "1"}\n',
-        r"the column `question` .* would be left out.*--set data.prompt_key=question",
+        r"the column `question` .* would be ignored.*--set data.prompt_key=question",
     ),
     "gzip": ("a.jsonl", gzip.compress(GOOD), r"is compressed .*gunzip"),
     "gzip by its name": ("a.jsonl.gz", gzip.compress(GOOD), r"is compressed .*gunzip"),
@@ -154,7 +154,11 @@ CONTENTS: dict[str, tuple[str, bytes, str]] = {
     "CSV with a field too many": ("a.csv", b"prompt,label\na,1,2\n", r"line 2: it has 3 fields"),
     "CSV with an open quote": ("a.csv", b'prompt,label\na,1\n"b,2\nc,3\n', r"line 3: not CSV"),
     "CSV with a stray quote": ("a.csv", b'prompt,label\n"a"b,1\n', r"line 2: not CSV"),
-    "CSV with a bad byte": ("a.csv", b"prompt,label\na,1\n\xff,2\n", r"line 3: not UTF-8 \(byte 1"),
+    "CSV with a bad byte": (
+        "a.csv",
+        b"prompt,label\na,1\n\xff,2\n",
+        r"line 3: it is not UTF-8 \(byte 1",
+    ),
     "CSV with an empty label": ("a.csv", b"prompt,label\na,\n", r"line 2: `label` is empty"),
     "CSV without a header's name": ("a.csv", b"prompt,\na,1\n", r"header .*a column has no name"),
     "CSV with a name twice": ("a.csv", b"label,label\n1,2\n", r"two columns are called label"),

@@ -281,7 +281,7 @@ def test_a_row_of_which_the_template_loses_a_part_is_refused_by_its_name(
 def test_a_row_whose_question_the_template_loses_is_refused() -> None:
     only = "{%- for m in messages if m.role != 'system' -%}{{ m.content }}<|im_end|>{%- endfor -%}"
     tokenizer = tokenizer_of(only, special=CHATML.special, eos=CHATML.eos)
-    with pytest.raises(ValueError, match=r"leaves out what turn 1 \(system\) says"):
+    with pytest.raises(ValueError, match=r"omits turn 1 \(system\)"):
         marked_chat(tokenizer, SYSTEM)
 
 
@@ -325,7 +325,7 @@ def test_engines_are_told_of_each_token_that_a_turn_is_taught_to_end_with(
 
 def test_a_pair_takes_one_sequence(tokenizers: dict[str, ChatTokenizer]) -> None:
     assert marked_as_one(tokenizers["qwen 3"], REASONED, first=3).spans
-    with pytest.raises(ValueError, match="take 2 sequences, and here it may take one"):
+    with pytest.raises(ValueError, match="need 2 sequences, but only one is allowed here"):
         marked_as_one(tokenizers["qwen 3"], REASONED)
 
 

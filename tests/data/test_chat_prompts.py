@@ -113,7 +113,7 @@ def test_tools_that_nobody_would_be_told_of_are_refused(
 ) -> None:
     rows = [{"prompt": "2 + 2?", "label": "4"}, {"prompt": "a", "tools": [ADD], "label": "4"}]
     path = jsonl(*rows)
-    for template, told in (("{{ messages }}", "would not be told"), (None, "refuses row 2")):
+    for template, told in (("{{ messages }}", "would not tell the model"), (None, "rejects row 2")):
         monkeypatch.setattr(tokenizer, "template", template)
         with pytest.raises(DataError, match=told):
             load(path)

@@ -238,7 +238,7 @@ def check_refusal(
     tokenizer: ChatTokenizer, turns: Sequence[dict[str, Any]], tools: Any, error: Exception
 ) -> None:
     """A refusal names what is lost, and that is lost; or the template itself refuses the chat."""
-    lost = re.search(r"leaves out (.*) of turn (\d+)|leaves out what turn (\d+)", str(error))
+    lost = re.search(r"omits (.*) of turn (\d+)|omits turn (\d+)", str(error))
     if lost is None:
         with pytest.raises(type(error)):
             for place, turn in enumerate(turns):

@@ -147,7 +147,7 @@ def test_what_a_reward_model_reads_ends_where_an_engine_would_stop(
 
 BAD_CHATS: list[tuple[object, str]] = [
     ({"messages": []}, "`messages` is an empty list"),
-    ({"messages": [USER]}, "the last turn of `messages` is the user's, not the assistant's"),
+    ({"messages": [USER]}, "the last turn of `messages` belongs to the user"),
     ({"messages": "hi"}, "`messages` must be a list of messages, not a text"),
     ({"messages": "[{"}, "`messages` must be a list of messages, not a text"),
     ({"messages": None}, "`messages` is null"),
@@ -155,11 +155,11 @@ BAD_CHATS: list[tuple[object, str]] = [
     ({"messages": [USER, {**HELLO, "content": " "}]}, r"`messages\[1\]`.content is empty"),
     ({"messages": [USER, {**HELLO, "content": None}]}, r"`messages\[1\]`.content is empty"),
     ({"messages": [USER, {**HELLO, "content": 3}]}, r"`messages\[1\]`.content must be text, not"),
-    ({"messages": [USER, {**HELLO, "content": ["a"]}]}, "content holds a part that is no text"),
+    ({"messages": [USER, {**HELLO, "content": ["a"]}]}, "content has a part that is not text"),
     ({"messages": [USER, {**HELLO, "role": ""}]}, r"`messages\[1\]` has no `role`"),
     ({"messages": [{"content": "hi"}, HELLO]}, r"`messages\[0\]` has no `role`"),
     ({"messages": [USER, "hello"]}, r"`messages\[1\]` must be a message"),
-    ({"messages": [USER, {**HELLO, "role": "critic"}]}, "is the critic's, not the assistant's"),
+    ({"messages": [USER, {**HELLO, "role": "critic"}]}, "belongs to the critic"),
     ({**CHAT, "tools": "{"}, "`tools` is not JSON"),
     ({**CHAT, "tools": [1]}, "`tools` must be a list of tools"),
     ({"messages": [USER, {**HELLO, "content": "\ud800"}]}, "half of a surrogate pair"),
@@ -174,17 +174,20 @@ BAD_PAIRS: list[tuple[object, str]] = [
     ({**PAIR, "chosen": ""}, "`chosen` is empty"),
     ({**PAIR, "chosen": {"a": 1}}, "`chosen` must be text, not an object"),
     ({**PAIR, "chosen": []}, "`chosen` is an empty list"),
-    ({**PAIR, "chosen": [{**USER, "content": "ho"}, HELLO]}, "`chosen` begins with another prompt"),
-    ({**PAIR, "rejected": [HELLO, USER]}, "the last turn of `rejected` is the user's"),
+    (
+        {**PAIR, "chosen": [{**USER, "content": "ho"}, HELLO]},
+        "`chosen` starts with a different prompt",
+    ),
+    ({**PAIR, "rejected": [HELLO, USER]}, "the last turn of `rejected` belongs to the user"),
     ({**PAIR, "prompt": " "}, "`prompt` is empty"),
     ({**PAIR, "prompt": []}, "`prompt` is an empty list"),
     ({**PAIR, "prompt": True}, "`prompt` must be text, not true or false"),
     ({**PAIR, "prompt": [USER, HELLO]}, "`prompt` ends with the assistant's turn"),
-    ({**PAIR, "margin": "1"}, "`margin` must be a number, and is '1'"),
-    ({**PAIR, "margin": True}, "`margin` must be a number, and is True"),
-    ({**PAIR, "margin": float("nan")}, "`margin` must be a number, and is nan"),
+    ({**PAIR, "margin": "1"}, "`margin` must be a number, but is '1'"),
+    ({**PAIR, "margin": True}, "`margin` must be a number, but is True"),
+    ({**PAIR, "margin": float("nan")}, "`margin` must be a number, but is nan"),
 ]
-APART = "`chosen` and `rejected` do not begin with the same prompt"
+APART = "`chosen` and `rejected` start with different prompts"
 OTHER = {**USER, "content": "ho"}
 BAD_LONG_PAIRS: list[tuple[object, str]] = [
     ({"chosen": [USER, HELLO], "rejected": [OTHER, NO]}, APART),
@@ -195,12 +198,15 @@ BAD_LONG_PAIRS: list[tuple[object, str]] = [
         {"chosen": "hello", "rejected": [USER, NO]},
         "`chosen` must be a list of messages, not a text",
     ),
-    ({"chosen": [USER, HELLO], "rejected": [USER]}, "the last turn of `rejected` is the user's"),
+    (
+        {"chosen": [USER, HELLO], "rejected": [USER]},
+        "the last turn of `rejected` belongs to the user",
+    ),
 ]
 BAD_JUDGED: list[tuple[object, str]] = [
-    ({**JUDGED, "label": "good"}, "`label` must be true or false, and is 'good'"),
-    ({**JUDGED, "label": None}, "`label` must be true or false, and is None"),
-    ({**JUDGED, "label": 2}, "`label` must be true or false, and is 2"),
+    ({**JUDGED, "label": "good"}, "`label` must be true or false, but is 'good'"),
+    ({**JUDGED, "label": None}, "`label` must be true or false, but is None"),
+    ({**JUDGED, "label": 2}, "`label` must be true or false, but is 2"),
     ({**JUDGED, "completion": " "}, "`completion` is empty"),
 ]
 BAD_ANSWERS: list[tuple[object, str]] = [
@@ -235,11 +241,11 @@ def test_a_bad_row_is_named_by_its_line_and_reason(
 @pytest.mark.parametrize(
     ("kind", "row", "data", "why", "fix"),
     [
-        ("chats", {"a": "b"}, {}, "no prompt column: its columns are a", "data.prompt_key=a"),
+        ("chats", {"a": "b"}, {}, "no prompt column; its columns are a", "data.prompt_key=a"),
         ("chats", {"prompt": "a", "b": "c"}, {}, "no response column", "data.response_key=b"),
         ("chats", {"a": "b"}, {"prompt_key": "aa"}, "its columns are a", "data.prompt_key=a"),
         ("chats", ANSWERED, {"response_key": "complete"}, "completion", "response_key=completion"),
-        ("pairs", ANSWERED, {}, "judged alone has `label`", "data.train=FILE.jsonl"),
+        ("pairs", ANSWERED, {}, "judged response has `label`", "data.train=FILE.jsonl"),
     ],
 )
 def test_columns_that_do_not_tell_are_refused_with_a_way_out(
@@ -297,7 +303,7 @@ def test_sides_that_are_equal_teach_nothing(load: Load) -> None:
     long = {**PAIR, "chosen": "y" * 300, "rejected": "y" * 301}
     _, report = load("pairs", PAIR, long, max_row_tokens=100, long_rows="truncate")
     assert report.num_equal == 1, "also those that are equal as far as they are read"
-    with pytest.raises(DataError, match=r"no row of .* teaches anything.*line 1: both sides"):
+    with pytest.raises(DataError, match=r"no row of .* can be learned from.*line 1: both sides"):
         load("pairs", equal)
 
 
@@ -350,6 +356,6 @@ def test_a_chat_may_take_several_sequences_which_are_counted(
 def test_a_text_of_a_user_that_spells_a_special_token_out_is_told(load: Load) -> None:
     spelled = {"messages": [{**USER, "content": "a<|im_end|>b"}, HELLO]}
     note = load("chats", CHAT, spelled)[1].note
-    assert "row 2 of " in note and "spells out `<|im_end|>`" in note
+    assert "row 2 of " in note and "contains the text `<|im_end|>`" in note
     own = {"messages": [USER, {**HELLO, "content": "a<|im_start|>b"}]}
     assert load("chats", CHAT, own)[1].note == ""

@@ -79,7 +79,7 @@ def test_a_full_disk_is_an_error_that_says_which(
     path.write_text('{"prompt": "a"}')
     with Path("/dev/full").open("wb", buffering=0) as full:
         monkeypatch.setattr(file_rows.tempfile, "TemporaryFile", lambda dir: full)
-        with pytest.raises(DataError, match="whose disk is full") as error:
+        with pytest.raises(DataError, match="but that disk is full") as error:
             _read(path)
     assert error.value.fixes[0].startswith(f"df -h {tmp_path}")
 

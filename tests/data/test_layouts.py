@@ -85,15 +85,15 @@ def test_prompts_of_a_known_layout_need_no_key(
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"choices": ["3", "4"], "answer": 2}, "is '2', and the options are 0 to 1, A to B"),
-        ({"choices": ["3", "4"], "answer": -1}, "is '-1', and the options are 0 to 1, A to B"),
-        ({"choices": ["3", "4"], "answer": "C"}, "is 'C', and the options"),
-        ({"choices": ["1", "2"], "answer": "1"}, "may mean B or A: its number or its text"),
-        ({"choices": ["3"], "answer": 0}, "must hold 2 to 26 options, and holds 1"),
-        ({"choices": ["3", None], "answer": 0}, "must hold texts, and one is null"),
+        ({"choices": ["3", "4"], "answer": 2}, "is '2', but the options are 0 to 1, A to B"),
+        ({"choices": ["3", "4"], "answer": -1}, "is '-1', but the options are 0 to 1, A to B"),
+        ({"choices": ["3", "4"], "answer": "C"}, "is 'C', but the options"),
+        ({"choices": ["1", "2"], "answer": "1"}, "could be B or A: its number or its text"),
+        ({"choices": ["3"], "answer": 0}, "must contain 2 to 26 options, but has 1"),
+        ({"choices": ["3", None], "answer": 0}, "must contain texts, but one is null"),
         (
             {"choices": {"text": ["3", "4"], "label": ["A", "A"]}, "answerKey": "A"},
-            "has two options A",
+            "contains the option A",
         ),
         (
             {"choices": {"text": ["3", "4"], "label": ["A"]}, "answerKey": "A"},
@@ -101,7 +101,7 @@ def test_prompts_of_a_known_layout_need_no_key(
         ),
         (
             {"choices": {"text": ["3", "4"], "label": ["A", "B"]}, "answerKey": "E"},
-            "is 'E', and the options are A, B",
+            "is 'E', but the options are A, B",
         ),
     ],
 )
@@ -194,14 +194,12 @@ def test_a_column_of_the_prompt_that_is_not_read_stops_the_run_unless_it_is_set_
         assert len(_prompts(_written(tmp_path, {**good, **other}))) == 1
     for rows in ([{**good, name: value}], [good, {**good, name: value}]):
         path = _written(tmp_path, *rows)
-        with pytest.raises(
-            DataError, match=f"the column `{name}` of .* would be left out"
-        ) as error:
+        with pytest.raises(DataError, match=f"the column `{name}` of .* would be ignored") as error:
             _prompts(path)
         assert error.value.fixes[0].startswith(f"--set data.ignore_columns={name} ")
         assert len(_prompts(path, ignored=frozenset([name]))) == len(rows)
         learned = _written(tmp_path, *({**row, "completion": "4"} for row in rows))
-        with pytest.raises(DataError, match=f"the column `{name}` of .* would be left out"):
+        with pytest.raises(DataError, match=f"the column `{name}` of .* would be ignored"):
             _learned(learned, "chats")
         assert len(_learned(learned, "chats", ignore_columns=name)) == len(rows)
 
@@ -217,7 +215,7 @@ def test_an_image_in_a_later_row_or_beside_a_field_that_is_read_is_not_left_out(
         _prompts(tmp_path / "a.parquet")
     good = {"input": {"messages": [ASK]}}
     path = _written(tmp_path, good, {"input": {"messages": [ASK], "images": ["a.jpg"]}})
-    with pytest.raises(DataError, match=r"`input\.images` of .* would be left out"):
+    with pytest.raises(DataError, match=r"`input\.images` of .* would be ignored"):
         _prompts(path, prompt_key="input.messages")
     ignored = frozenset(["input.images"])
     assert len(_prompts(path, prompt_key="input.messages", ignored=ignored)) == 2
@@ -252,14 +250,14 @@ def test_what_stands_beside_a_prompt_is_read_in_any_row(
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"prompt": [said("system", "a"), ASK], "system": "b"}, "`system` is one system prompt"),
-        ({"prompt": [1, 2], "system": "b"}, "is tokens, in which its `system` must stand"),
+        ({"prompt": [said("system", "a"), ASK], "system": "b"}, "`system` sets a system prompt"),
+        ({"prompt": [1, 2], "system": "b"}, "contains tokens, but its `system`"),
         ({"prompt": "a", "system": ["b"]}, "`system` must be text, not a list"),
         ({"prompt": "a", "history": ["b"]}, "`history` must be a list of questions"),
-        ({"prompt": [{"from": "critic", "value": "a"}]}, "is from `critic`, who is none of"),
-        ({"prompt": [said("user", [{"type": "image", "text": ""}])]}, "its type is `image`"),
-        ({"prompt": [said("user", "a", images=["b"])]}, "has `images`, and only text is read"),
-        ({"prompt": [said("tool_call", "sunny"), ASK]}, "is no call of a tool"),
+        ({"prompt": [{"from": "critic", "value": "a"}]}, "is from `critic`, which is not one of"),
+        ({"prompt": [said("user", [{"type": "image", "text": ""}])]}, "of type `image`"),
+        ({"prompt": [said("user", "a", images=["b"])]}, "has `images`, but only text is supported"),
+        ({"prompt": [said("tool_call", "sunny"), ASK]}, "is not a tool call"),
     ],
 )
 def test_a_row_that_cannot_be_read_whole_says_why(
@@ -326,7 +324,7 @@ def test_a_key_of_the_prompt_sets_its_rivals_aside_and_nothing_else(tmp_path: Pa
     (row,) = _prompts(path, prompt_key="problem").read([0])
     assert _text(row.messages) == f"system: Brief. | {PLAIN}"
     path = _written(tmp_path, {**rivals, "images": ["a.jpg"]})
-    with pytest.raises(DataError, match=r"`images` of .* would be left out"):
+    with pytest.raises(DataError, match=r"`images` of .* would be ignored"):
         _prompts(path, prompt_key="problem")
 
 

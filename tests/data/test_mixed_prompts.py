@@ -91,7 +91,7 @@ def test_any_stretch_has_about_its_share_of_each_source() -> None:
 
 def test_a_share_too_small_to_count_is_refused() -> None:
     assert sum(counts_of_weights([1.0] * 3, ["a", "b", "c"])) == CYCLE
-    with pytest.raises(DataError, match="`b` would give no prompt"):
+    with pytest.raises(DataError, match="`b` would contribute no prompts"):
         counts_of_weights([1.0, 1e-6], ["a", "b"])
 
 

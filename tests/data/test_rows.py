@@ -46,9 +46,9 @@ def _read(path: Path, **changes: object) -> tuple[Columns, list[DataRow]]:
         (b'{"prompt": "\\ud800", "label": "1"}', "surrogate"),
         (b'{"prompt": [], "label": "1"}', "an empty list"),
         (b'{"prompt": [{"role": "user"}], "label": "1"}', r"`prompt\[0\]`.content is empty"),
-        (b'{"prompt": [1, "a"], "label": "1"}', "must be token ids"),
-        (b'{"prompt": [1, -2], "label": "1"}', "must be token ids"),
-        (b'{"prompt": [1, 2], "tools": [{}], "label": "1"}', "is tokens, in which its `tools`"),
+        (b'{"prompt": [1, "a"], "label": "1"}', "must contain only token ids"),
+        (b'{"prompt": [1, -2], "label": "1"}', "must contain only token ids"),
+        (b'{"prompt": [1, 2], "tools": [{}], "label": "1"}', "contains tokens, but its `tools`"),
         (b'{"prompt": "a", "tools": "[", "label": "1"}', "`tools` is not JSON"),
         (b'{"prompt": "a", "tools": [1], "label": "1"}', "`tools` must be a list of tools"),
         (

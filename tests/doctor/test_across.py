@@ -25,7 +25,7 @@ GOOD = Report(
 
 def test_nodes_with_the_same_versions_are_one_line_and_another_one_is_named() -> None:
     assert judge_versions(MINE, {A: MINE, B: MINE}, address="a:1")[0].what.startswith(
-        "alike on 2 nodes: python 3.11.7"
+        "identical on 2 nodes: python 3.11.7"
     )
     findings = judge_versions(MINE, {A: MINE, B: {**MINE, "ray": "2.40.0"}}, address="a:1")
     assert [(finding.status, finding.node, finding.why) for finding in findings] == [

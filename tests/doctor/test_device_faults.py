@@ -15,7 +15,7 @@ def test_a_lost_gpu_fails_until_it_is_left_out(tmp_path: Path) -> None:
     accelerators = find_accelerators(replay(LOST), root=tmp_path)
     findings = check_visibility(accelerators, environ={})
     assert [(finding.check, finding.status, finding.what) for finding in findings] == [
-        ("visibility", Status.FAIL, "GPU 2 does not answer")
+        ("visibility", Status.FAIL, "GPU 2 does not respond")
     ]
     assert findings[0].fix[-1].startswith("export CUDA_VISIBLE_DEVICES=0,1,3")
     assert (

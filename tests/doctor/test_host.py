@@ -79,7 +79,7 @@ def test_a_single_taken_port_is_named_and_passed_over() -> None:
         candidates = [held.getsockname()[1], *free_ports(NUM_PORTS)]
         finding = check_ports(candidates=candidates)[0]
     assert finding.status is Status.OK
-    assert "; 1 is taken and passed over, by " in finding.what
+    assert "; 1 is in use and skipped, by " in finding.what
     assert f"(pid {os.getpid()})" in finding.what
 
 

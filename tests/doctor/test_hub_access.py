@@ -123,4 +123,4 @@ def test_a_gateway_that_does_not_reach_the_hub_is_no_hub(
     monkeypatch.setattr(_Hub, "do_GET", lambda self: self.send_error(status))
     with _hub() as environ:
         finding = check_hub(_recipe("org/open"), environ=environ, token=None)[0]
-    assert finding.status is Status.FAIL and f"it answered {status}" in finding.why
+    assert finding.status is Status.FAIL and f"it responded with {status}" in finding.why

@@ -98,7 +98,7 @@ def test_all_slow_pairs_are_named_the_slowest_first() -> None:
     )
 
 
-@pytest.mark.parametrize("problem", ["2 ones made 3, not 2", ""])
+@pytest.mark.parametrize("problem", ["2 ones add up to 3, not 2", ""])
 def test_a_pair_that_breaks_or_hangs_is_named(problem: str) -> None:
     fine, broken = Report(step=""), Report(step="adding numbers of 1 and 3", problem=problem)
     findings = judge_collective(
@@ -107,7 +107,7 @@ def test_a_pair_that_breaks_or_hangs_is_named(problem: str) -> None:
     assert [finding.status for finding in findings] == [Status.FAIL, Status.SKIP]
     assert (
         findings[0].what == "nccl: adding numbers of 1 and 3 failed"
-        and (problem or "did not end within 30 s") in findings[0].why
+        and (problem or "did not finish within 30 s") in findings[0].why
     )
 
 
@@ -123,7 +123,7 @@ def test_a_whole_collective_reports_its_bandwidth_and_its_slow_pair() -> None:
         ("collective", Status.OK),
         ("links", Status.WARN),
     ]
-    assert "rccl added numbers over 4 processes" in findings[0].what and "1-3" in findings[1].why
+    assert "rccl added numbers across 4 processes" in findings[0].what and "1-3" in findings[1].why
 
 
 def test_pairs_without_peer_access_are_a_fail_with_another_channel() -> None:

@@ -34,7 +34,10 @@ def _changed(folder: Path, **changes: torch.Tensor | None) -> None:
     [
         ({"model.norm.weight": None}, "`model.norm.weight` is missing"),
         ({"model.extra.weight": torch.zeros(3)}, "`model.extra.weight` has no rule"),
-        ({"model.norm.weight": torch.zeros(3)}, r"is \[3\] on disk and \[64\] by config.json"),
+        (
+            {"model.norm.weight": torch.zeros(3)},
+            r"has shape \[3\] on disk, but \[64\] according to config.json",
+        ),
     ],
 )
 def test_a_tensor_that_is_not_as_the_table_says_is_named(
@@ -43,7 +46,7 @@ def test_a_tensor_that_is_not_as_the_table_says_is_named(
     _changed(folder, **changes)
     (finding,) = check_names(folder, load_facts(folder))
     assert finding.status is Status.FAIL
-    assert finding.what == "1 tensors are not as the table says"
+    assert finding.what == "1 tensors differ from the table"
     assert re.search(says, finding.why), finding.why
 
 
@@ -61,7 +64,7 @@ def test_a_good_folder_is_told_in_figures(folder: Path) -> None:
     (names,) = check_names(folder, facts)
     (memory,) = check_memory(folder, facts, parse_machine("1xH100"))
     assert (names.status, memory.status) == (Status.OK, Status.OK)
-    assert "all by rule" in names.what
+    assert "all covered by rules" in names.what
     assert "of 79.0 GiB, bf16" in memory.what
 
 

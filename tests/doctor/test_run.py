@@ -17,7 +17,7 @@ from milescli.doctor.run import mask, mask_environment, mask_secrets, run_doctor
 NOTHING = DoctorOptions()
 FINDINGS = [
     *ok("python", "Python 3.11"),
-    *warn("shm", "1 GiB", why="larger models want more", fix="mount -o remount"),
+    *warn("shm", "1 GiB", why="larger models need more", fix="mount -o remount"),
     *skip("data", "on the hub"),
     *failed("ports", "0 of 16", why="all taken", fix=["ss -ltn", "reboot"]),
 ]

@@ -45,7 +45,7 @@ def test_torch_that_agrees_is_ok(machine: Machine) -> None:
     [
         (CUDA, {"cuda": None, "archs": []}, "built for cpu", "docker/install.sh .venv cuda"),
         (ROCM, {"hip": None, "cuda": "13.0"}, "built for cuda", "docker/install.sh .venv rocm"),
-        (CUDA, {"devices": []}, "shows 2 devices, torch 0", "ls -l /dev/nvidia*"),
+        (CUDA, {"devices": []}, "shows 2 devices, torch shows 0", "ls -l /dev/nvidia*"),
         (CUDA, {"problem": "CUDA error: ECC"}, "CUDA error: ECC", "ls -l /dev/nvidia*"),
         (CUDA, {"archs": ["sm_100"]}, "the devices are sm_90", "docker/install.sh .venv cuda"),
         (ROCM, {"archs": ["gfx90a"]}, "the devices are gfx942", "docker/install.sh .venv rocm"),

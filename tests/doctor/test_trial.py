@@ -39,7 +39,7 @@ def test_a_trial_that_hangs_is_a_fail_and_what_it_started_is_ended(tmp_path: Pat
         ("engine", Status.FAIL),
         ("weights", Status.SKIP),
     ]
-    assert "did not end within 10 s" in findings[0].why
+    assert "did not finish within 10 s" in findings[0].why
     assert_gone(int(note.read_text()))
 
 

@@ -203,7 +203,7 @@ def test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt
     assert f"attempt {num_attempts + 1}, restart 1 of at most 8" in attempt.finished.err
     report = workplace.run(name) / "logs" / f"attempt_{num_attempts}" / "why.txt"
     told = report.read_text()  # of its healings the last ones
-    assert "ended by SIGKILL" in told and "trainer was there again" in told
+    assert "ended by SIGKILL" in told and "trainer was back" in told
     ended = [event["outcome"] for event in _of(workplace, name, "RunEnded")]
     assert ended[-2:] == ["killed", "stopped"]
     lost = [event["worker"] for event in _of(workplace, name, "WorkerLost")]

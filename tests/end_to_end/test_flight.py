@@ -42,7 +42,7 @@ def test_a_run_that_takes_what_is_done_first_is_killed_and_takes_no_sample_twice
 
     resumed = workplace.miles("resume", "flight")
     assert resumed.code == 0, resumed
-    assert "none of them is sampled again" in resumed.err
+    assert "used: they are not sampled again" in resumed.err
     after = {event["step"]: event for event in workplace.steps("flight")[len(killed) :]}
     assert sorted(after) == list(range(1, 21))
     for event in killed[:-1]:  # what the last one took may not have been written

@@ -52,7 +52,7 @@ def test_rollout_runs_ahead_within_the_bound_and_a_kill_loses_nothing_that_was_s
 
     resumed = workplace.miles("resume", "stale")
     assert resumed.code == 0, resumed
-    assert "none of them is sampled again" in resumed.err
+    assert "used: they are not sampled again" in resumed.err
     after = {event["step"]: event for event in workplace.steps("stale")[len(killed) :]}
     again = [event for event in killed if event["step"] in after]
     assert [event["step"] for event in again][:2] == [11, 12] and max(after) == 20

@@ -252,7 +252,7 @@ def test_a_profile_says_where_the_time_went_and_changes_no_step(
 def test_a_profile_of_a_run_that_has_ended_is_refused(workplace: Workplace, whole) -> None:
     refused = workplace.miles("profile", "whole")
     assert refused.code == 1, refused
-    for word in ("is not running", "its state: done", "--steps 26"):
+    for word in ("is not running", "its state is done", "--steps 26"):
         assert word in refused.err
 
 
@@ -287,8 +287,8 @@ def test_a_flipped_byte_is_named_and_the_step_before_is_what_can_be_had(
     assert file.name in refused.err and "--step 3" in refused.err
     assert not (workplace.folder / "flipped-hf").exists()
     back = workplace.miles("resume", "flipped", "--steps", "3")
-    assert back.code == 3 and "has done all its 3 steps" in back.err, back
-    assert file.name in back.err and "goes back to the checkpoint before, step 3" in back.err
+    assert back.code == 3 and "has completed all 3 steps" in back.err, back
+    assert file.name in back.err and "continues from the previous checkpoint, step 3" in back.err
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:

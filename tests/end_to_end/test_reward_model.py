@@ -86,8 +86,8 @@ def test_what_cannot_score_is_refused_before_anything_starts(
 ) -> None:
     for changes, told in (
         ({"vocabulary": "null"}, "has another tokenizer than the policy"),
-        ({"path": "runs/nobody"}, "the reward model runs/nobody is not there"),
-        ({"path": "null"}, "has no model"),
+        ({"path": "runs/nobody"}, "the reward model runs/nobody does not exist"),
+        ({"path": "null"}, "needs a model"),
     ):
         finished = workplace.miles(*_launch("refused", **changes))
         assert finished.code == 3, finished

@@ -338,7 +338,7 @@ def test_a_target_that_is_used_and_a_disk_that_is_small_are_refused(
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
-    with pytest.raises(CheckpointError, match="in use"):
+    with pytest.raises(CheckpointError, match="already exists"):
         export(tmp_path, QWEN3, "bf16")
     shutil.rmtree(tmp_path / "out")
     monkeypatch.setattr(

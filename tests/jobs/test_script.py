@@ -257,7 +257,7 @@ def test_a_host_without_the_gpus_that_are_wanted_learns_how_to_name_others(
 ) -> None:
     monkeypatch.setattr(job_module, "probe", lambda: read_machine("cpu"))
     with pytest.raises(
-        MachineError, match="8 GPUs per node are wanted, and this host has 0"
+        MachineError, match="8 GPUs per node are requested, but this host has 0"
     ) as caught:
         machine_like_this(MachineSettings(gpus=8))
     assert caught.value.fixes[0] == "--on 1x8xH200"

@@ -74,7 +74,7 @@ def test_experts_share_what_reads_and_writes_the_residual_stream() -> None:
 
 
 def test_a_model_without_experts_shares_nothing() -> None:
-    with pytest.raises(RecipeError, match="no experts to share"):
+    with pytest.raises(RecipeError, match="does not apply to any expert"):
         adapter_table(DENSE, replace(ALL, experts="shared_outer"))
 
 

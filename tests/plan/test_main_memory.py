@@ -40,7 +40,7 @@ def _told(plan: Plan, key: str) -> tuple[str, str]:
 
 def test_a_model_that_outgrows_main_memory_is_refused_with_the_sum() -> None:
     with pytest.raises(
-        FitError, match="does not fit into the main memory of a CPU with 24 GiB"
+        FitError, match="does not fit in the main memory of a CPU with 24 GiB"
     ) as caught:
         _plan("qwen3.6", memory_gib=24)
     assert caught.value.exit_code is ExitCode.DOES_NOT_FIT

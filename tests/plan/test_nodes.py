@@ -70,7 +70,7 @@ def test_an_engine_without_a_trainer_beside_it_is_fed_through_a_group() -> None:
 
 
 def test_more_nodes_than_slots_are_refused() -> None:
-    with pytest.raises(FitError, match="3 nodes are wanted, and the plan has 2 slots"):
+    with pytest.raises(FitError, match="3 nodes are requested, but the plan has only 2 slots"):
         _plan(3, parallel={"dp": 2}, engines={"num": 1})
 
 

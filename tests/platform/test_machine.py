@@ -130,5 +130,5 @@ def test_a_file_that_describes_no_machine_is_refused(tmp_path: Path, text: str) 
 
 
 def test_a_missing_file_is_refused() -> None:
-    with pytest.raises(RecipeError, match="there is no file"):
+    with pytest.raises(RecipeError, match="does not exist"):
         read_machine("absent.json")

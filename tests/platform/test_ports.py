@@ -44,7 +44,7 @@ def _is_free(port: int) -> bool:
 def test_no_port_is_given_twice_although_nobody_listens_on_it_yet(four: range) -> None:
     given = [*free_ports(1), *free_ports(1), *free_ports(2)]
     assert sorted(given) == list(four)
-    with pytest.raises(MachineError, match="not 1 free ports"):
+    with pytest.raises(MachineError, match="fewer than 1 free ports"):
         free_ports(1)
 
 

@@ -189,7 +189,7 @@ def test_an_answer_without_a_device_counts_as_a_failure(tmp_path: Path) -> None:
 
 def test_a_gpu_that_does_not_answer_is_named_and_can_be_left_out(tmp_path: Path) -> None:
     error = _refused(replay(LOST), tmp_path)
-    assert error.what == "GPU 2 does not answer" and "GPU is lost" in error.why
+    assert error.what == "GPU 2 does not respond" and "GPU is lost" in error.why
     rest = _probe(replay(LOST), tmp_path, **_obey(error.fixes[-1]))
     assert [device.index for device in rest.nodes[0].devices] == [0, 1, 3]
     assert "GPU 2" in _refused(replay(LOST), tmp_path, CUDA_VISIBLE_DEVICES="1,2").what
@@ -301,7 +301,7 @@ def test_a_tool_that_misses_groups_is_overruled_by_the_kernel(tmp_path: Path) ->
 @pytest.mark.parametrize("closed", ["kfd", "renderD129"])
 def test_device_files_that_may_not_be_opened_are_reported(tmp_path: Path, closed: str) -> None:
     error = _refused(replay(AMD), plant_amd(tmp_path), lambda path: path.name != closed)
-    assert error.what.startswith("no permission") and closed in error.what
+    assert error.what.startswith("there is no permission") and closed in error.what
     assert error.fixes[0].startswith("sudo usermod -aG render,video")
     assert (
         _probe(replay(AMD), tmp_path, lambda path: path.name != closed, HIP_VISIBLE_DEVICES="").kind
@@ -320,9 +320,9 @@ def test_a_device_that_may_not_be_opened_can_be_left_out(tmp_path: Path) -> None
 
 
 def test_a_container_without_the_files_is_reported(tmp_path: Path) -> None:
-    assert "/dev/kfd is not there" in _refused(replay(AMD), tmp_path).what
+    assert "/dev/kfd does not exist" in _refused(replay(AMD), tmp_path).what
     plant_amd(tmp_path, files=False)
-    assert "/dev/dri/renderD* is not there" in _refused(replay(AMD), tmp_path).what
+    assert "/dev/dri/renderD* does not exist" in _refused(replay(AMD), tmp_path).what
 
 
 def test_a_container_with_some_of_the_devices_has_those(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_laptop_with_amds_graphics_is_a_cpu_whoever_may_open_them(tmp_path: Pa
 
 def test_faults_are_listed_without_being_raised(tmp_path: Path) -> None:
     accelerators = find_accelerators(replay(LOST), root=tmp_path)
-    assert [error.what for error in fault_errors(accelerators, {})] == ["GPU 2 does not answer"]
+    assert [error.what for error in fault_errors(accelerators, {})] == ["GPU 2 does not respond"]
     assert fault_errors(accelerators, {"CUDA_VISIBLE_DEVICES": "0"}) == []
 
 

@@ -82,6 +82,6 @@ def test_a_profile_that_shows_nothing_is_an_error(run: RunDir, keep: int) -> Non
     rank = {"file": "rank_0.json.gz", "seconds": 4.0}
     told = summarise(run, WANTED, _state(rank, {"error": "replaced"}))
     assert "its trace cannot be read" in told.errors[0]
-    with pytest.raises(MilesError, match="shows nothing") as refused:
+    with pytest.raises(MilesError, match="is empty") as refused:
         told.require_some()
     assert "engine 0: replaced" in refused.value.why

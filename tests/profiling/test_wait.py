@@ -63,7 +63,7 @@ def test_the_state_that_the_driver_writes_is_waited_for(running: RunDir) -> None
 
 def test_an_attempt_that_goes_wrong_is_an_error(running: RunDir) -> None:
     driver = _answer(running, Progress.ENDED)
-    with pytest.raises(MilesError, match="ended before the profile was done") as ended:
+    with pytest.raises(MilesError, match="ended before the profile was finished") as ended:
         wait.profiled(running, _wanted(running), tell=lambda text: None)
     driver.join()
     assert ended.value.exit_code == 1 and "miles why" in ended.value.fixes[0]
@@ -74,7 +74,7 @@ def test_a_driver_that_is_gone_is_an_error_and_the_request_is_taken_back(tmp_pat
     wanted = _wanted(run)
     with pytest.raises(MilesError, match="ended before") as ended:
         wait.profiled(run, wanted, tell=lambda text: None)
-    assert "driver is gone" in ended.value.why
+    assert "driver is no longer running" in ended.value.why
     assert not files.is_pending(run) and files.is_cancelled(run, wanted.number)
 
 
@@ -87,7 +87,7 @@ def test_a_driver_that_says_nothing_is_named_with_the_bound(
     os.utime(running.events_file, (long_ago, long_ago))
     with pytest.raises(WaitTimeout, match="for the driver of") as silent:
         wait.profiled(running, _wanted(running), tell=lambda text: None)
-    assert "it last did step 2" in silent.value.why and "bound is" in silent.value.why
+    assert "it last did step 2" in silent.value.why and "limit is" in silent.value.why
     assert not files.is_pending(running)
 
 
@@ -97,7 +97,7 @@ def test_a_driver_that_goes_on_without_heeding_the_request_is_an_error(running: 
             for step in range(3, 4 + wait.SPARE_STEPS):
                 events.write(json.dumps({"event": "StepDone", "step": step}) + "\n")
 
-    with pytest.raises(MilesError, match="takes no profile") as refused:
+    with pytest.raises(MilesError, match="does not record profiles") as refused:
         wait.profiled(running, _wanted(running), tell=steps_are_done)
     assert refused.value.exit_code == 1 and not files.is_pending(running)
 

@@ -50,14 +50,14 @@ def test_servers_on_the_command_line_take_the_place_of_the_recipes(tmp_path: Pat
         ("{f: {command: a}}", r"`f` is wrong in `command` \(a list of texts\)"),
         ("{f: 3}", "`f` is no mapping"),
         ("[{command: [a]}]", "a mapping of names to mappings, each of command"),
-        ("{f: {}}", "says neither for it"),
-        ("{f: {command: [a], url: 'http://h/mcp'}}", "says both for it"),
-        ("{f: {url: 'ftp://h'}}", "it is no address of an HTTP server"),
-        ("{f: {url: 'http://me:word@h'}}", "holds a user or a password"),
-        ("{f: {url: 'http://h', env: [A]}}", "`env` does nothing"),
-        ("{f: {command: [a], api_key_env: A}}", "`api_key_env` does nothing"),
-        ("{f: {command: [a], tools: []}}", "`tools` are an empty list"),
-        ("{f: {command: [a], tools: [b]}, g: {command: [a], tools: [b]}}", "are called `b`"),
+        ("{f: {}}", "sets neither"),
+        ("{f: {command: [a], url: 'http://h/mcp'}}", "sets both"),
+        ("{f: {url: 'ftp://h'}}", "it is not the address of an HTTP server"),
+        ("{f: {url: 'http://me:word@h'}}", "contains a user name or a password"),
+        ("{f: {url: 'http://h', env: [A]}}", "`env` has no effect"),
+        ("{f: {command: [a], api_key_env: A}}", "`api_key_env` has no effect"),
+        ("{f: {command: [a], tools: []}}", "list of `tools` is empty"),
+        ("{f: {command: [a], tools: [b]}, g: {command: [a], tools: [b]}}", "have the name `b`"),
         ("{}", "`rollout.tools` and `rollout.mcp` are empty"),
     ],
 )
@@ -67,7 +67,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, mcp: str, says: str) ->
 
 
 def test_a_value_in_place_of_a_variable_is_refused_and_not_repeated(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="names no environment variable") as caught:
+    with pytest.raises(RecipeError, match="does not name an environment variable") as caught:
         _load(tmp_path, "rollout.mcp={f: {command: [a], env: [TOKEN=geheim]}}")
     assert "geheim" not in str(caught.value)
 

@@ -61,7 +61,7 @@ def test_a_run_remembers_its_algorithm(place: Place) -> None:
 
 
 def test_an_unknown_algorithm_is_refused_with_the_nearest(place: Place) -> None:
-    with pytest.raises(RecipeError, match="no algorithm is called `gsp0`") as refused:
+    with pytest.raises(RecipeError, match="there is no algorithm `gsp0`") as refused:
         place.load(sets=["train.algorithm=gsp0"])
     assert refused.value.fixes[0] == "--set train.algorithm=gspo"
 
@@ -72,8 +72,8 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(place: Place) -> None:
         (["rollout.samples_per_prompt=1"], "groups of one"),
         (["rollout.samples_per_prompt=1", "train.advantage=rloo"], "groups of one"),
         (["train.algorithm=pass_at_k", "train.pass_k=8"], "pass@8 of 8 samples"),
-        (["train.algorithm=gigpo", "train.credit=to_go"], "`gigpo` cannot be spread"),
-        (["train.algorithm=gmpo", "train.ratio=sequence"], "cannot take the ratio of a sequence"),
+        (["train.algorithm=gigpo", "train.credit=to_go"], "`gigpo` cannot be combined"),
+        (["train.algorithm=gmpo", "train.ratio=sequence"], "support the ratio of a sequence"),
         (["train.algorithm=cispo", "train.dual_clip=3"], "no effect on `cispo`"),
         (["train.clip_low=1.5"], "`train.clip_low` cannot be 1.5"),
         (
@@ -81,16 +81,19 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(place: Place) -> None:
             "the policy would never learn",
         ),
         (["train.kl_coef=0.1", "train.reference=false"], "needs a reference"),
-        (["train.reference_every=5"], "no reference to move"),
-        (["train.entropy_target=1.0", "train.entropy_coef=0.5"], "begins above its bound"),
-        (["train.algorithm=reinforce_pp", "train.kl_unbiased=true"], "of a KL term in the loss"),
-        (["train.algorithm=tis", "train.old_logprobs=engine"], "corrected twice"),
-        (["train.algorithm=tis", "rollout.max_staleness=1"], "corrected twice"),
+        (["train.reference_every=5"], "no reference to update"),
+        (["train.entropy_target=1.0", "train.entropy_coef=0.5"], "exceeds its bound"),
+        (
+            ["train.algorithm=reinforce_pp", "train.kl_unbiased=true"],
+            "needs the KL term in the loss",
+        ),
+        (["train.algorithm=tis", "train.old_logprobs=engine"], "correct the same difference twice"),
+        (["train.algorithm=tis", "rollout.max_staleness=1"], "correct the same difference twice"),
         (["train.algorithm=icepop", "train.correction.low=9"], "nothing lies between"),
-        (["train.algorithm=mis", "train.correction.mode=none"], "corrects nothing"),
+        (["train.algorithm=mis", "train.correction.mode=none"], "correction has no effect"),
         (["train.covariance.low=6"], "nothing lies between"),
-        (["rollout.top_p=0.9"], "another distribution"),
-        (["rollout.top_k=20"], "another distribution"),
+        (["rollout.top_p=0.9"], "a different distribution"),
+        (["rollout.top_k=20"], "a different distribution"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_fix_that_is_taken(

@@ -41,13 +41,13 @@ def test_one_name_or_several_in_a_file_and_on_the_command_line(
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("a.jsonl[5:2]", r"STOP behind START"),
+        ("a.jsonl[5:2]", r"without STOP"),
         ("a.jsonl[-1:]", "counted from 0"),
         ("a.jsonl[1]", r"\[START:STOP\]"),
         ("a.jsonl[0:10:2]", r"\[START:STOP\]"),
-        ("[a.jsonl, '']", "a name in it is empty"),
+        ("[a.jsonl, '']", "contains an empty name"),
         ("[a.jsonl, 'hf:']", "hf:NAME"),
-        ("[a.jsonl, 'task:']", "after `task:` comes a name"),
+        ("[a.jsonl, 'task:']", "must be followed by a name"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_a_file_is_opened(

@@ -59,9 +59,9 @@ def test_a_mix_on_the_command_line_takes_the_place_of_the_recipes(tmp_path: Path
         ("a.jsonl", "a list of mappings"),
         ("[{path: a, weight: 1, quota: 2}]", "a weight and a quota"),
         ("[{path: a, quota: 2}, {path: b}]", "quotas for some"),
-        ("[{path: a}, {path: a}]", "two sources .* are called `a`"),
-        ("[{path: 'a[3:1]'}]", "STOP behind START"),
-        ("[{path: ''}]", "names no file"),
+        ("[{path: a}, {path: a}]", "two sources .* have the name `a`"),
+        ("[{path: 'a[3:1]'}]", "without STOP"),
+        ("[{path: ''}]", "does not name a file"),
         ("[]", "no prompts"),
     ],
 )

@@ -24,23 +24,23 @@ def test_rows_and_an_objective_are_a_recipe(place: Place, sets: list[str]) -> No
     [
         (
             [*SUPERVISED, "data.prompts=task:sums"],
-            "two things to learn from",
+            "two sources of training data",
             ["data.prompts=null"],
         ),
-        (["train.objective=supervised"], "has nothing to learn from", ["data.train=rows.jsonl"]),
-        (["train.objective=preference"], "has nothing to learn from", ["data.train=rows.jsonl"]),
-        (["train.objective=reward_model"], "has nothing to learn", ["data.train=rows.jsonl"]),
+        (["train.objective=supervised"], "has no training data", ["data.train=rows.jsonl"]),
+        (["train.objective=preference"], "has no training data", ["data.train=rows.jsonl"]),
+        (["train.objective=reward_model"], "has no training data", ["data.train=rows.jsonl"]),
         (
             ["data.train=rows.jsonl"],
-            "`train.objective=policy` does not learn from rows",
+            "`train.objective=policy` cannot learn from rows",
             ["train.objective=supervised"],
         ),
         (
             [*SUPERVISED, "train.updates_per_step=4"],
-            "rows are not parted into several updates",
+            "rows cannot be split into several updates",
             ["train.updates_per_step=1"],
         ),
-        ([*SUPERVISED, "eval.every=5"], "has nothing to evaluate on", ["eval.every=0"]),
+        ([*SUPERVISED, "eval.every=5"], "the evaluation every", ["eval.every=0"]),
         (
             [*SUPERVISED, "eval.every=5"],
             "every 5 steps",
@@ -48,27 +48,27 @@ def test_rows_and_an_objective_are_a_recipe(place: Place, sets: list[str]) -> No
         ),
         (
             [*REWARD_MODEL, "data.eval=task:sums-heldout"],
-            "`train.objective=reward_model` answers no prompts",
+            "`train.objective=reward_model` cannot answer prompts",
             ["data.eval=null"],
         ),
         (
             [*REWARD_MODEL, "data.demonstrations=task:sums", "warmup.steps=3"],
-            "`train.objective=reward_model` has no warm-up",
+            "`train.objective=reward_model` does not support a warm-up",
             ["warmup.steps=0"],
         ),
         (
             [*SUPERVISED, "data.validation=rows.jsonl"],
-            "`data.validation` is `data.train`",
+            "`data.validation` is the same as `data.train`",
             ["data.validation=heldout.jsonl"],
         ),
         (
             ["data.prompts=task:sums", "train.epochs=2"],
-            "`train.epochs` is of runs that learn from rows",
+            "`train.epochs` only applies to runs that learn from rows",
             ["train.epochs=null"],
         ),
         (
             ["data.prompts=task:sums", "data.validation=heldout.jsonl"],
-            "`data.validation` is of runs that learn from rows",
+            "`data.validation` only applies to runs that learn from rows",
             ["data.validation=null"],
         ),
     ],

@@ -33,19 +33,24 @@ def test_teachers_are_a_part_of_a_recipe(place: Place, text: str, sets: list[str
 @pytest.mark.parametrize(
     ("text", "sets", "what", "mended"),
     [
-        (ROWS, [], "has no teacher", [ONE, "train.distill.kl=forward"]),
-        (ROWS, [ONE], "of tokens that the policy samples", ["train.distill.kl=reverse"]),
+        (ROWS, [], "needs a teacher", [ONE, "train.distill.kl=forward"]),
+        (ROWS, [ONE], "needs tokens that the policy samples", ["train.distill.kl=reverse"]),
         (
             ROWS,
             [ONE, "train.objective=supervised"],
-            "has no use for a teacher",
+            "does not use a teacher",
             ["train.distill.teachers=[]"],
         ),
-        (ON_POLICY, ["rollout.reward=none"], "there is no reward", ["rollout.reward=math"]),
+        (
+            ON_POLICY,
+            ["rollout.reward=none"],
+            "has no reward to learn from",
+            ["rollout.reward=math"],
+        ),
         (
             ON_POLICY,
             [ONE, "rollout.reward=none", "train.distill.reward_weight=1.0"],
-            "there is no reward",
+            "has no reward to learn from",
             ["train.distill.reward_weight=0"],
         ),
         (
@@ -57,13 +62,13 @@ def test_teachers_are_a_part_of_a_recipe(place: Place, text: str, sets: list[str
         (
             MIXED,
             ["train.distill.teachers=[{path: big}, {path: other}]"],
-            "what does the teacher big teach?",
+            "the sources of the teacher big are missing",
             [TWO],
         ),
         (
             MIXED,
             ["train.distill.teachers=[{path: big, sources: [c]}]"],
-            "teaches `c`, which is no source",
+            "the source `c` of the teacher",
             [TWO],
         ),
         (
@@ -75,7 +80,7 @@ def test_teachers_are_a_part_of_a_recipe(place: Place, text: str, sets: list[str
         (
             MIXED,
             ["train.distill.teachers=[{path: big, sources: [a]}]"],
-            "nobody teaches `b`",
+            "no teacher covers `b`",
             [TWO],
         ),
         (
@@ -88,26 +93,26 @@ def test_teachers_are_a_part_of_a_recipe(place: Place, text: str, sets: list[str
         (
             MIXED,
             ["train.distill.teachers=[{path: t, sources: [a]}, {url: 'http://h:1', sources: [b]}]"],
-            "teachers are all here, or all served",
+            "teachers must be either all local or all served",
             [TWO],
         ),
         (ON_POLICY, ["train.distill.teachers=[{url: h}]"], "cannot be `h`", [SERVED]),
         (
             ON_POLICY,
             ["train.distill.teachers=[{url: 'http://me:hunter2@h:1'}]"],
-            "holds a user or a password",
+            "contains a user name or a password",
             [SERVED],
         ),
         (
             ROWS,
             [SERVED, "train.distill.kl=forward", "train.distill.cache=false"],
-            "are not asked at each step",
+            "cannot be queried at each step",
             ["train.distill.cache=true"],
         ),
         (
             ON_POLICY,
             [SERVED, "rollout.temperature=0.7"],
-            "at another temperature",
+            "use different temperatures",
             ["rollout.temperature=1"],
         ),
     ],

@@ -53,7 +53,7 @@ def test_the_environment_and_the_command_line_may_use_them(tmp_path: Path) -> No
     ("sets", "said"),
     [
         (("run.trackers=[wandb]", "run.tensorboard=false"), "are both set"),
-        (("run.tensorboard=often",), "is `often`"),
+        (("run.tensorboard=often",), "cannot be `often`"),
     ],
 )
 def test_what_has_no_meaning_is_refused(sets: tuple[str, ...], said: str, tmp_path: Path) -> None:

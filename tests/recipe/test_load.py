@@ -193,7 +193,7 @@ def test_override_changes_only_what_may_change(place: Place) -> None:
     assert str(resumed.origins["data.prompts"]) == "recipe my.yaml:2"
     with pytest.raises(RecipeError) as refusal:
         override(loaded, sets=["train.optimizer.lr=1"], only=("parallel", "train.steps"))
-    assert "another experiment" in refusal.value.why
+    assert "a different experiment" in refusal.value.why
 
 
 def test_ray_address_names_the_cluster_where_nobody_else_does(place: Place) -> None:

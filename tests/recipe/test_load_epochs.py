@@ -30,7 +30,7 @@ def test_epochs_become_steps_and_say_who_set_them(tmp_path: Path) -> None:
 
 
 def test_two_lengths_are_refused_and_steps_that_do_not_go_with_the_rest(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="twice how long"):
+    with pytest.raises(RecipeError, match="the length of the training twice"):
         refuse_two_lengths(_load(tmp_path, "train.epochs=2", "train.steps=7"))
     warm = _load(tmp_path, "train.epochs=1", "train.optimizer.warmup_steps=50")
     with pytest.raises(RecipeError, match="never reach its value"):

@@ -21,11 +21,11 @@ def _loaded(recipe: str, *sets: str) -> LoadedRecipe:
 @pytest.mark.parametrize(
     ("recipe", "sets", "what"),
     [
-        ("quickstart-reward-model", (), "trains no adapter"),
+        ("quickstart-reward-model", (), "does not support an adapter"),
         ("quickstart", ("train.lora.dropout=0.1",), "learns from samples"),
         ("quickstart", ("weights.format=tests.weights.formats:halves",), "with an adapter"),
         ("quickstart", ("train.lora.type=dora",), "`train.lora.type=dora` cannot be served"),
-        ("quickstart-moe", ("parallel.etp=2", "parallel.tp=1"), "above `parallel.tp=1`"),
+        ("quickstart-moe", ("parallel.etp=2", "parallel.tp=1"), "cannot exceed `parallel.tp=1`"),
     ],
 )
 def test_it_is_refused(recipe: str, sets: tuple[str, ...], what: str) -> None:

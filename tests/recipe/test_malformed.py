@@ -47,7 +47,7 @@ CASES = {
     "a word": Case(
         text="quickstart\n", says=("is not a recipe", "`quickstart`"), fix="miles recipes show"
     ),
-    "empty": Case(text="", says=("names no model",), fix="--set model.path="),
+    "empty": Case(text="", says=("does not name a model",), fix="--set model.path="),
     "two documents": Case(
         text=SMALL + "---\n" + SMALL, says=("my.yaml:3",), fix="correct my.yaml:3"
     ),
@@ -149,7 +149,7 @@ CASES = {
     "null for a number": Case(
         sets=["train.steps=null"], says=("`null`",), fix="--set train.steps=100"
     ),
-    "nothing for a number": Case(
+    "did not respond for a number": Case(
         sets=["train.steps="], says=("nothing",), fix="--set train.steps=100"
     ),
     "list for a number": Case(
@@ -170,12 +170,12 @@ CASES = {
         fix="--set 'rollout.stop=[TEXT]'",
     ),
     "no equals sign": Case(
-        sets=["train.steps"], says=("is not an override",), fix="--set train.steps=VALUE"
+        sets=["train.steps"], says=("is not a valid override",), fix="--set train.steps=VALUE"
     ),
-    "no key": Case(sets=["=5"], says=("is not an override",), fix="--set train.steps=5"),
+    "no key": Case(sets=["=5"], says=("is not a valid override",), fix="--set train.steps=5"),
     # two voices
     "null and inside": Case(
-        sets=["model.scratch=null", "model.scratch.topk=1"], says=("two values",), fix="keep"
+        sets=["model.scratch=null", "model.scratch.topk=1"], says=("two different",), fix="keep"
     ),
     # who may say what
     "hyperparameter in env": Case(
@@ -211,7 +211,7 @@ CASES = {
     ),
     # rules over several keys
     "no model": Case(
-        sets=["model.scratch=null"], says=("names no model",), fix="--set model.path="
+        sets=["model.scratch=null"], says=("does not name a model",), fix="--set model.path="
     ),
     "two models": Case(
         sets=["model.path=Qwen/Qwen3-0.6B"],
@@ -225,7 +225,7 @@ CASES = {
         text="model: {scratch: {}}\n", says=("no prompts",), fix="--set data.prompts="
     ),
     "task without a name": Case(
-        sets=["data.prompts=task:"], says=("names no task",), fix="task:sums"
+        sets=["data.prompts=task:"], says=("does not name a task",), fix="task:sums"
     ),
     "experts missing": Case(
         sets=["model.scratch.family=qwen3_moe"], says=("needs experts",), fix="num_experts=8"

@@ -31,18 +31,24 @@ def test_a_mapping_takes_the_place_of_a_name_and_the_other_way_round(place: Plac
 @pytest.mark.parametrize(
     ("sets", "what"),
     [
-        (["rollout.reward={}"], "names no reward"),
-        (["rollout.reward={math: 0}"], "weighs nothing"),
+        (["rollout.reward={}"], "does not name a reward"),
+        (["rollout.reward={math: 0}"], "all weights of"),
         (["rollout.reward={math: much}"], "cannot be `{math: much}`"),
         (["rollout.reward={math: .nan}"], "cannot be `{math: .nan}`"),
-        (["rollout.reward=length", "rollout.length.target_tokens=256"], "cannot begin at 256"),
-        (["rollout.reward=judge"], "`judge` has no address"),
-        (JUDGE[:2], "the judge has no model"),
+        (["rollout.reward=length", "rollout.length.target_tokens=256"], "cannot start at 256"),
+        (["rollout.reward=judge"], "`judge` needs an address"),
+        (JUDGE[:2], "the judge needs a model"),
         ([*JUDGE, "rollout.judge.parse=("], "no regular expression"),
         ([*JUDGE, "rollout.judge.parse=7"], "first group is the score"),
-        ([JUDGE[0], JUDGE[2], "rollout.judge.url=localhost:8000"], "no address of an HTTP server"),
-        (["rollout.reward=remote"], "`remote` has no address"),
-        ([REMOTE[0], "rollout.remote_reward.url=http://h:none/"], "no address of an HTTP server"),
+        (
+            [JUDGE[0], JUDGE[2], "rollout.judge.url=localhost:8000"],
+            "not the address of an HTTP server",
+        ),
+        (["rollout.reward=remote"], "`remote` needs an address"),
+        (
+            [REMOTE[0], "rollout.remote_reward.url=http://h:none/"],
+            "not the address of an HTTP server",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(place: Place, sets: list[str], what: str) -> None:
@@ -54,7 +60,7 @@ def test_what_cannot_be_meant_is_refused(place: Place, sets: list[str], what: st
 def test_a_password_in_an_address_is_refused_and_not_repeated(place: Place) -> None:
     with pytest.raises(RecipeError) as refused:
         place.load(sets=[REMOTE[0], "rollout.remote_reward.url=https://me:hunter2@h/"])
-    assert "secrets come from the environment" in str(refused.value)
+    assert "secrets must come from the environment" in str(refused.value)
     assert "hunter2" not in str(refused.value)
 
 

@@ -18,8 +18,8 @@ def _rollout(**settings: object) -> Rollout:
 @pytest.mark.parametrize(
     ("sets", "what"),
     [
-        (["order=done"], "has no other groups to take"),
-        (["order=done", "max_staleness=2", "over_sampling=1.5"], "would sample for nothing"),
+        (["order=done"], "needs groups to choose from"),
+        (["order=done", "max_staleness=2", "over_sampling=1.5"], "would waste samples"),
         (["order=any"], "cannot be `any`"),
         (["on_update=wait"], "cannot be `wait`"),
         (["stale_groups=keep"], "cannot be `keep`"),
@@ -32,7 +32,7 @@ def test_settings_that_contradict_are_refused(place: Place, sets: list[str], wha
 
 def test_a_curriculum_cannot_take_groups_as_they_are_done(place: Place) -> None:
     sets = ["rollout.order=done", "rollout.max_staleness=1", "data.curriculum=variance"]
-    with pytest.raises(RecipeError, match="cannot run ahead"):
+    with pytest.raises(RecipeError, match="does not work when rollout runs ahead"):
         place.load(sets=sets)
 
 

@@ -14,11 +14,11 @@ KEY = "rollout.speculative"
 @pytest.mark.parametrize(
     ("sets", "what"),
     [
-        (["kind=draft"], "no model is named that guesses"),
-        (["model=Qwen/Qwen3-0.6B"], "and no model guesses"),
-        (["kind=ngram", "revision=main"], "nothing is downloaded"),
-        (["kind=mtp", "ngram_length=4"], "has no n-grams to be about"),
-        (["kind=ngram", "guesses=2", "ngram_breadth=3"], "2 guesses have no 3 ways"),
+        (["kind=draft"], "the draft model is missing"),
+        (["model=Qwen/Qwen3-0.6B"], "but no draft model is used"),
+        (["kind=ngram", "revision=main"], "no model is downloaded"),
+        (["kind=mtp", "ngram_length=4"], "only applies to n-grams"),
+        (["kind=ngram", "guesses=2", "ngram_breadth=3"], "2 guesses cannot have 3 alternatives"),
         (["kind=medusa"], "cannot be `medusa`"),
     ],
 )
@@ -30,9 +30,9 @@ def test_settings_that_contradict_are_refused(place: Place, sets: list[str], wha
 @pytest.mark.parametrize(
     ("kind", "other", "what"),
     [
-        ("ngram", "engines.attention_dp=2", "share out the requests"),
+        ("ngram", "engines.attention_dp=2", "with DP attention"),
         ("mtp", "weights.channel=distributed", "would not reach the layer"),
-        ("mtp", "train.lora.rank=4", "serve an adapter cannot guess by mtp"),
+        ("mtp", "train.lora.rank=4", "serve an adapter cannot speculate with mtp"),
     ],
 )
 def test_what_sglang_cannot_do_beside_it_is_refused(
@@ -44,7 +44,7 @@ def test_what_sglang_cannot_do_beside_it_is_refused(
 
 def test_runs_that_sample_nothing_guess_nothing(place: Place) -> None:
     rows = "model: {scratch: {}}\ndata: {train: rows.jsonl}\ntrain: {objective: supervised}\n"
-    with pytest.raises(RecipeError, match="nothing is sampled that could be guessed"):
+    with pytest.raises(RecipeError, match="no samples to speed up"):
         place.load(rows, sets=[f"{KEY}.kind=ngram"])
 
 

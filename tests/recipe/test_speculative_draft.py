@@ -14,8 +14,8 @@ GUESSES = ["rollout.speculative.kind=draft", "rollout.speculative.model=somewher
 @pytest.mark.parametrize(
     ("sets", "what"),
     [
-        ([LEARNS], "no draft model that could learn"),
-        ([LEARNS, "rollout.speculative.kind=mtp"], "no draft model that could learn"),
+        ([LEARNS], "no draft model to train"),
+        ([LEARNS, "rollout.speculative.kind=mtp"], "no draft model to train"),
         ([LEARNS, *GUESSES, "weights.channel=distributed"], "would not reach the engines"),
         ([LEARNS, *GUESSES, "weights.format=tests.weights.formats:halves"], "`weights.format="),
     ],

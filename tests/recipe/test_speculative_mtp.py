@@ -13,9 +13,9 @@ ON = "train.mtp.loss_weight=0.1"
 @pytest.mark.parametrize(
     ("sets", "what"),
     [
-        (["train.mtp.trains_trunk=true"], "no loss that could"),
-        (["train.mtp.trains_trunk=true", "train.mtp.loss_weight=0"], "no loss that could"),
-        ([ON, "train.lora.rank=4"], "not trained beside an adapter"),
+        (["train.mtp.trains_trunk=true"], "has no loss"),
+        (["train.mtp.trains_trunk=true", "train.mtp.loss_weight=0"], "has no loss"),
+        ([ON, "train.lora.rank=4"], "cannot be trained together with an adapter"),
         ([ON, "weights.channel=distributed"], "would not reach the engines"),
         ([ON, "weights.format=tests.weights.formats:halves"], "`weights.format="),
     ],

@@ -35,5 +35,5 @@ def test_a_group_of_equal_rewards_shows_one_and_a_torn_file_none(tmp_path: Path)
 def test_long_texts_lose_their_middle_and_control_characters_are_shown() -> None:
     said = shown_text("a" * 5000 + "z" * 5000)
     assert len(said) < MAX_CHARACTERS + 60 and said[0] == "a" and said[-1] == "z"
-    assert "8,000 characters are left out" in said
+    assert "8,000 characters omitted" in said
     assert shown_text("a\x00b\u202ec\td\n") == "a\ufffdb\ufffdc\td\n"

@@ -111,8 +111,8 @@ def test_prompts_that_were_asked_otherwise_are_told_of(tmp_path: Path) -> None:
         (run / "eval" / "step_40.json").write_text(json.dumps(settings))
     told = compared(a, b)
     assert told.held_out[0].asked_otherwise == ["eval.temperature"]
-    words = "Held-out prompts at step 40: the two were asked otherwise, by eval.temperature."
-    assert told.headline.startswith(words) and "asked otherwise" in told.held_out[0].sentence
+    words = "Held-out prompts at step 40: the two were evaluated with different settings: "
+    assert told.headline.startswith(words) and "with different" in told.held_out[0].sentence
     for run in (a, b):
         write_evaluation(run, 20, 0.5 if run is a else 0.9, seed=2)
     held = compared(a, b).held_out[0]

@@ -24,7 +24,7 @@ def test_a_run_whose_events_are_somebody_elses_is_refused_with_what_opens_it(
         raise PermissionError(13, "Permission denied", "events.jsonl")
 
     monkeypatch.setattr(make, "read_subject", denied)  # root may read everything
-    with pytest.raises(MachineError, match="may not be read") as refused:
+    with pytest.raises(MachineError, match="cannot be read") as refused:
         make.report_run(folder, form=run_markdown)
     assert refused.value.exit_code is ExitCode.NOT_READY
     assert refused.value.fixes[0].startswith(f"chmod -R a+rX {folder}")
@@ -49,7 +49,7 @@ def test_a_report_is_written_over_and_something_else_only_by_force(
 def test_folders_and_missing_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(MilesError, match="is not a file"):
         require_writable(tmp_path, force=True)
-    with pytest.raises(MilesError, match="there is no folder") as refused:
+    with pytest.raises(MilesError, match="the folder") as refused:
         require_writable(tmp_path / "no" / "x.html", force=True)
     assert refused.value.exit_code is ExitCode.NOT_READY
     assert "mkdir -p" in refused.value.fixes[0]

@@ -17,7 +17,7 @@ HERE = "tests.agents.user_environments"
         ("Forgets", "the same seed (0) and actions do not give the same: its reset says"),
         ("Rich", "and its `reward_range` is 0 to 0.5"),
         ("Leaks", "its episodes keep what they open"),
-        ("Wrong", "it returns a Step"),
+        ("Wrong", "not a Step"),
     ],
 )
 def test_what_an_environment_must_not_do_is_named(name: str, told: str) -> None:

@@ -70,7 +70,7 @@ def test_a_parameter_without_a_type_is_refused_by_name() -> None:
     def lookup(key, *, deep: bool = False):  # type: ignore[no-untyped-def]
         return key
 
-    with pytest.raises(RecipeError, match="does not say what its `key` is"):
+    with pytest.raises(RecipeError, match="does not declare the type of `key`"):
         schema_of(lookup, name="lookup")
 
 
@@ -93,6 +93,6 @@ def test_values_are_held_against_plain_types(value: object, name: str, is_fit: b
 def test_tools_are_named_by_the_recipe() -> None:
     (schema,) = tool_schemas(Rollout(tools=["calculator"]))
     assert schema["function"]["name"] == "calculator"
-    with pytest.raises(RecipeError, match="no tool is called `calculater`") as caught:
+    with pytest.raises(RecipeError, match="no tool `calculater`") as caught:
         tool_schemas(Rollout(tools=["calculater"]))
     assert caught.value.fixes == ["--set 'rollout.tools=[calculator]'"]

@@ -128,7 +128,7 @@ class _Cluster:
         self.num_asked += 1
         taken = self.there[: settings.nodes]  # type: ignore[attr-defined]
         if any(name.startswith("bad") for name in taken):
-            raise MachineError("it runs other software", why="planted", fix="none")
+            raise MachineError("it runs different software", why="planted", fix="none")
         return self.nodes(taken)
 
     @staticmethod
@@ -172,7 +172,7 @@ def test_what_the_run_itself_holds_of_memory_is_there_for_its_next_beginning(
 
 def test_a_node_that_stays_lets_the_run_begin_again(cluster: _Cluster) -> None:
     stop, told, _ = cluster.looks(2, then=["a", "b"])
-    with pytest.raises(NodesJoined, match="1 of the nodes that it wants, and can have 2"):
+    with pytest.raises(NodesJoined, match="1 of its requested nodes and can now get 2"):
         stop.check()
     assert not told
 
@@ -188,7 +188,7 @@ def test_one_that_cannot_be_used_is_told_of_once_and_left_alone(cluster: _Cluste
     stop.check()
     assert cluster.num_asked == 1
     assert [notice.text for notice in told] == [
-        "the cluster has other nodes, which the run does not take: it runs other software: planted"
+        "the cluster has other nodes, which the run does not use: it runs other software: planted"
     ]
     cluster.there = ["a", "b", "bad"]  # another comes
     for _ in range(2):

@@ -87,9 +87,9 @@ def test_each_combination_is_in_the_table_or_refused_by_name(folders: Path) -> N
     key = str
     assert sorted(accepted, key=key) == sorted(ALLOWED, key=key)
     assert said == {
-        "`rollout.order=done` has no other groups to take",
-        "engines that serve an adapter cannot guess by draft",
-        "engines that serve an adapter cannot guess by mtp",
+        "`rollout.order=done` needs groups to choose from",
+        "engines that serve an adapter cannot speculate with draft",
+        "engines that serve an adapter cannot speculate with mtp",
     }
 
 
@@ -104,7 +104,7 @@ def test_gpus_of_their_own_refuse_more_by_name(folders: Path) -> None:
             assert "would not reach the layer that guesses" in error.what
         elif wanted in ALLOWED and wanted.replay and wanted.speculation != "none":
             assert error is not None and error.exit_code is ExitCode.NOT_READY
-            assert "replayed of tokens that were guessed on CUDA" in error.what
+            assert "replayed for tokens that were guessed on CUDA" in error.what
         else:
             assert (error is None) == (wanted in ALLOWED), (wanted, error)
 

@@ -65,11 +65,11 @@ def _dry(
         (["data.prompts=empty.jsonl"], DataError, "empty.jsonl"),
         (["data.label_key=anser"], DataError, "no column `anser`"),
         (["data.prompts=words.jsonl"], DataError, "label that `gsm8k` refuses"),
-        (["data.eval=sums.jsonl", "eval.every=1"], DataError, "are training prompts too"),
+        (["data.eval=sums.jsonl", "eval.every=1"], DataError, "are also training prompts"),
         (["data.prompts=options.jsonl"], DataError, "`gsm8k` does not fit the rows"),
         (["rollout.reward=dry_rewards:none"], RewardError, "failed before the run"),
-        (["rollout.reward=dry_rewards:trl"], RecipeError, "nobody fills `completions`"),
-        (["rollout.reward=dry_rewards:needy"], RecipeError, "nobody fills `tokenizer`"),
+        (["rollout.reward=dry_rewards:trl"], RecipeError, "miles does not pass `completions`"),
+        (["rollout.reward=dry_rewards:needy"], RecipeError, "miles does not pass `tokenizer`"),
         (["run.trackers=[nobodys:Tracker]"], RecipeError, "nobodys"),
     ],
 )
@@ -87,7 +87,7 @@ def test_other_held_out_prompts_are_no_leak_before_there_is_a_tokenizer() -> Non
 def test_it_says_what_was_checked_and_what_was_not() -> None:
     checked, *unmade = _dry(*OWN)["note"]
     assert checked.startswith("checked: files, ") and "labels" in checked and "reward" in checked
-    (scratch,) = (text for text in unmade if "made of the data" in text)
+    (scratch,) = (text for text in unmade if "generated from the data" in text)
     assert scratch.startswith("not checked: tokenizer, ")
 
 
@@ -115,7 +115,7 @@ def test_a_service_that_is_not_up_is_a_warning() -> None:
 
 def test_another_machine_may_have_what_is_missing_here() -> None:
     told = _dry("data.prompts=none.jsonl", *OWN[1:], machine=parse_machine("8xH200"))
-    assert any("not on this computer: there is no file" in text for text in told["warn"])
+    assert any("on this computer it would fail: there is no file" in text for text in told["warn"])
 
 
 def test_the_signature_of_trl_is_answered_with_ours() -> None:

@@ -28,7 +28,7 @@ def test_routes_that_no_engine_tells_are_refused_by_the_family_name(
 ) -> None:
     sets = ["train.routing_replay=true"]
     loaded = load(recipe, sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
-    with pytest.raises(RecipeError, match=r"there is no routing of a `\w+` model to replay"):
+    with pytest.raises(RecipeError, match=r"the routing of a `\w+` model cannot be replayed"):
         plan_only(loaded)
 
 
@@ -131,7 +131,7 @@ def test_a_length_that_the_model_has_no_positions_for_is_refused_by_the_plan(
         cwd=tmp_path,
         home=tmp_path,
     )
-    with pytest.raises(FitError, match="do not fit into the model's positions") as refused:
+    with pytest.raises(FitError, match="exceed the model's positions") as refused:
         plan_only(loaded, parse_machine("8xH200"))
     assert refused.value.fixes == fixes
     mended = ["data.max_prompt_tokens=256", fixes[0].removeprefix("--set ")]

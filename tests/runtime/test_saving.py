@@ -158,7 +158,7 @@ def test_a_save_that_fails_is_told_of_and_the_next_is_another_try(tmp_path: Path
     run(work)
     assert rig.saver.store.steps() == [1, 3]
     (warning,) = [event for event in rig.events if isinstance(event, Notice)]
-    assert warning.level == "warning" and "the newest is that of step 1" in warning.text
+    assert warning.level == "warning" and "the newest checkpoint is that of step 1" in warning.text
     assert str(tmp_path) in warning.text and "are free there" in warning.text
 
 

@@ -58,7 +58,7 @@ def test_where_none_works_it_is_refused_with_what_mends_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(landlock, "version", lambda: 0)
-    with pytest.raises(MachineError, match="cannot be contained") as error:
+    with pytest.raises(MachineError, match="cannot isolate") as error:
         choose()
     assert "bubblewrap" in error.value.fixes[0] and "no Landlock" in error.value.why
     assert any("rollout.code.url" in fix for fix in error.value.fixes)

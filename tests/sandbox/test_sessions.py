@@ -118,7 +118,7 @@ def test_what_python_does_not_hear_of_ends_the_session(
     async def work(session: Session) -> None:
         ran = await session.execute(cell, wall_s=0.5 if ended == "timeout" else 10.0)
         assert ran.ended == ended and not session.is_open
-        with pytest.raises(AgentError, match="not open"):
+        with pytest.raises(AgentError, match="is closed"):
             await session.execute("1")
 
     _with(sandbox, work)

@@ -21,7 +21,7 @@ def test_a_token_mean_counts_tokens_and_a_sequence_mean_counts_samples() -> None
 
 
 def test_an_unknown_aggregation_is_refused_by_its_key() -> None:
-    with pytest.raises(RecipeError, match="no aggregation is called `token_men`") as caught:
+    with pytest.raises(RecipeError, match="no aggregation `token_men`") as caught:
         resolve_isolated(AGGREGATIONS, "token_men")
     assert caught.value.fixes == ["--set train.aggregation=token_mean"]
 
@@ -31,5 +31,5 @@ def _weightless(*, num_tokens: int, settings: Train) -> int:
 
 
 def test_what_is_no_share_is_named() -> None:
-    with pytest.raises(RecipeError, match="the aggregation `_weightless` gave 4"):
+    with pytest.raises(RecipeError, match="the aggregation `_weightless` returned 4"):
         share_of(_weightless, num_tokens=4, settings=Train())  # type: ignore[arg-type]

@@ -93,5 +93,5 @@ def test_a_correction_that_is_none_is_named(made: object, gave: str) -> None:
     def mine(*, log_ratio, tokens, settings):  # type: ignore[no-untyped-def]
         return made
 
-    with pytest.raises(RecipeError, match=f"the correction `mine` gave {gave}"):
+    with pytest.raises(RecipeError, match=f"the correction `mine` returned {gave}"):
         corrected(mine, log_ratio=log_ratio, tokens=tokens, settings=Train())

@@ -92,8 +92,8 @@ def falling(*, progress: float, settings: Optimizer) -> float:
 def test_a_schedule_of_the_user_is_asked_and_what_is_no_rate_is_named() -> None:
     mine = Optimizer(lr=1.0, schedule=f"{__name__}:falling", warmup_steps=2)
     assert [lr_at(mine, step, 12) for step in (0, 1, 2, 5)] == pytest.approx([0.5, 1, 1, 1 / 3])
-    with pytest.raises(RecipeError, match=r"the schedule `.*:falling` gave -"):
+    with pytest.raises(RecipeError, match=r"the schedule `.*:falling` returned -"):
         lr_at(mine, 11, 12)
-    with pytest.raises(RecipeError, match="no schedule is called `cosin`") as refused:
+    with pytest.raises(RecipeError, match="no schedule `cosin`") as refused:
         lr_at(Optimizer(schedule="cosin"), 0, 1)
     assert refused.value.fixes == ["--set train.optimizer.schedule=cosine"]

@@ -53,7 +53,7 @@ def install(package: Package, *, python: str | None, say: Say) -> Installed:
             shutil.rmtree(package.folder)
         say(f"Python {version} ({interpreter}) in {package.folder}")
         made = [interpreter, "-m", "venv", str(package.folder)]
-        _run(made, what="make its virtual environment", package=package, timeout_s=VENV_TIMEOUT_S)
+        _run(made, what="create its virtual environment", package=package, timeout_s=VENV_TIMEOUT_S)
         say(f"pip install {' '.join(package.requirements)}: minutes, where it is not cached")
         fetched = ["-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
         _run(
@@ -65,7 +65,7 @@ def install(package: Package, *, python: str | None, say: Say) -> Installed:
         say("trying it")
         _run(
             [str(package.interpreter), str(package.program)],
-            what="start what runs there",
+            what="start the program that runs there",
             package=package,
             timeout_s=LOAD_TIMEOUT_S,
         )
@@ -92,9 +92,9 @@ def chosen(package: Package, python: str | None) -> tuple[str, str]:
     why = f"{package.name} runs on Python from {oldest} and below {below}; "
     why += "; ".join(seen) or f"{' and '.join(candidates[:3])} cannot be started"
     raise MachineError(
-        f"there is no Python for {package.name}",
+        f"there is no suitable Python for {package.name}",
         why=why,
-        fix=f"miles env install {package.name} --python PATH   # of one that fits",
+        fix=f"miles env install {package.name} --python PATH   # with a compatible version",
     )
 
 
@@ -128,9 +128,9 @@ def _alone(package: Package) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise MachineError(
-                f"{package.name} is being installed already",
-                why=f"another process holds {lock.name}",
-                fix=f"{package.command}   # once that is done",
+                f"another process is installing {package.name}",
+                why=f"another process holds the lock on {lock.name}",
+                fix=f"{package.command}   # when that process is done",
             ) from None
         yield
 
@@ -164,5 +164,5 @@ def _failed(what: str, why: str, printed: bytes, package: Package) -> MachineErr
     return MachineError(
         f"could not {what}",
         why=why + (f"; it printed last:\n{tail}" if tail else ""),
-        fix=f"{package.command}   # begins anew",
+        fix=f"{package.command}   # starts over",
     )

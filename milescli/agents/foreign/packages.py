@@ -84,7 +84,7 @@ class Package:
         """Raises MachineError where it is not installed, with the command that installs it."""
         if (lack := self.lack) is not None:
             raise MachineError(
-                f"{asked_by} needs the package `{self.name}` in a virtual environment of its own",
+                f"{asked_by} needs the package `{self.name}` in its own virtual environment",
                 why=lack,
                 fix=self.command,
             )
@@ -121,8 +121,8 @@ def package_named(name: str) -> Package:
     if name in names:
         return PACKAGES[names.index(name)]
     raise RecipeError(
-        f"no environments are called `{name}`",
-        why=f"`miles env install` knows {', '.join(names)}",
+        f"there is no package of environments `{name}`",
+        why=f"`miles env install` supports {', '.join(names)}",
         fix=f"miles env install {nearest(name, names) or names[0]}",
     )
 

@@ -49,7 +49,7 @@ async def played(
         raise AgentError(
             f"an episode of {host.package.name} failed",
             why=str(error),
-            fix=f"mend what it plays in, which `rollout.{host.package.name}` names",
+            fix=f"fix the environment that `rollout.{host.package.name}` names",
         ) from None
     return outcome_of(said, package=host.package.name)
 
@@ -61,8 +61,8 @@ def outcome_of(said: Mapping[str, Any], *, package: str) -> Outcome:
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise AgentError(
                 f"an episode of {package} has no `{name}`",
-                why=f"it is {value!r}, and not a finite number",
-                fix="mend the rewards and metrics of its environment",
+                why=f"it is {value!r}, not a finite number",
+                fix="fix the rewards and metrics of its environment",
             )
     return Outcome(
         text=said["text"],
@@ -87,8 +87,8 @@ def require_environment_there(rollout: Rollout) -> None:
             f"the environment of `rollout.{rollout.agent}` cannot be loaded",
             why=error.why if isinstance(error, AgentError) else str(error),
             fix=[
-                f"mend `rollout.{rollout.agent}` in the recipe",
-                f"{host.package.interpreter} -m pip install ...   # a module that is not found",
+                f"fix `rollout.{rollout.agent}` in the recipe",
+                f"{host.package.interpreter} -m pip install ...   # if a module is missing",
             ],
         ) from None
 
@@ -99,9 +99,9 @@ def rows_of(host: ForeignHost, method: str, **params: Any) -> list[dict[str, Any
         return host.ask_now(method, params, timeout_s=ASK_TIMEOUT_S)
     except CallFailed as error:
         raise RecipeError(
-            f"{host.package.name} does not give its tasks",
+            f"{host.package.name} does not return its tasks",
             why=str(error),
-            fix=f"{host.package.interpreter} -m pip list   # is it all there?",
+            fix=f"{host.package.interpreter} -m pip list   # is everything installed?",
         ) from None
 
 
@@ -109,6 +109,6 @@ def without_rows(package: str) -> RecipeError:
     """Of a task of a package that is asked for without a recipe that says which."""
     return RecipeError(
         f"`task:{package}` needs a recipe",
-        why=f"which tasks they are is said by its `rollout.{package}`",
+        why=f"its `rollout.{package}` defines the tasks",
         fix=f"miles data check RECIPE --set data.prompts=task:{package}",
     )

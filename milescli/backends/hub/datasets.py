@@ -150,7 +150,7 @@ def _join_parquet(files: Sequence[Path], into: Path, *, key: str) -> None:
         raise DataError(
             f"{files[0].name} and the {len(files) - 1} other parts of its split cannot be joined",
             why=str(error).splitlines()[0],
-            fix=f"--set data.{key}={files[0]}   # one of them alone",
+            fix=f"--set data.{key}={files[0]}   # only this file",
         ) from error
 
 
@@ -167,9 +167,9 @@ def choose_files(data: HubData, paths: Iterable[str], *, card: str, key: str) ->
     if not readable:
         raise DataError(
             f"the data set {data.name} has no .parquet, .jsonl, .arrow or .csv file",
-            why="no other format is read, and no code of a data set is run",
-            fix=f"--set data.{key}={replace(data, revision=CONVERTED).spelled()}   # the hub's own "
-            "parquet copy, where it has one",
+            why="miles does not read other formats, and never runs the code of a data set",
+            fix=f"--set data.{key}={replace(data, revision=CONVERTED).spelled()}   # the hub's "
+            "own parquet copy, if it has one",
         )
     splits = _declared(card, readable) or _by_name(readable)
     subset = _pick(data.subset, splits, likely=DEFAULT, data=data, key=key, kind="subset")
@@ -207,7 +207,7 @@ def _pick(
         for guess in guesses
     ]
     raise DataError(
-        f"which {kind} of {data.name}?"
+        f"{data.name} has several of them: choose a {kind}"
         if wanted is None
         else f"{data.name} has no {kind} `{wanted}`",
         why=f"it has {', '.join(existing)}",

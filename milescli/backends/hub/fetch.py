@@ -92,8 +92,8 @@ def _announce(
     """How much, and whether there is room for it."""
     if output is not None:
         output.note(
-            f"fetching {repo.what} ({repo.revision or 'main'}, commit {listing.commit[:12]}) from "
-            f"the hub: {format_bytes(size_bytes)} in {num_files} "
+            f"downloading {repo.what} ({repo.revision or 'main'}, commit {listing.commit[:12]}) "
+            f"from the hub: {format_bytes(size_bytes)} in {num_files} "
             f"file{'s' if num_files > 1 else ''}, to {repo.cache}"
         )
     existing = next(folder for folder in (repo.cache, *repo.cache.parents) if folder.is_dir())
@@ -101,7 +101,7 @@ def _announce(
     if size_bytes > free:
         raise MachineError(
             f"{repo.what} does not fit on the disk",
-            why=f"{format_bytes(size_bytes)} are still to be fetched to {repo.cache}, and "
+            why=f"{format_bytes(size_bytes)} remain to be downloaded to {repo.cache}, but only "
             f"{format_bytes(free)} are free there",
             fix=["export HF_HOME=/path/on/a/larger/disk", repo.instead],
         )
@@ -172,7 +172,7 @@ def check_hash(repo: Repo, file: Path, listed: RepoFile) -> None:
 
 def _spoilt(repo: Repo, file: Path, why: str) -> MilesError:
     return repo.error(
-        f"`{file.name}` of {repo.what} is spoilt",
+        f"`{file.name}` of {repo.what} is corrupt",
         why=why,
-        fix=f"rm {file.resolve()}   # it is fetched again",
+        fix=f"rm {file.resolve()}   # then it is downloaded again",
     )

@@ -40,17 +40,17 @@ def outline_model(name: str, *, revision: str | None, into: Path, output: Output
         return None
     except (HfHubHTTPError, NotASafetensorsRepoError, SafetensorsParsingError) as error:
         raise CheckpointError(
-            f"the weights of `{name}` cannot be looked at",
+            f"the weights of `{name}` cannot be inspected",
             why=f"{type(error).__name__}: {first_line(error)}",
-            fix=f"hf download {name}   # then once more with the folder that it prints",
+            fix=f"hf download {name}   # then use the folder that it prints",
         ) from None
     for path in small.iterdir():
         if path.is_file() and path.suffix != ".safetensors":
             (into / path.name).symlink_to(path.resolve())
     size_bytes = sum(_write_hollow(into / file, header) for file, header in files.items())
     output.note(
-        f"read the headers of {len(files)} files of `{name}` on the hub, and none of their "
-        f"{format_bytes(size_bytes)}"
+        f"read the headers of {len(files)} files of `{name}` on the hub, without downloading "
+        f"their {format_bytes(size_bytes)}"
     )
     return into
 
@@ -98,7 +98,7 @@ def fetch_model(
             f"the model `{name}` has no config.json",
             why="the hub lists "
             f"{', '.join(sorted(files)[:5]) or 'nothing that a model is made of'}",
-            fix="--set model.path=NAME   # of a model in the format of transformers",
+            fix="--set model.path=NAME   # a model in the format of transformers",
         )
     return config.parent
 

@@ -33,15 +33,15 @@ class Hub:
 
         if not _REPO.match(repo) or ".." in repo or "--" in repo:
             raise RecipeError(
-                f"`{repo}` cannot be a repository",
-                why="it must be ORG/NAME, of letters, digits, - _ and .",
+                f"`{repo}` is not a valid repository name",
+                why="it must have the form ORG/NAME, with letters, digits, - _ and .",
                 fix="--push my-name/my-model",
             )
         self.repo, self._api = repo, HfApi(endpoint=endpoint)
         if get_token() is None:
             raise MachineError(
-                f"nobody is logged in to push `{repo}`",
-                why="there is neither a login of huggingface_hub nor HF_TOKEN",
+                f"pushing `{repo}` needs a login",
+                why="there is neither a huggingface_hub login nor HF_TOKEN",
                 fix=_LOGIN,
             )
         with _explained(repo, folder=None):
@@ -78,31 +78,31 @@ def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
         yield
     except LocalTokenNotFoundError as error:
         raise MachineError(
-            f"nobody is logged in to push `{repo}`", why=_said(error), fix=[*_LOGIN, *upload]
+            f"pushing `{repo}` needs a login", why=_said(error), fix=[*_LOGIN, *upload]
         ) from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status == 401:
             raise MachineError(
-                f"the hub does not accept the token to push `{repo}`",
+                f"the hub rejects the token for pushing `{repo}`",
                 why=f"401: {_said(error)}",
                 fix=[*_LOGIN, *upload],
             ) from None
         if status == 403:
             fixes = [f"--push {repo.split('/')[0]}-or-your-name/{repo.split('/')[1]}", *_LOGIN]
             raise MachineError(
-                f"the token may not write to `{repo}`",
+                f"the token has no permission to write to `{repo}`",
                 why=f"403: {_said(error)}",
                 fix=[*upload, *fixes] if upload else fixes,
             ) from None
         if status == 404:
             raise CheckpointError(
-                f"the hub knows no `{repo.split('/')[0]}` that you may write to",
+                f"the hub has no repository `{repo.split('/')[0]}` that you can write to",
                 why=f"404: {_said(error)}",
                 fix=["hf auth whoami", *upload],
             ) from None
         raise MilesError(
-            f"the hub failed to take `{repo}`",
+            f"the hub failed to accept `{repo}`",
             why=f"{status}: {_said(error)}",
             fix=upload or "try again later",
         ) from None
@@ -110,7 +110,7 @@ def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
         raise MilesError(
             f"the hub cannot be reached to push `{repo}`",
             why=f"{type(error).__name__}: {_said(error)}",
-            fix=upload or ["try again when the network is back", "leave out --push"],
+            fix=upload or ["try again when the network is available", "remove --push"],
         ) from None
 
 

@@ -192,15 +192,15 @@ def explained(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Itera
     except GatedRepoError as error:
         raise repo.error(
             f"{repo.what} is gated",
-            why=f"its owners want to know who takes it: {first_line(error)}",
+            why=f"its owners want to know who downloads it: {first_line(error)}",
             fix=[f"accept its terms at https://huggingface.co/{repo.name}, then: hf auth login"],
         ) from None
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise repo.error(
-            f"{repo.what} is neither {'a folder' if repo.kind == 'model' else 'a file'} nor to be "
-            "had from the hub",
+            f"{repo.what} is neither {'a folder' if repo.kind == 'model' else 'a file'} nor "
+            "available on the hub",
             why=f"{type(error).__name__}: {first_line(error)}",
-            fix=[repo.instead, "hf auth login   # for one that is private or gated"],
+            fix=[repo.instead, "hf auth login   # if it is private or gated"],
         ) from None
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
         if isinstance(error, MilesError):
@@ -212,11 +212,11 @@ def unreachable(repo: Repo, why: str) -> MilesError:
     """Return the error for a repository that cannot be fetched now."""
     option = " --repo-type dataset" if repo.kind == "dataset" else ""
     return repo.error(
-        f"{repo.what} cannot be had from the hub",
+        f"{repo.what} cannot be downloaded from the hub",
         why=why,
         fix=[
-            f"hf download {repo.name}{option}   # where the hub can be reached; what came already "
-            "is kept",
+            f"hf download {repo.name}{option}   # on a machine that can reach the hub; finished "
+            "files are kept",
             repo.instead,
         ],
     )

@@ -25,7 +25,7 @@ def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
     if not isinstance(made, ModuleSpec):
         raise RecipeError(
             f"the layer spec of layer {of_layer['layer']} is {made!r:.200}",
-            why="Megatron builds a layer of a ModuleSpec",
+            why="Megatron builds a layer from a ModuleSpec",
             fix=mend(change, "it returns the spec that it was given, changed"),
         )
     return made

@@ -100,9 +100,9 @@ def bring_up(
         )
     except (dist.DistError, RuntimeError, OSError) as error:
         raise WaitTimeout(
-            f"trainer rank {rank} did not meet the other {layout.world_size - 1} ranks",
+            f"trainer rank {rank} could not connect to the other {layout.world_size - 1} ranks",
             why=f"no rendezvous at {master[0]}:{master[1]} within {start_s:.0f} s: {error}",
-            fix="look into logs/latest for the rank that died first, or raise "
+            fix="look in logs/latest for the rank that died first, or raise "
             "machine.start_timeout_s",
         ) from error
     parallel_state.initialize_model_parallel(

@@ -387,10 +387,10 @@ class TrainerRank(Profiled):
                 raise
             waited = time.monotonic() - started
             raise WaitTimeout(
-                f"trainer rank {self.rank} lost the other ranks during {what}",
-                why=f"after {waited:.0f} s (bound {self.recipe.machine.step_timeout_s:.0f} s): "
+                f"trainer rank {self.rank} lost the connection to the other ranks during {what}",
+                why=f"after {waited:.0f} s (limit {self.recipe.machine.step_timeout_s:.0f} s): "
                 f"{str(error).splitlines()[0]}",
-                fix="look into logs/latest for the trainer rank that ended first",
+                fix="look in logs/latest for the trainer rank that ended first",
             ) from error
 
 

@@ -147,7 +147,7 @@ async def move(
         except (WorkerDied, ray.exceptions.RayError) as error:
             await sink.look()  # where it has ended, this says so; else it is the source
             raise WorkerDied(
-                f"{source.name} gave no bytes to {sink.name}",
+                f"{source.name} sent no bytes to {sink.name}",
                 why=str(error).strip().splitlines()[0],
                 fix=f"less {source.log_path}",
             ) from None
@@ -233,13 +233,13 @@ def out_of_memory(handle: ActorHandle, method: str, reason: str) -> OutOfMemory:
     again = f"miles launch --recipe {run}/recipe.yaml"
     return OutOfMemory(
         f"{handle.name} ran out of memory" + f" during `{method}`" * (method != STATUS),
-        why=f"{reason}; held a moment before: {sizes or 'unknown'}",
+        why=f"{reason}; shortly before, it used: {sizes or 'unknown'}",
         fix=[
             f"{again} --name {run.name}-lora --lora 16   # train an adapter",
-            f"{again} --name {run.name}-short --set train.max_tokens_per_microbatch=2048 "
-            "--set train.recompute=full   # fewer tokens at once",
+            f"{again} --name {run.name}-short --set train.max_tokens_per_microbatch=2048 --set "
+            "train.recompute=full   # fewer tokens at once",
             f"{again} --name {run.name}-bf16 --set train.precision=bf16   # half the weights",
-            f"{again} --dry-run -v   # what needs how much",
+            f"{again} --dry-run -v   # shows what needs how much memory",
         ],
     )
 

@@ -129,10 +129,10 @@ class Cluster:
                 for bundle, node in zip(bundles, self.nodes, strict=False)
             ]
             raise FitError(
-                f"the Ray cluster did not give {len(plan.slots)} device slots within "
+                f"the Ray cluster did not provide {len(plan.slots)} device slots within "
                 f"{timeout_s:.0f} s",
-                why=f"needed {', '.join(needed)}; the cluster has {have} and {_free()} is free",
-                fix=["use fewer devices: --gpus N", "ray status   # who holds the rest"],
+                why=f"needed: {', '.join(needed)}; the cluster has {have}, and {_free()} is free",
+                fix=["use fewer devices: --gpus N", "ray status   # what uses the rest?"],
             ) from None
 
     async def devices(self, plan: Plan, *, timeout_s: float) -> list[list[str]]:
@@ -153,8 +153,8 @@ class Cluster:
             names = await asyncio.wait_for(asyncio.gather(*map(as_future, asked)), timeout_s)
         except TimeoutError:
             raise WaitTimeout(
-                "Ray did not say which devices it gave",
-                why=f"a task on each of {len(asked)} nodes was waited for {timeout_s:.0f} s",
+                "Ray did not report which devices it assigned",
+                why=f"a task on each of {len(asked)} nodes was pending for {timeout_s:.0f} s",
                 fix="ray status   # is every node still there?",
             ) from None
         assert [len(of_node) for of_node in names] == counts, f"asked for {counts}, given {names}"

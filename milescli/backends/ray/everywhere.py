@@ -88,11 +88,11 @@ def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) ->
     if waited_s is not None:
         late = WaitTimeout(
             f"{node} did not answer",
-            why=f"`{target}` was asked for {waited_s:.0f} s ago, and Ray still counts the node as "
-            "alive",
+            why=f"`{target}` was requested {waited_s:.0f} s ago, and Ray still considers the "
+            "node alive",
             fix=[
-                "ray status   # is it full, or cut off?",
-                f"ssh {node.address} ray stop   # leave it out",
+                "ray status   # is the node overloaded or unreachable?",
+                f"ssh {node.address} ray stop   # remove it from the cluster",
             ],
         )
         return NodeAnswer(node=node, error=late)
@@ -101,15 +101,17 @@ def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) ->
     except Exception as failure:  # whatever kept the function from running at all
         why = f"{type(failure).__name__}: {str(failure).strip().splitlines()[-1]}"
         died = WorkerDied(
-            f"{node} could not run `{target}`", why=why, fix="ray status   # is it still there?"
+            f"{node} could not run `{target}`",
+            why=why,
+            fix="ray status   # is it still in the cluster?",
         )
         return NodeAnswer(node=node, error=died)
     if isinstance(error, str):
         error = MachineError(
             f"{node} failed at `{target}`",
             why=error,
-            fix="the same Python environment, with miles in it, must start Ray on every node: ray "
-            "stop && ray start --address=...",
+            fix="every node must start Ray from the same Python environment, which contains "
+            "miles: ray stop && ray start --address=...",
         )
     return NodeAnswer(node=node, result=result, error=error)
 

@@ -90,7 +90,7 @@ def patiently() -> Iterator[None]:
                 return look(gcs_address, node_id)
             except RuntimeError as error:  # it has not told of itself yet
                 if not raylet_lives():
-                    raise ChildProcessError("its raylet ended while it started") from error
+                    raise ChildProcessError("its raylet ended during start-up") from error
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
@@ -187,10 +187,10 @@ def uninterrupted() -> Iterator[None]:
 def _explained(address: str, error: Exception) -> MachineError:
     why = f"{type(error).__name__}: {error}"
     if address == "local":
-        return MachineError("Ray did not start", why=why, fix="miles doctor")
+        return MachineError("Ray did not start", why=why, fix="Ray did not start")
     if "Version mismatch" in str(error):
         return MachineError(
-            f"the Ray cluster at {address} runs another version than this machine",
+            f"the Ray cluster at {address} runs a different version than this machine",
             why=" ".join(str(error).split()),
             fix=f"ray stop && ray start --address={address}   # with the same Python environment "
             "on every machine",
@@ -201,12 +201,12 @@ def _explained(address: str, error: Exception) -> MachineError:
             "process has"
         )
     return MachineError(
-        f"the Ray cluster at {address} cannot be joined from here",
+        f"this machine cannot join the Ray cluster at {address}",
         why=why,
         fix=[
-            f"ray start --address={address}   # makes this machine a part of it",
-            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE   # where it was started with a "
-            "token",
+            f"ray start --address={address}   # adds this machine to the cluster",
+            "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=FILE   # if the cluster was started "
+            "with a token",
             f"ray status --address={address}",
         ],
     )
@@ -219,9 +219,9 @@ def _require_listener(address: str) -> None:
     except OSError as error:
         raise MachineError(
             f"no Ray cluster answers at {address}",
-            why=f"{type(error).__name__}: {error} (waited {REACH_TIMEOUT_S:.0f} s at most)",
+            why=f"{type(error).__name__}: {error} (waited at most {REACH_TIMEOUT_S:.0f} s)",
             fix=[
-                f"ray start --head --node-ip-address={host} --port={port}   # there",
-                "--address HOST:PORT   # where it runs",
+                f"ray start --head --node-ip-address={host} --port={port}   # on that machine",
+                "--address HOST:PORT   # where the cluster runs",
             ],
         ) from None

@@ -101,7 +101,7 @@ class NodeProcesses:
                 why=why,
                 fix=f"less {self._cluster.log_dir / self._log_name}",
             )
-        self._tell(f"the {self._name} ended, and begin again: {why}")
+        self._tell(f"the {self._name} ended, and miles restarts them: {why}")
         return CallFailed(f"the {self._name} ended: {why}")
 
     @property

@@ -109,6 +109,6 @@ def node_died(node: ClusterNode, why: str) -> NodeDied:
     """The error that names it."""
     return NodeDied(
         f"{node} died",
-        why=f"Ray has lost it; {why}",
-        fix="ray status   # is it back, or has another joined?",
+        why=f"Ray lost contact with it; {why}",
+        fix="ray status   # is it back, or has another node joined?",
     )

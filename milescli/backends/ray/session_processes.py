@@ -94,7 +94,7 @@ class SessionProcesses:
                         what,
                         f"{told} is stopped (SIGSTOP)",
                         "",
-                        fix="ps -eo pid,stat,cmd | grep ray   # T: stopped, by whom?",
+                        fix="ps -eo pid,stat,cmd | grep ray   # T: stopped; who stopped it?",
                     )
                     return
 
@@ -110,7 +110,7 @@ class SessionProcesses:
     def _lost(self, what: str, how: str, last_words: str, *, fix: str) -> None:
         self._death = WorkerDied(
             what,
-            why=f"{how}; without it Ray ends every process of the run{last_words}",
+            why=f"{how}; without it, Ray ends every process of the run{last_words}",
             fix=fix,
         )
         say(cause=self._death.as_dict())

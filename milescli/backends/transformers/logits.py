@@ -60,7 +60,7 @@ def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[t
     )
     if missing := sorted(loading["missing_keys"]):
         raise ValueError(
-            f"transformers finds no weights for {missing[:3]}, and would take random ones"
+            f"transformers finds no weights for {missing[:3]} and would initialise them randomly"
         )
     model.eval()
     return [model(torch.tensor([row]), use_cache=False).logits[0].float() for row in rows]

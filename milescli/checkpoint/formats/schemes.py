@@ -108,7 +108,7 @@ def schemes_of(config: Mapping[str, object]) -> tuple[Scheme, ...]:
         return _modelopt(algorithm)
     raise _unreadable(
         method or "a method without a name",
-        why="miles reads fp8, mxfp8, mxfp4, compressed-tensors and modelopt (NVFP4)",
+        why="miles supports fp8, mxfp8, mxfp4, compressed-tensors and modelopt (NVFP4)",
     )
 
 
@@ -132,7 +132,7 @@ def _fp8(quantised: Mapping[str, object]) -> tuple[Scheme, ...]:
 def _compressed_tensors(quantised: Mapping[str, object]) -> tuple[Scheme, ...]:
     groups = quantised.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise _unreadable("compressed-tensors", why="it names no `config_groups`")
+        raise _unreadable("compressed-tensors", why="it does not contain `config_groups`")
     return tuple(
         _compressed_group(group, str(_of(group, "format") or quantised.get("format")))
         for group in groups.values()
@@ -183,7 +183,7 @@ def _modelopt(algorithm: str) -> tuple[Scheme, ...]:
         return (NVFP4,)
     raise _unreadable(
         "modelopt",
-        why=f"its `quant_algo` is {algorithm or 'missing'}; miles reads NVFP4 and W4A16_NVFP4",
+        why=f"its `quant_algo` is {algorithm or 'missing'}; miles supports NVFP4 and W4A16_NVFP4",
     )
 
 
@@ -193,7 +193,7 @@ def _of(group: object, key: str) -> object:
 
 def _unreadable(method: str, *, why: str) -> CheckpointError:
     return CheckpointError(
-        f"weights that are quantised as `{method}` cannot be read",
+        f"weights quantised as `{method}` are not supported",
         why=why,
-        fix="use the release in BF16, or in block-wise FP8 or INT4",
+        fix="use the BF16 release, or the one in block-wise FP8 or INT4",
     )

@@ -253,7 +253,7 @@ def _parse(head: bytes, tail: bytes, *, size: int, read: Callable[[int, int], by
     content = bytes_at(_data_of(bytes_at, offset), length)
     tensor = _Unpickler(io.BytesIO(content)).load()
     if not isinstance(tensor, _Described):
-        raise ValueError(f"it holds a {type(tensor).__name__}")
+        raise ValueError(f"it contains a {type(tensor).__name__}")
     data_record, available = records[name.removesuffix(".pkl") + "/" + tensor.key]
     if available < tensor.num_bytes_needed:
         raise ValueError(f"{available} bytes of data, and {tensor.num_bytes_needed} are needed")
@@ -266,7 +266,7 @@ def _directory(content: bytes, count: int) -> dict[str, tuple[int, int]]:
     records, at = {}, 0
     for _ in range(count):
         if content[at : at + 4] != b"PK\1\2":
-            raise ValueError("its directory is torn")
+            raise ValueError("its directory is incomplete")
         method, _, _, _, _, size, name_length, extra_length, comment = struct.unpack(
             "<HHHIIIHHH", content[at + 10 : at + 34]
         )
@@ -297,13 +297,13 @@ def _wide(extra: bytes, *, size: int, offset: int) -> tuple[int, int]:
                 values.pop(0)
             return size, values.pop(0) if offset == _MAX32 else offset
         at += 4 + length
-    raise ValueError("its directory lacks the wide sizes")
+    raise ValueError("its directory lacks the 64-bit sizes")
 
 
 def _data_of(bytes_at: Callable[[int, int], bytes], offset: int) -> int:
     fixed = bytes_at(offset, 30)
     if fixed[:4] != b"PK\3\4":
-        raise ValueError(f"no record begins at byte {offset}")
+        raise ValueError(f"there is no record at byte {offset}")
     name_length, extra_length = struct.unpack("<HH", fixed[26:30])
     return offset + 30 + name_length + extra_length
 

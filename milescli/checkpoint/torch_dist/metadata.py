@@ -97,14 +97,14 @@ def read_metadata(folder: Path) -> Metadata:
         raise CheckpointError(
             f"`{folder}` is not a checkpoint of the trainer",
             why=f"`{METADATA_NAME}` cannot be read: {error.strerror}",
-            fix="miles resume RUN   # takes the newest complete checkpoint",
+            fix="miles resume RUN   # uses the newest complete checkpoint",
         ) from error
     except _Refused as error:
         raise CheckpointError(
-            f"the checkpoint `{folder}` is refused",
-            why=f"`{METADATA_NAME}` would load `{error}`, which the trainer never writes: reading "
-            "it could run foreign code",
-            fix="use a checkpoint that you made",
+            f"the checkpoint `{folder}` is not safe to read",
+            why=f"`{METADATA_NAME}` would load `{error}`, which the trainer never writes, so "
+            "reading it could run foreign code",
+            fix="use a checkpoint that you created",
         ) from error
     except Exception as error:  # a torn pickle may raise anything
         raise CheckpointError(

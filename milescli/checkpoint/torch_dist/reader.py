@@ -163,8 +163,9 @@ class TorchDistReader:
         if not isinstance(stored, TensorStorageMetadata):
             raise CheckpointError(
                 f"the checkpoint `{self.folder}` lacks `{key}`",
-                why="config.json says that the model has it: the checkpoint is of another model",
-                fix="give the model that the checkpoint was made of",
+                why="config.json says that the model has it, so the checkpoint belongs to "
+                "another model",
+                fix="use the model that the checkpoint was made from",
             )
         places, chunks = self._places.get(key, {}), []
         for chunk in stored.chunks:
@@ -252,7 +253,7 @@ class TorchDistReader:
         return CheckpointError(
             f"the checkpoint `{self.folder}` is corrupt",
             why=f"`{key}` cannot be read: {why}",
-            fix="take another checkpoint of the run, or fetch this one again",
+            fix="use another checkpoint of the run, or download this one again",
         )
 
 
@@ -266,11 +267,11 @@ def _require_torch_dist(folder: Path) -> None:
         raise CheckpointError(
             f"the checkpoint `{folder}` is corrupt",
             why=f"`{CONFIG_NAME}` cannot be read: {error}",
-            fix="take another checkpoint of the run",
+            fix="use another checkpoint of the run",
         ) from error
     if backend != "torch_dist":
         raise CheckpointError(
             f"the checkpoint `{folder}` has another format",
-            why=f"its tensors are stored as `{backend}`, and only `torch_dist` is read",
+            why=f"its tensors are stored as `{backend}`, but only `torch_dist` is supported",
             fix="save it with Megatron's `--ckpt-format torch_dist`",
         )

@@ -72,8 +72,9 @@ class CheckpointWeights:
         if box is None:
             raise CheckpointError(
                 f"the checkpoint `{self.reader.folder}` lacks `{item.boxes[-1].key}`",
-                why="config.json says that the model has it: the checkpoint is of another model",
-                fix="give the model that the checkpoint was made of",
+                why="config.json says that the model has it, so the checkpoint belongs to "
+                "another model",
+                fix="use the model that the checkpoint was made from",
             )
         stored = self.reader.shape(box.key)
         padded = item.entry.rule.sharding.padded
@@ -81,9 +82,9 @@ class CheckpointWeights:
             padded and stored[1:] == box.whole[1:] and stored[0] >= box.whole[0]
         ):
             raise CheckpointError(
-                f"the checkpoint `{self.reader.folder}` is of another model",
-                why=f"`{box.key}` holds {list(stored)}, and config.json says {list(box.whole)}",
-                fix="give the model that the checkpoint was made of",
+                f"the checkpoint `{self.reader.folder}` belongs to another model",
+                why=f"`{box.key}` contains {list(stored)}, but config.json says {list(box.whole)}",
+                fix="use the model that the checkpoint was made from",
             )
         return box
 

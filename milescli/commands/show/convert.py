@@ -27,7 +27,7 @@ def show_conversion(done: Conversion, *, output: Output) -> None:
         {
             "source": f"{proof.num_source_tensors:,} tensors, each used exactly once",
             "target": f"{proof.num_target_tensors:,} tensors, each written exactly once",
-            "shapes": "all as config.json says",
+            "shapes": "all match config.json",
             "dtypes": ", ".join(f"{name} {count:,}" for name, count in proof.dtypes.items()),
             "finite": "no NaN, no infinity",
             "checksums": proof.checksums,
@@ -47,7 +47,7 @@ def show_conversion(done: Conversion, *, output: Output) -> None:
     )
     path = shlex.quote(done.path)
     if done.direction == "hf-to-megatron":
-        output.next_steps({f"miles convert megatron-to-hf {path} {path}-hf": "turn it back"})
+        output.next_steps({f"miles convert megatron-to-hf {path} {path}-hf": "convert it back"})
     else:
         output.next_steps({f"python -m sglang.launch_server --model-path {path}": "serve it"})
 
@@ -71,13 +71,14 @@ def show_preview(preview: Preview, *, output: Output) -> None:
             "model": f"{preview.family}, {format_count(preview.num_parameters)} parameters",
             "to write": f"{format_bytes(preview.size_bytes)} in {preview.num_files:,} files"
             + (
-                f", {format_bytes(preview.finished_bytes)} are there from an earlier attempt"
+                f", {format_bytes(preview.finished_bytes)} of them from an earlier attempt"
                 if preview.finished_bytes
                 else ""
             ),
             "free": format_bytes(preview.free_bytes) + enough,
             "time": f"about {format_duration(preview.seconds)} at "
-            f"{format_bytes(preview.disk_bytes_per_s)}/s, as the disk was just measured",
+            f"{format_bytes(preview.disk_bytes_per_s)}/s, the speed just measured on this "
+            "disk",
         },
         title="would convert",
     )

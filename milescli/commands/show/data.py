@@ -38,7 +38,7 @@ def show_data(check: DataCheck, *, output: Output) -> None:
     for problem in check.problems[1:]:
         output.error(problem)
     if not check.problems:
-        output.success("a run would take it in")
+        output.success("a run would accept it")
 
 
 def as_payload(check: DataCheck) -> dict[str, object]:
@@ -125,7 +125,7 @@ def _show_file(title: str, look: FileLook, *, output: Output) -> None:
     )
     told = [f"{look.unit} {row.line}: {row.reason}" for row in look.bad[:MAX_ROWS]]
     told += [
-        f"{look.unit} {again}: the {whole} of {look.unit} {first} again"
+        f"{look.unit} {again}: the {whole} repeats that of {look.unit} {first}"
         for again, first in look.duplicates
     ]
     for line in told:
@@ -189,7 +189,7 @@ def _show_lengths(part: Part, *, output: Output) -> None:
         bound = part.data.max_prompt_tokens
         output.note(
             f"{report.num_dropped:,} of {report.num_measured:,} prompts are longer than {bound} "
-            f"tokens and are left out: {rows}" + (", ..." if report.num_dropped > 5 else "")
+            f"tokens and are skipped: {rows}" + (", ..." if report.num_dropped > 5 else "")
         )
     if part.report is not None:
         shares = f"{part.report.loss_tokens:,} of {part.report.tokens:,} tokens are learned"

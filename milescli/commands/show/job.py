@@ -21,9 +21,7 @@ def show_job(
     """Print the whole job script. `on` is the value of --on, and `machine` the nodes that it means;
     None means nodes like this one. Raises if a launch there would be refused."""
     if loaded.recipe.machine.address:
-        output.warn(
-            "--address is left out: the script starts a Ray cluster of its own, and names it"
-        )
+        output.warn("--address is ignored: the script starts its own Ray cluster")
     machine = machine or machine_like_this(loaded.recipe.machine)
     job = Job(
         loaded=loaded,

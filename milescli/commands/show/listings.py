@@ -40,7 +40,7 @@ def show_algorithms(rows: Sequence[AlgorithmRow], *, output: Output) -> None:
                 row.name,
                 row.about,
                 row.base or "",
-                _differences(row.sets) if row.base else "sets every piece",
+                _differences(row.sets) if row.base else "sets every component",
                 row.paper.removeprefix("arXiv "),
                 shown(row.learned),
             )
@@ -52,7 +52,8 @@ def show_algorithms(rows: Sequence[AlgorithmRow], *, output: Output) -> None:
         "seeds (docs/algorithms.md)"
     )
     output.note(
-        "miles launch --recipe NAME --set train.algorithm=NAME   any piece can be set otherwise"
+        "miles launch --recipe NAME --set train.algorithm=NAME   every component can also be "
+        "set separately"
     )
 
 
@@ -150,9 +151,8 @@ def show_numbers(model: ModelNumbers, *, output: Output) -> None:
             "weights": f"{format_bytes(model.weights_bf16_bytes)} in bfloat16",
             "cache": f"{format_bytes(model.cache_bytes_per_token)} a token; "
             f"{format_bytes(model.cache_bytes_at_context)} for {model.context:,} tokens",
-            "compute": f"{model.forward_flops_per_token / 1e9:,.2f} GFLOP a token forward (mean "
-            f"over {model.context:,}), "
-            "twice as much backward",
+            "compute": f"{model.forward_flops_per_token / 1e9:,.2f} GFLOP per token forward "
+            f"(mean over {model.context:,}), twice as much backward",
             **_towers(model),
         }
     )
@@ -161,9 +161,9 @@ def show_numbers(model: ModelNumbers, *, output: Output) -> None:
 def _towers(model: ModelNumbers) -> dict[str, str]:
     if model.num_vision_parameters:
         size = format_count(model.num_vision_parameters)
-        return {"vision": f"{size} of the parameters; trained where `model.vision` says so"}
+        return {"vision": f"{size} of the parameters; trained if `model.vision` says so"}
     if model.multimodal:
-        return {"beside the text model": "towers that are passed through export untouched"}
+        return {"next to the text model": "towers that are passed through export untouched"}
     return {}
 
 
@@ -198,9 +198,9 @@ def show_points(points: Sequence[PlugPoint], *, output: Output) -> None:
             for point in points
         ],
     )
-    output.note("\na key takes one of these names, or an import path of yours: mypkg.module:name")
+    output.note("\na key takes one of these names, or your own import path: mypkg.module:name")
     output.note("miles plugins new reward my_reward   a working file, and its test")
-    output.note("miles plugins check my_reward:my_reward   does it bear its contract?")
+    output.note("miles plugins check my_reward:my_reward   does it meet its contract?")
 
 
 def show_written(point: PlugPoint, files: Sequence[Path], *, output: Output) -> None:
@@ -216,7 +216,7 @@ def show_written(point: PlugPoint, files: Sequence[Path], *, output: Output) -> 
 def show_checked_plugin(point: PlugPoint, path: str, *, output: Output) -> None:
     """Show that a plug-in satisfies its contract."""
     output.json("plugin_checked", {"kind": point.kind, "path": path, "bears_its_contract": True})
-    output.text(f"`{path}` is a good {point.kind}: --set {point.command_part(path)}")
+    output.text(f"`{path}` is a valid {point.kind}: --set {point.command_part(path)}")
 
 
 UNKNOWN = "-"
@@ -244,10 +244,10 @@ def show_recipes(rows: Sequence[RecipeRow], *, output: Output) -> None:
         "with less or more"
     )
     output.note(
-        "all but the quickstarts are planned by miles and were never run on a GPU by its makers: "
-        "watch their first steps"
+        "miles planned all of these except the quickstarts; they have not been run on a GPU "
+        "yet, so watch the first steps closely"
     )
-    output.note("miles launch --recipe NAME --dry-run   shows what would run here")
+    output.note("miles launch --recipe NAME --dry-run   shows what would run on this machine")
 
 
 def _size(row: RecipeRow) -> str:
@@ -264,13 +264,13 @@ def _size(row: RecipeRow) -> str:
 
 NEXT = {
     "environments": {
-        "miles env play NAME": "be the player",
-        "miles env check NAME": "does it do what an environment must?",
-        "miles plugins new environment my_game": "one of yours",
+        "miles env play NAME": "play it yourself",
+        "miles env check NAME": "check that it meets its contract",
+        "miles plugins new environment my_game": "write your own",
     },
     "tools": {
-        "miles launch --set rollout.agent=tools --set 'rollout.tools=[calculator]'": "use one",
-        "miles plugins new tool my_tool": "one of yours",
+        "miles launch --set rollout.agent=tools --set 'rollout.tools=[calculator]'": "use a tool",
+        "miles plugins new tool my_tool": "write your own",
     },
 }
 
@@ -317,7 +317,7 @@ def show_installed(done: Installed, *, output: Output) -> None:
     package = done.package
     output.json("package", {**_as_json(package, None), "python": done.python})
     if done.was_there:
-        output.text(f"{package.name} was installed already")
+        output.text(f"{package.name} was already installed")
     output.kv(
         {
             "package": ", ".join(package.requirements),
@@ -353,14 +353,14 @@ def show_checked_environment(name: str, found: Checked, *, output: Output) -> No
     low, high = found.rewards
     output.kv(
         {
-            "episodes": f"{found.num_episodes}, each twice with the same random actions: the same",
+            "episodes": f"{found.num_episodes}, each twice with the same random actions: identical",
             "ended": f"{found.num_ended} of {found.num_episodes} within {MAX_STEPS} steps",
             "rewards": f"{low:g} to {high:g}",
             "steps": f"{found.num_steps:,}, {found.steps_per_s:,.0f} a second in one thread",
             "first": found.first,
         }
     )
-    output.text(f"`{name}` does what an environment must")
+    output.text(f"`{name}` meets the contract of an environment")
 
 
 def settings_of(text: str) -> dict[str, Any]:
@@ -368,9 +368,9 @@ def settings_of(text: str) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise typer.BadParameter(f"--settings is no YAML: {error}") from None
+        raise typer.BadParameter(f"--settings is not valid YAML: {error}") from None
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
-        raise typer.BadParameter(f"--settings is a mapping such as '{{id: X}}', not {text}")
+        raise typer.BadParameter(f"--settings must be a mapping such as '{{id: X}}', not {text}")
     return settings
 
 
@@ -397,8 +397,8 @@ def show_keys(output: Output, *, within: str | None = None) -> None:
         assert within is not None
         guess = nearest_key(within)
         raise RecipeError(
-            f"no recipe key is called `{within}`",
-            why=f"nearest is `{guess}`" if guess else "no section is called so either",
+            f"there is no recipe key `{within}`",
+            why=f"the nearest name is `{guess}`" if guess else "no section has that name either",
             fix=f"miles help recipe {guess or ''}".rstrip(),
         )
     payload = [

@@ -38,9 +38,7 @@ def show_forecast(plan: Plan, forecast: Forecast, *, price: float | None, output
             f"{forecast.memory_bytes / GIB:.0f} GiB",
         )
         output.blank()
-    output.kv(
-        _times(plan, forecast, price), title="predicted, not measured: estimates by rooflines"
-    )
+    output.kv(_times(plan, forecast, price), title="predicted by rooflines, not measured")
     output.blank()
     if forecast.alternatives:
         output.table(
@@ -326,9 +324,7 @@ def _layout(plan: Plan) -> dict[str, object]:
     cuts = f", ep {engines.ep}" * (engines.ep > 1) + f", attention dp {engines.attention_dp}" * (
         engines.attention_dp > 1
     )
-    where = (
-        "on the trainer's devices, taking turns" if plan.colocated else "on devices of their own"
-    )
+    where = "on the trainer's devices, in turns" if plan.colocated else "on their own devices"
     apart = f"{plan.engines_apart} of them apart from rollout; " * bool(plan.engines_apart)
     threads = ""
     if plan.device_kind == "cpu":
@@ -347,7 +343,7 @@ def _layout(plan: Plan) -> dict[str, object]:
         "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}{threads}",
         "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: "
         f"{sizes}{experts}{sequence}{rounded}",
-        **(rollout if engines.num else {"engines": "none: nothing is sampled"}),
+        **(rollout if engines.num else {"engines": "none: the run does not sample"}),
         "steps": (f"{plan.warmup_steps} warm-up, " if plan.warmup_steps else "")
         + (f"{plan.steps}" if plan.batch.of_rows else f"{plan.steps} RL"),
     }

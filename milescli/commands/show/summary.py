@@ -30,7 +30,7 @@ def show_run_summary(summary: object, *, output: Output) -> None:
     evaluated = fields.get("accuracy_after") is not None
     output.next_steps(
         {
-            **({f"miles eval {run}": "evaluate it once more"} if evaluated else {}),
+            **({f"miles eval {run}": "evaluate it again"} if evaluated else {}),
             f"miles resume {run} --steps {2 * int(str(fields['steps']))}": "train it further",
             f"miles export {run} --to "
             f"{shlex.quote(Path(str(fields['path'])).name + '-hf')}": "write a Hugging Face folder",
@@ -73,7 +73,7 @@ def show_export(summary: object, *, to: Path, output: Output) -> None:
     fields = _fields(summary)
     output.json("export", fields)
     output.kv(readable(fields), title="exported")
-    if not any("refuses to serve" in note for note in getattr(summary, "notes", [])):
+    if not any("does not serve it" in note for note in getattr(summary, "notes", [])):
         folder, is_adapter = shlex.quote(str(to)), fields.get("format") == "adapter"
         what = f"BASE --lora-paths policy={folder}" if is_adapter else folder
         output.next_steps({f"python -m sglang.launch_server --model-path {what}": "serve it"})

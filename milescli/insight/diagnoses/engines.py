@@ -46,13 +46,14 @@ def engine_trainer_drift(case: Case) -> Finding | None:
         "engine-trainer-drift",
         Level.BAD,
         "Engine and trainer drift apart",
-        evidence=f"mean |engine - trainer| of the log-probs is {number(now)} nats a token, at the "
-        f"start {number(before)}; {case.facts.precision} runs stay below {number(bound)}",
+        evidence=f"the mean |engine - trainer| of the log-probs is {number(now)} nats per token, "
+        f"and was {number(before)} at the start; {case.facts.precision} runs stay below "
+        f"{number(bound)}",
         advice=(
-            "a correction: --set train.correction.kind=importance (truncated ratios)",
-            "mixture of experts: --set train.routing_replay=true (R3)",
-            "--set weights.verify=true once, to see whether publishing loses a weight",
-            "fp8 or quantised engines differ more than the policy moves: serve bf16",
+            "apply a correction: --set train.correction.kind=importance (truncated ratios)",
+            "for a mixture of experts: --set train.routing_replay=true (R3)",
+            "set weights.verify=true once, to see whether a publish loses a weight",
+            "if fp8 or quantised engines differ more than the policy moves: serve bf16",
         ),
         source="Yao et al., 'Your efficient RL framework secretly brings you off-policy RL "
         "training' (2025); Ma et al. (R3), arXiv 2510.11370",
@@ -70,16 +71,17 @@ def engine_trainer_mismatch(case: Case) -> Finding | None:
         "engine-trainer-mismatch",
         Level.HINT if check["kl"] <= CORRECTED_KL else Level.WARNING,
         "Engine and trainer differ from the start by more than rounding",
-        evidence=f"log-probs differ by {number(check['times'])} times what rounding alone does "
-        f"({number(check['diff_mean'])} nats a token, rounding {number(check['floor_mean'])}), KL "
-        f"{number(check['kl'])} (rounding {number(check['floor_kl'])}), {check['far']:.1%} of "
-        f"ratios outside of [1/2, 2], over {check['num_tokens']} tokens{correction}",
+        evidence=f"log-probs differ {number(check['times'])} times as much as rounding explains "
+        f"({number(check['diff_mean'])} nats per token, rounding "
+        f"{number(check['floor_mean'])}), KL {number(check['kl'])} (rounding "
+        f"{number(check['floor_kl'])}), {check['far']:.1%} of ratios are outside of "
+        f"[1/2, 2], over {check['num_tokens']} tokens{correction}",
         advice=(
-            "mixture of experts: --set train.routing_replay=true (R3), the usual cause",
-            "--set train.algorithm=tis (truncated ratios), or icepop: tokens too far apart are "
-            "left out",
-            "both in one precision: --set train.precision=fp32 shows whether rounding is all of "
-            "it; quantised engines differ more",
+            "for a mixture of experts: --set train.routing_replay=true (R3), the usual cause",
+            "--set train.algorithm=tis (truncated ratios), or icepop (excludes tokens that "
+            "differ too much)",
+            "use one precision for both: --set train.precision=fp32 shows whether only rounding "
+            "causes it; quantised engines differ more",
         ),
         source="docs/how-it-works.md, the check before the first step; Yao et al., 'Your efficient "
         "RL framework secretly brings you off-policy RL training' (2025); arXiv 2510.18855 "
@@ -99,11 +101,11 @@ def draft_acceptance_falling(case: Case) -> Finding | None:
     return case.finding(
         "draft-acceptance-falling",
         Level.WARNING,
-        "Guesses are accepted less and less",
-        evidence=f"accept_length fell from {number(before)} to {number(now)} tokens a pass",
+        "Fewer and fewer guesses are accepted",
+        evidence=f"accept_length fell from {number(before)} to {number(now)} tokens per pass",
         advice=(
-            "let the draft learn: --set train.draft.lr=... or train.mtp.loss_weight=...",
-            "--set rollout.speculative.kind=ngram needs no draft",
+            "train the draft model: --set train.draft.lr=... or train.mtp.loss_weight=...",
+            "--set rollout.speculative.kind=ngram needs no draft model",
         ),
         source="Leviathan et al., arXiv 2211.17192, equation 1: speed-up by acceptance",
         columns=(GUESSED, "speed/rollout_tokens_per_s"),
@@ -122,9 +124,9 @@ def workers_die(case: Case) -> Finding | None:
         "workers-die",
         Level.WARNING,
         "Processes die again and again",
-        evidence=f"{len(lost)} losses since step {first} ({', '.join(names)}); the last: "
+        evidence=f"{len(lost)} losses since step {first} ({', '.join(names)}); the last one: "
         f"{lost[-1].what}",
-        advice=("miles why RUN says what died first, with its log", "miles doctor"),
+        advice=("miles why RUN shows what died first, with its log", "miles doctor"),
         source="events WorkerLost of the run",
         columns=("time/step_s",),
         steps=(first, last),
@@ -149,12 +151,12 @@ def stalled(case: Case) -> Finding | None:
     return case.finding(
         "stalled",
         Level.BAD,
-        "Nothing was heard for long",
-        evidence=f"the last line is {format_duration(silent_s)} old, a step takes "
+        "The run has been silent for a long time",
+        evidence=f"the last line is {format_duration(silent_s)} old, but a step takes "
         f"{format_duration(usual_s)}; phase: {case.history.phase}",
         advice=(
             "miles why RUN",
-            "is its driver stopped (Ctrl-Z, SIGSTOP)? Logs: miles ui, page Logs",
+            "check whether its driver is stopped (Ctrl-Z, SIGSTOP). Logs: miles ui, page Logs",
         ),
         source="ten times the usual step",
         columns=("time/step_s",),

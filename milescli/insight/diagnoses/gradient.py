@@ -36,12 +36,12 @@ def not_finite(case: Case) -> Finding | None:
     return case.finding(
         "not-finite",
         Level.BAD,
-        "The loss is no number",
+        "The loss is not a number",
         evidence=seen,
         advice=(
             "launch anew with a lower rate: --set train.optimizer.lr=...",
             "--set train.optimizer.clip_grad=1.0",
-            "look at the samples of that step: an empty or a very long response is the usual cause",
+            "read the samples of that step: the usual cause is an empty or a very long response",
         ),
         source="IEEE 754: NaN spreads to every weight in one update",
         columns=(LOSS, NORM),
@@ -65,13 +65,13 @@ def gradient_spikes(case: Case) -> Finding | None:
         "gradient-spikes",
         Level.WARNING,
         "The gradient spikes",
-        evidence=f"{len(spikes)} of the last {min(len(norms), series.MOST)} steps have a gradient "
-        f"norm over {SPIKE:g} times the median of the {BEFORE} before; step {steps[worst]}: "
-        f"{number(norms[worst])} against {number(usual)}",
+        evidence=f"{len(spikes)} of the last {min(len(norms), series.MOST)} steps have a "
+        f"gradient norm of more than {SPIKE:g} times the median of the {BEFORE} before; "
+        f"step {steps[worst]}: {number(norms[worst])}, compared with {number(usual)}",
         advice=(
-            "--set train.optimizer.clip_grad=1.0 (or lower) bounds what one step can do",
-            "a lower train.optimizer.lr, or a longer train.optimizer.warmup_steps",
-            "look at the samples of those steps: one long or repetitive response is often behind",
+            "--set train.optimizer.clip_grad=1.0 (or lower) limits the effect of one step",
+            "lower train.optimizer.lr, or increase train.optimizer.warmup_steps",
+            "read the samples of those steps: one long or repetitive response is often the cause",
         ),
         source="Pascanu et al., arXiv 1211.5063, section 3.2: clipping by the norm",
         columns=(NORM,),
@@ -99,9 +99,9 @@ def no_gradient(case: Case) -> Finding | None:
         evidence=f"the gradient norm of the last {len(norms)} steps is at most "
         f"{number(norms.max())}",
         advice=(
-            "are all rewards of each group equal? Then nothing tells good from bad: see "
-            "rollout/zero_variance_fraction",
-            "does the loss mask cover any token? See the samples, coloured by loss mask",
+            "check whether all rewards of each group are equal, so that nothing separates good "
+            "from bad: see rollout/zero_variance_fraction",
+            "check whether the loss mask covers any token: see the samples, coloured by loss mask",
         ),
         source="with equal rewards in a group all advantages are 0: Shao et al., arXiv 2402.03300, "
         "section 4.1.2",
@@ -121,7 +121,7 @@ def no_learning_rate(case: Case) -> Finding | None:
         evidence=f"train/lr of the last {len(rates)} steps is 0",
         advice=(
             "--set train.optimizer.min_lr=1e-7, or train.optimizer.schedule=constant",
-            "train.steps is what a schedule falls to zero over: set it before the run",
+            "a schedule falls to zero over train.steps: set it before the run",
         ),
         source="by definition: an update is lr times a direction",
         columns=("train/lr",),

@@ -38,13 +38,14 @@ def entropy_collapse(case: Case) -> Finding | None:
         "entropy-collapse",
         Level.BAD,
         "Entropy collapses",
-        evidence=f"entropy fell from {number(before)} to {number(now)} nats a token, and the mean "
-        f"reward is {number(case.recent('rollout/reward_mean'))}: samples of a group hardly differ",
+        evidence=f"entropy fell from {number(before)} to {number(now)} nats per token, and the "
+        f"mean reward is {number(case.recent('rollout/reward_mean'))}: the samples of a "
+        "group hardly differ",
         advice=(
-            "a wider upper clip: --set train.clip_high=0.28 (DAPO's clip-higher)",
-            "an entropy bonus: --set train.entropy_coef=0.001, or train.entropy_target",
-            "--set train.surrogate=... of the covariance kind holds back the tokens that drive it",
-            "a lower train.optimizer.lr",
+            "raise the upper clip: --set train.clip_high=0.28 (DAPO's clip-higher)",
+            "add an entropy bonus: --set train.entropy_coef=0.001, or train.entropy_target",
+            "--set train.surrogate=clip_cov or kl_cov restricts the tokens that cause it",
+            "lower train.optimizer.lr",
         ),
         source="Yu et al. (DAPO), arXiv 2503.14476, section 3.1; Cui et al., arXiv 2505.22617",
         columns=(ENTROPY, "rollout/reward_mean"),
@@ -62,11 +63,11 @@ def entropy_explosion(case: Case) -> Finding | None:
         "entropy-explosion",
         Level.BAD,
         "Entropy explodes",
-        evidence=f"entropy rose from {number(before)} to {number(now)} nats a token",
+        evidence=f"entropy rose from {number(before)} to {number(now)} nats per token",
         advice=(
-            "a lower train.optimizer.lr, or --set train.entropy_coef=0",
+            "lower train.optimizer.lr, or --set train.entropy_coef=0",
             "a KL to the reference: --set train.kl_coef=0.001",
-            "are advantages of long wrong responses large? --set train.aggregation=token_mean",
+            "if long wrong responses have large advantages: --set train.aggregation=token_mean",
         ),
         source="a policy whose entropy grows without bound loses what it was trained on: Yu et al. "
         "(DAPO), arXiv 2503.14476, figure 2",
@@ -87,11 +88,11 @@ def kl_runaway(case: Case) -> Finding | None:
         "kl-runaway",
         Level.BAD,
         "The policy runs away from its reference",
-        evidence=f"KL to the reference is {number(now)} nats a token; in the middle third of the "
-        f"run it was {number(half)}",
+        evidence=f"the KL to the reference is {number(now)} nats per token; in the middle third "
+        f"of the run it was {number(half)}",
         advice=(
-            "a larger train.kl_coef, or a lower train.optimizer.lr",
-            "--set train.kl_estimator=k3 and train.kl_unbiased=true where it is noise",
+            "raise train.kl_coef, or lower train.optimizer.lr",
+            "if the KL is noisy: --set train.kl_estimator=k3 and train.kl_unbiased=true",
         ),
         source="Stiennon et al., arXiv 2009.01325, section 4.3; Gao et al., arXiv 2210.10760",
         columns=(KL, "rollout/reward_mean"),
@@ -111,12 +112,12 @@ def ratio_stuck(case: Case) -> Finding | None:
         "ratio-stuck",
         Level.BAD,
         "The ratio is always 1",
-        evidence=f"train/ratio_mean is 1 to {STILL:.1g} at all {case.num_steps} steps, though each "
-        f"has {updates} updates",
+        evidence=f"train/ratio_mean is within 1 +- {STILL:.1g} at all {case.num_steps} steps, "
+        f"although each has {updates} updates",
         advice=(
             "the old log-probs are computed anew at each update: --set train.old_logprobs=trainer",
-            "an objective of your own must take `Stream.OLD`, and not the log-probs of the pass",
-            "is anything trained? See train/grad_norm, and which weights are frozen",
+            "a custom objective must use `Stream.OLD`, not the log-probs of the current pass",
+            "check whether anything is trained: see train/grad_norm, and which weights are frozen",
         ),
         source="Schulman et al. (PPO), arXiv 1707.06347, equation 6: the ratio leaves 1 with the "
         "first update",
@@ -134,12 +135,12 @@ def clip_fraction_high(case: Case) -> Finding | None:
     return case.finding(
         "clip-fraction-high",
         Level.WARNING,
-        "Much is clipped",
+        "Many tokens are clipped",
         evidence=f"{now:.0%} of the trained tokens of the last steps are clipped",
         advice=(
-            "a lower train.optimizer.lr, or fewer train.updates_per_step",
-            "a smaller rollout.max_staleness: old samples start away from 1",
-            "--set train.clip_high=... where the policy should be let go further",
+            "lower train.optimizer.lr, or use fewer train.updates_per_step",
+            "lower rollout.max_staleness: the ratio of old samples starts away from 1",
+            "--set train.clip_high=... if the policy should be able to move further",
         ),
         source="Schulman et al. (PPO), arXiv 1707.06347, section 3: no gradient beyond the clip",
         columns=(CLIPPED, RATIO),

@@ -40,13 +40,12 @@ def length_explosion(case: Case) -> Finding | None:
         "length-explosion",
         Level.WARNING,
         "Responses grow without better rewards",
-        evidence=f"mean response went from {number(before)} to {number(now)} tokens, the mean "
-        f"reward from {number(case.early('rollout/reward_mean'))} to "
+        evidence=f"the mean response length went from {number(before)} to {number(now)} tokens, "
+        f"the mean reward from {number(case.early('rollout/reward_mean'))} to "
         f"{number(case.recent('rollout/reward_mean'))}",
         advice=(
-            "--set train.aggregation=constant (Dr. GRPO) takes the reward of length out of the "
-            "loss",
-            "--set rollout.shaping=... with rollout.overlong_buffer makes long ones cost",
+            "--set train.aggregation=constant (Dr. GRPO) removes the length bias from the loss",
+            "--set rollout.shaping=overlong with rollout.overlong_buffer penalises long responses",
         ),
         source="Liu et al. (Dr. GRPO), arXiv 2503.20783, section 3.1: the length bias of GRPO",
         columns=(LENGTH, "rollout/reward_mean"),
@@ -62,13 +61,13 @@ def truncation(case: Case) -> Finding | None:
         "truncation",
         Level.WARNING,
         "Responses are cut off",
-        evidence=f"{now:.0%} of the responses of the last steps reach the bound"
+        evidence=f"{now:.0%} of the responses of the last steps reach the limit"
         + (f" of {bound} tokens" if bound else ""),
         advice=(
-            "--set rollout.max_response_tokens=... twice as many",
-            "does the model know how to end? Look at its stop tokens and chat template: "
-            "miles data check",
-            "--set rollout.overlong_buffer=... makes the end come gently (DAPO)",
+            "--set rollout.max_response_tokens=... (twice as many)",
+            "check whether the model can end a response: see its stop tokens and chat template "
+            "with miles data check",
+            "--set rollout.overlong_buffer=... lets the penalty rise gradually (DAPO)",
         ),
         source="Yu et al. (DAPO), arXiv 2503.14476, section 3.4: truncated samples are noise",
         columns=(TRUNCATED, LENGTH),
@@ -88,11 +87,11 @@ def endless_evaluation(case: Case) -> Finding | None:
         Level.WARNING,
         "Held-out responses do not end",
         evidence=f"{last.figures['truncated_fraction']:.0%} of the responses of the evaluation "
-        f"after step {last.step} reach the bound" + (f" of {bound} tokens" if bound else ""),
+        f"after step {last.step} reach the limit" + (f" of {bound} tokens" if bound else ""),
         advice=(
-            "does the model stop where it was taught to end? Look at the end of a turn in the chat "
-            "template, and at eos_token_id in generation_config.json",
-            f"--set {key}=... twice as many, if they were on the way to an end",
+            "check that the model stops where it was trained to end: compare the end of a turn "
+            "in the chat template with eos_token_id in generation_config.json",
+            f"--set {key}=... (twice as many), if the responses were about to end",
         ),
         source="derived: a response that is cut off states no answer, whatever was learned",
         columns=("eval/truncated_fraction", "eval/accuracy"),
@@ -109,12 +108,12 @@ def repetition(case: Case) -> Finding | None:
         "repetition",
         Level.BAD,
         "Responses repeat themselves",
-        evidence=f"in {len(circling)} of the {len(case.samples)} newest kept samples fewer than "
-        f"{DISTINCT:.0%} of the {PIECES}-grams of tokens differ",
+        evidence=f"in {len(circling)} of the {len(case.samples)} newest stored samples, fewer "
+        f"than {DISTINCT:.0%} of the {PIECES}-grams of tokens differ",
         advice=(
             "read them: miles ui, page Samples",
             "a lower train.optimizer.lr; a KL to the reference: --set train.kl_coef=0.001",
-            "--set rollout.temperature=1.0, where it is lower",
+            "--set rollout.temperature=1.0, if it is lower",
         ),
         source="Welleck et al., arXiv 1908.04319, section 4: repeated n-grams (seq-rep-4)",
         columns=(LENGTH, "train/entropy"),
@@ -144,11 +143,11 @@ def one_phrase(case: Case) -> Finding | None:
         "one-phrase",
         Level.HINT if is_better else Level.WARNING,
         "One phrase is in most responses",
-        evidence=f"`{phrase[:120]}` stands in {share:.0%} of the newest kept samples of "
-        f"{len(groups)} groups, and stood in "
-        f"{before[phrase] / len(case.first_samples):.0%} at step {first_step}",
+        evidence=f"`{phrase[:120]}` appears in {share:.0%} of the newest stored samples of "
+        f"{len(groups)} groups; at step {first_step} it appeared in "
+        f"{before[phrase] / len(case.first_samples):.0%}",
         advice=(
-            "does the reward pay for it? Read the samples with the highest rewards",
+            "check whether the reward pays for it: read the samples with the highest rewards",
             "held-out accuracy tells whether it is a habit or a trick: --set eval.every=...",
         ),
         source="Skalse et al., arXiv 2209.13085: hacking a reward; by counting n-grams of words",

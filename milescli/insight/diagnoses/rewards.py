@@ -30,8 +30,9 @@ def groups_too_hard(case: Case) -> Finding | None:
             "easier prompts, or a warm-up on demonstrations: --set warmup.steps=...",
             "more samples a prompt, so that one is right now and then: "
             "--set rollout.samples_per_prompt=16",
-            "is the reward right? Read samples: a form that the reward does not accept looks as 0",
-            "--set rollout.filter=zero_variance leaves such groups out and samples others",
+            "check the reward: read samples, because a correct answer in a form that the reward "
+            "does not accept scores 0",
+            "--set rollout.filter=zero_variance skips such groups and samples others",
         ),
         source=_DAPO,
         columns=(ZERO_VARIANCE, REWARD),
@@ -52,10 +53,10 @@ def groups_too_easy(case: Case) -> Finding | None:
         else "Rewards are equal within nearly all groups: too easy",
         evidence=_equal_evidence(case),
         advice=(
-            "stop here: miles export, or go on with harder prompts"
+            "stop here and export, or continue with harder prompts"
             if has_learned
             else "harder prompts, or a curriculum: --set data.curriculum=...",
-            "--set rollout.filter=zero_variance leaves such groups out and samples others",
+            "--set rollout.filter=zero_variance skips such groups and samples others",
         ),
         source=_DAPO,
         columns=(ZERO_VARIANCE, REWARD),
@@ -79,13 +80,13 @@ def reward_falling(case: Case) -> Finding | None:
         "reward-falling",
         Level.BAD,
         "The reward falls",
-        evidence=f"mean reward was {number(best)} at its best and is {number(now.mean())} over "
-        f"the last {len(now)} steps",
+        evidence=f"the mean reward peaked at {number(best)} and is {number(now.mean())} over the "
+        f"last {len(now)} steps",
         advice=(
-            "begin anew from its best weights: miles export RUN --step N --to DIR, then "
-            "miles launch --recipe RUN/recipe.yaml --set model.path=DIR",
+            "restart from its best weights: miles export RUN --step N --to DIR, then miles "
+            "launch --recipe RUN/recipe.yaml --set model.path=DIR",
             "a lower train.optimizer.lr; a KL to the reference: --set train.kl_coef=0.001",
-            "what else moved first? Look at entropy, |engine - trainer| and response length",
+            "find what changed first: see entropy, |engine - trainer| and response length",
         ),
         source="a window's mean against the best window's, over five standard errors of its noise",
         columns=(REWARD, "train/entropy", "train/logprob_diff_mean"),
@@ -104,13 +105,13 @@ def reward_flat(case: Case) -> Finding | None:
         "reward-flat",
         Level.WARNING,
         "The reward is flat",
-        evidence=f"mean reward went from {number(case.early(REWARD))} to "
+        evidence=f"the mean reward went from {number(case.early(REWARD))} to "
         f"{number(case.recent(REWARD))} over {case.num_steps} steps: a change of "
         f"{number(trend.change, '+.3g')} with a standard error of {number(trend.error)}",
         advice=(
-            "is another finding its cause? Those above this one come first",
-            "a higher train.optimizer.lr (three times as much), or more samples a prompt",
-            "read samples: does the reward see what you would reward?",
+            "check whether another finding is the cause: those above this one come first",
+            "raise train.optimizer.lr (three times as much), or sample more responses per prompt",
+            "read samples: does the reward measure what you want?",
         ),
         source="Newey and West, Econometrica 55 (1987), 703: the line's slope against its error",
         columns=(REWARD,),
@@ -139,9 +140,10 @@ def held_out_falls(case: Case) -> Finding | None:
         f"{number(last.accuracy)} at step {last.step} ({last.num_prompts} prompts), while the "
         f"training reward changed by {number(since.change, '+.3g')}",
         advice=(
-            f"take the weights of step {best.step}: miles export RUN --step {best.step} --to DIR",
+            f"use the weights of step {best.step}: miles export RUN --step {best.step} --to DIR",
             "read the samples with the highest rewards: what does the reward pay for?",
-            "--set train.kl_coef=0.001 holds the policy near its reference; more, other prompts",
+            "--set train.kl_coef=0.001 keeps the policy near its reference; more and different "
+            "prompts also help",
         ),
         source="Gao et al., arXiv 2210.10760: over-optimisation of a proxy reward",
         columns=(REWARD, "eval/accuracy"),
@@ -164,8 +166,8 @@ def _equal_evidence(case: Case) -> str:
     sums = np.sum(histograms, axis=0)
     between = int(sums[1:-1].sum())
     return (
-        f"{text}; of {int(sums.sum())} groups {int(sums[0])} have a mean reward of 0, "
-        f"{between} one between, {int(sums[-1])} one of 1"
+        f"{text}; of {int(sums.sum())} groups, {int(sums[0])} have a mean reward of 0, {between} "
+        f"one in between, {int(sums[-1])} one of 1"
     )
 
 

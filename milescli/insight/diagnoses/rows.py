@@ -22,12 +22,12 @@ def overfitting(case: Case) -> Finding | None:
     return case.finding(
         "overfitting",
         Level.BAD,
-        "It learns the rows by heart",
-        evidence=f"held-out loss was {number(best.loss)} at step {best.step} and is "
+        "It memorises the rows",
+        evidence=f"the held-out loss was {number(best.loss)} at step {best.step} and is "
         f"{number(last.loss)} at step {last.step}, while the training loss fell from "
         f"{number(case.early(LOSS))} to {number(case.recent(LOSS))}",
         advice=(
-            f"take step {best.step}: miles export RUN --step {best.step} --to DIR",
+            f"use step {best.step}: miles export RUN --step {best.step} --to DIR",
             "fewer epochs, more rows, --set train.optimizer.weight_decay=0.1, or LoRA: "
             "--set train.lora.rank=16",
         ),
@@ -51,10 +51,11 @@ def loss_flat(case: Case) -> Finding | None:
         Level.WARNING,
         "The loss does not fall",
         evidence=f"it went from {number(case.early(LOSS))} to {number(case.recent(LOSS))}: a "
-        f"change of {number(-trend.change, '+.3g')} with a standard error of {number(trend.error)}",
+        f"change of {number(-trend.change, '+.3g')} with a standard error of "
+        f"{number(trend.error)}",
         advice=(
-            "a higher train.optimizer.lr (three times as much)",
-            "is the loss mask on the responses? miles data check shows what is learned",
+            "raise train.optimizer.lr (three times as much)",
+            "check that the loss mask covers the responses: miles data check shows what is learned",
         ),
         source="Newey and West, Econometrica 55 (1987), 703: the line's slope against its error",
         columns=(LOSS, "train/lr"),

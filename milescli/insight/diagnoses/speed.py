@@ -68,8 +68,8 @@ def _balance(case: Case) -> list[str]:
     if wanted == engines:
         return [f"{engines} devices for rollout and {trainer} for training are balanced"]
     return [
-        f"of {engines + trainer} devices {wanted} for rollout and {engines + trainer - wanted} for "
-        f"training would balance it (now {engines} and {trainer})"
+        f"of {engines + trainer} devices, {wanted} for rollout and {engines + trainer - wanted} "
+        f"for training would be balanced (now {engines} and {trainer})"
     ]
 
 
@@ -93,21 +93,21 @@ def _side(
 
 
 _FASTER_ROLLOUT = (
-    "let it run ahead: --set rollout.max_staleness=1",
-    "guess ahead: --set rollout.speculative.kind=ngram",
-    "a few long responses hold a step up? --set rollout.order=done beside max_staleness",
+    "let rollout run ahead: --set rollout.max_staleness=1",
+    "use speculative decoding: --set rollout.speculative.kind=ngram",
+    "if a few long responses delay a step: --set rollout.order=done, with max_staleness",
 )
 _FASTER_TRAINING = (
-    "larger microbatches: --set train.max_tokens_per_microbatch=...",
-    "miles profile RUN --steps 2 says where the time goes",
+    "use larger microbatches: --set train.max_tokens_per_microbatch=...",
+    "miles profile RUN --steps 2 shows where the time goes",
 )
 _PUBLISH = (
-    "a faster channel: --set weights.channel=..., larger weights.bucket_mib",
+    "use a faster channel: --set weights.channel=..., or a larger weights.bucket_mib",
     "--set rollout.on_update=continue does not wait for running samples",
 )
 _SAVE = (
-    "--set checkpoint.every=... less often, checkpoint.async_save=true",
-    "a faster disk for run.dir",
+    "save less often: --set checkpoint.every=..., with checkpoint.async_save=true",
+    "use a faster disk for run.dir",
 )
 
 ALL = (rollout_bound, train_bound, publish_slow, save_slow)

@@ -22,11 +22,11 @@ def staleness_over_bound(case: Case) -> Finding | None:
         "staleness-over-bound",
         Level.BAD,
         "Samples are older than allowed",
-        evidence=f"rollout/staleness_max reached {number(oldest)}, rollout.max_staleness is "
+        evidence=f"rollout/staleness_max reached {number(oldest)}, but rollout.max_staleness is "
         f"{bound}",
         advice=(
-            "--set rollout.stale_groups=drop gives up what is too old",
-            "please report it: a run must not do this",
+            "--set rollout.stale_groups=drop discards groups that are too old",
+            "please report this: a run must never exceed the limit",
         ),
         source="by definition of rollout.max_staleness",
         columns=(OLDEST, OLD),
@@ -45,13 +45,13 @@ def stale_groups_wasted(case: Case) -> Finding | None:
     return case.finding(
         "stale-groups-wasted",
         Level.WARNING,
-        "Samples are thrown away for their age",
-        evidence=f"{share:.0%} of the tokens of the last steps were of groups that were given up "
-        f"as too old",
+        "Samples are discarded because they are too old",
+        evidence=f"{share:.0%} of the tokens of the last steps belong to groups that were "
+        "discarded as too old",
         advice=(
-            "a larger rollout.max_staleness with a correction "
-            "(--set train.correction.kind=importance)",
-            "--set rollout.stale_groups=wait",
+            "raise rollout.max_staleness and add a correction (--set "
+            "train.correction.kind=importance)",
+            "use fewer engines: rollout runs too far ahead of the trainer",
             "fewer engines: rollout runs too far ahead of the trainer",
         ),
         source="flow/wasted_tokens over all that was sampled",
@@ -72,12 +72,12 @@ def mixed_versions(case: Case) -> Finding | None:
     return case.finding(
         "mixed-versions",
         Level.WARNING,
-        "Most samples are of several weight versions",
-        evidence=f"{mixed} of the {len(versions)} newest kept samples have tokens of more than one "
-        "version, and train.correction.kind is none",
+        "Most samples mix several weight versions",
+        evidence=f"{mixed} of the {len(versions)} newest stored samples have tokens of more than "
+        "one weight version, and train.correction.kind is none",
         advice=(
             "--set train.correction.kind=importance, or train.old_logprobs=engine",
-            "--set rollout.on_update=drain keeps each sample to one version",
+            "--set rollout.on_update=drain limits each sample to one version",
         ),
         source="Fu et al. (AReaL), arXiv 2505.24298, section 5.2: interrupted generation needs a "
         "decoupled objective",

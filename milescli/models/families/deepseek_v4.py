@@ -39,7 +39,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         ("n_shared_experts", 1),
     ):
         fields.refuse(
-            config, name, unless=usual, why="no release has it, so nothing could be compared with"
+            config, name, unless=usual, why="no release has it, so miles could not verify it"
         )
     for name, usual in (
         ("norm_topk_prob", True),
@@ -47,7 +47,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         ("topk_method", "noaux_tc"),
     ):
         fields.refuse(
-            config, name, unless=usual, why="transformers computes this family in one way alone"
+            config, name, unless=usual, why="transformers computes this family in only one way"
         )
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     rates = _rates(config)
@@ -138,7 +138,8 @@ def _layers(
         by_ratio = {0: "sliding_attention", 4: _SPARSE, 128: _HEAVY}
         if not isinstance(ratios, list):
             raise _unusable(
-                "compress_ratios", why="neither it nor `layer_types` says how the layers attend"
+                "compress_ratios",
+                why="neither it nor `layer_types` describes the attention of the layers",
             )
         kinds = [by_ratio.get(ratio, ratio) for ratio in ratios]
     hashed = config.get("mlp_layer_types")
@@ -191,7 +192,7 @@ def _rope(config: Mapping[str, object], kind: str, *, share: float) -> Rope:
 
 def _unusable(name: str, *, why: str) -> CheckpointError:
     return CheckpointError(
-        f"config.json cannot be used: `{name}`",
+        f"config.json is not supported: `{name}`",
         why=why,
-        fix="fetch the model again, or correct config.json",
+        fix="download the model again, or correct config.json",
     )

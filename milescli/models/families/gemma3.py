@@ -49,14 +49,11 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     fields.refuse(
         text, "use_bidirectional_attention", unless=False, why="the trainer's attention is causal"
     )
-    fields.refuse(
-        text, "attn_logit_softcapping", unless=None, why="transformers takes no notice of it"
-    )
+    fields.refuse(text, "attn_logit_softcapping", unless=None, why="transformers ignores it")
     if multimodal and plain.logit_softcap is not None:
         raise CheckpointError(
-            "config.json cannot be used: `final_logit_softcapping`",
-            why="transformers caps the logits of this family only where the text model stands by "
-            "itself",
+            "config.json is not supported: `final_logit_softcapping`",
+            why="transformers only caps the logits of this family in the stand-alone text model",
             fix="use a release without it",
         )
     rope, rope_sliding = _ropes({**_SIZES, **text})
@@ -134,9 +131,9 @@ def _mixers(config: Mapping[str, object], *, num_layers: int) -> tuple[Mixer, ..
     length = fields.number(config, "sliding_window_pattern", default=6, kind=int)
     if length < 1:
         raise CheckpointError(
-            "config.json cannot be used: `sliding_window_pattern`",
-            why=f"layers do not come in groups of {length}",
-            fix="fetch the model again, or correct config.json",
+            "config.json is not supported: `sliding_window_pattern`",
+            why=f"the layers do not come in groups of {length}",
+            fix="download the model again, or correct config.json",
         )
     sliding: tuple[Mixer, ...] = ("sliding",)
     return fields.mixers(config, num_layers=num_layers, period=(*sliding * (length - 1), "full"))

@@ -88,10 +88,10 @@ def _layers(config: Mapping[str, object], plain: ModelFacts) -> tuple[Layer, ...
         )
     if num_kv_heads < 1 or plain.num_heads % num_kv_heads:
         raise CheckpointError(
-            "config.json cannot be used: `num_global_key_value_heads`",
+            "config.json is not supported: `num_global_key_value_heads`",
             why=f"{plain.num_heads} query heads cannot share {num_kv_heads} key-value heads "
             "equally",
-            fix="fetch the model again, or correct config.json",
+            fix="download the model again, or correct config.json",
         )
     full = Layer(mixer="full", head_dim=head_dim, num_kv_heads=num_kv_heads, key_is_value=shared)
     decoder = [Layer(mixer="sliding") if mixer == "sliding" else full for mixer in mixers]

@@ -19,7 +19,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         config,
         "scoring_func",
         unless="sigmoid",
-        why="Hugging Face's implementation scores experts by sigmoid alone",
+        why="Hugging Face's implementation only scores experts by sigmoid",
     )
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     num_experts = fields.number(config, "n_routed_experts", "num_local_experts", kind=int)
@@ -67,10 +67,10 @@ def _check_groups(*, num_experts: int, num_groups: int, topk_groups: int) -> Non
         or num_experts // num_groups < 2
     ):
         raise CheckpointError(
-            "config.json cannot be used: `n_group`",
+            "config.json is not supported: `n_group`",
             why=f"{topk_groups} of {num_groups} equal groups, each of at least two of "
             f"{num_experts} experts, cannot be chosen",
-            fix="fetch the model again, or correct config.json",
+            fix="download the model again, or correct config.json",
         )
 
 

@@ -52,8 +52,8 @@ def _shares_choice(config: Mapping[str, object], *, num_layers: int) -> tuple[bo
     kinds = [_KINDS.get(kind, kind) for kind in listed] if isinstance(listed, list | str) else []
     if len(kinds) != num_layers or set(kinds) - {"full", "shared"} or kinds[0] == "shared":
         raise CheckpointError(
-            "config.json cannot be used: `indexer_types`",
-            why=f"it is not a list of {num_layers} times `full` or `shared` that begins with "
+            "config.json is not supported: `indexer_types`",
+            why=f"it must be a list of {num_layers} times `full` or `shared` that starts with "
             "`full`",
             fix="correct config.json",
         )

@@ -16,7 +16,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     """Parse the ModelFacts of a `hy_v3` config. Raises CheckpointError for what the trainer cannot
     compute."""
     for name in ("attention_bias", "mlp_bias"):
-        fields.refuse(config, name, unless=False, why="no release has it, so nothing was compared")
+        fields.refuse(
+            config, name, unless=False, why="no release has it, so miles could not verify it"
+        )
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     kinds = config.get("mlp_layer_types") or ["dense", *["sparse"] * (num_layers - 1)]
     own = glm4_moe.facts(

@@ -23,9 +23,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         raise CheckpointError(
-            "config.json cannot be used: `text_config`",
-            why=f"a multimodal Kimi describes its text model there, and it is {text!r}",
-            fix="fetch the model again",
+            "config.json is not supported: `text_config`",
+            why=f"a multimodal Kimi must describe its text model there, but it is {text!r}",
+            fix="download the model again",
         )
     model = deepseek_v3.facts(text)
     return replace(

@@ -21,7 +21,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         config,
         "pretraining_tp",
         unless=1,
-        why="the trainer multiplies whole matrices, which rounds otherwise",
+        why="the trainer multiplies whole matrices, which rounds differently",
     )
     bias = fields.number(config, "attention_bias", default=False, kind=bool)
     return plain_facts(
@@ -41,7 +41,7 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
         config,
         "hidden_act",
         unless="silu",
-        why="releases of this family have gated SiLU, and nothing else was checked",
+        why="releases of this family use gated SiLU, and nothing else was verified",
     )
     hidden_size = fields.number(config, "hidden_size", kind=int)
     num_heads = fields.number(config, "num_attention_heads", kind=int)
@@ -70,10 +70,10 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
     model = ModelFacts(family=family, **{**read, **known})  # type: ignore[arg-type]
     if model.num_kv_heads < 1 or model.num_heads % model.num_kv_heads:
         raise CheckpointError(
-            "config.json cannot be used: `num_key_value_heads`",
+            "config.json is not supported: `num_key_value_heads`",
             why=f"{model.num_heads} query heads cannot share {model.num_kv_heads} key-value heads "
             "equally",
-            fix="fetch the model again, or correct config.json",
+            fix="download the model again, or correct config.json",
         )
     return model
 

@@ -17,7 +17,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     cannot compute."""
     for name, usual in (("scoring_func", "sigmoid"), ("qk_norm_type", "per_layer")):
         fields.refuse(
-            config, name, unless=usual, why="transformers computes this family in one way alone"
+            config, name, unless=usual, why="transformers computes this family in only one way"
         )
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     num_experts = fields.number(config, "num_local_experts", "num_experts", kind=int)

@@ -18,9 +18,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     if config.get("layer_types") is not None:
         raise CheckpointError(
             "a mistral model with `layer_types` is not supported",
-            why="Hugging Face's implementation does not heed it: every layer has the window, or "
-            "none",
-            fix="take `layer_types` out of config.json",
+            why="Hugging Face's implementation ignores it: either every layer has the window, "
+            "or none",
+            fix="remove `layer_types` from config.json",
         )
     model = llama.plain_facts(
         config,

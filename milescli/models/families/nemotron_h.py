@@ -25,9 +25,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     kinds = _pattern(config, "layers_block_type", "hybrid_override_pattern")
     if not kinds:
         raise CheckpointError(
-            "config.json cannot be used: `hybrid_override_pattern`",
-            why="neither it nor `layers_block_type` says which layers the model has",
-            fix="fetch the model again, or correct config.json",
+            "config.json is not supported: `hybrid_override_pattern`",
+            why="neither it nor `layers_block_type` describes the layers of the model",
+            fix="download the model again, or correct config.json",
         )
     hidden_size = fields.number(config, "hidden_size", kind=int)
     num_heads = fields.number(config, "num_attention_heads", kind=int)
@@ -80,8 +80,8 @@ def _refuse_what_no_release_has(config: Mapping[str, object]) -> None:
         config,
         "tie_word_embeddings",
         unless=False,
-        why="transformers gives this family an output layer of its own in any case, SGLang does "
-        "not, and no release has it",
+        why="transformers always gives this family a separate output layer, SGLang does not, "
+        "and no release has it",
     )
 
 
@@ -97,7 +97,7 @@ def _require_free_time_steps(config: Mapping[str, object]) -> None:
     if limit is not None and plain != [0.0, float("inf")]:
         raise CheckpointError(
             f"a model with `time_step_limit: {limit}` is not supported",
-            why="the trainer leaves time steps as they are, and no release limits them",
+            why="the trainer does not limit time steps, and no release limits them",
             fix="use a model with `time_step_limit: [0.0, Infinity]`",
         )
 
@@ -114,10 +114,10 @@ def _pattern(config: Mapping[str, object], listed: str, symbols: str) -> tuple[s
     for kind in kinds:
         if kind not in KINDS:
             raise CheckpointError(
-                f"config.json cannot be used: `{symbols}`",
-                why=f"`{kind}` is no kind of layer; there are "
+                f"config.json is not supported: `{symbols}`",
+                why=f"`{kind}` is not a kind of layer; the kinds are "
                 f"{', '.join(f'{word} ({sign})' for sign, word in _SYMBOLS.items())}",
-                fix="fetch the model again, or correct config.json",
+                fix="download the model again, or correct config.json",
             )
     return tuple(cast("list[str]", kinds))
 
@@ -163,8 +163,8 @@ def _mtp(config: Mapping[str, object]) -> dict[str, object]:
     if num_layers > 1 and len(kinds) > 1:
         raise CheckpointError(
             f"a model with `num_nextn_predict_layers: {num_layers}` is not supported",
-            why="Nemotron-H releases have one multi-token-prediction layer, and how more would be "
-            "named is not known",
+            why="Nemotron-H releases have one multi-token-prediction layer, and the names of "
+            "further ones are unknown",
             fix="use a model with `num_nextn_predict_layers: 1`",
         )
     return {

@@ -33,8 +33,8 @@ def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
     if not uses_window:
         raise CheckpointError(
             "config.json contradicts itself: `layer_types`",
-            why="it has layers of sliding attention, and `use_sliding_window` says that there are "
-            "none",
+            why="it has layers of sliding attention, but `use_sliding_window` says that there "
+            "are none",
             fix="correct config.json",
         )
     return replace(

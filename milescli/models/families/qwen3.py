@@ -14,17 +14,17 @@ from milescli.models.facts import ModelFacts, plain_layers
 def facts(config: Mapping[str, object]) -> ModelFacts:
     """Parse the ModelFacts of a `qwen3` config. Raises CheckpointError for what the trainer cannot
     compute."""
-    fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
+    fields.refuse(config, "hidden_act", unless="silu", why="the trainer only computes gated SiLU")
     fields.refuse(
         config,
         "use_sliding_window",
         unless=False,
-        why="no release of qwen3 has windows, so nothing could be compared with",
+        why="no release of qwen3 has windows, so miles could not verify them",
     )
     if fields.number(config, "attention_bias", default=False, kind=bool):
         raise CheckpointError(
             "a qwen3 model with attention biases is not supported",
-            why="no release has them, so nothing could be compared with",
+            why="no release has them, so miles could not verify them",
             fix="use a model with `attention_bias: false`",
         )
     hidden_size = fields.number(config, "hidden_size", kind=int)

@@ -21,7 +21,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     topk = fields.number(config, "num_experts_per_tok", kind=int)
     if not 1 <= topk <= num_experts:
         raise CheckpointError(
-            "config.json cannot be used: `num_experts_per_tok`",
+            "config.json is not supported: `num_experts_per_tok`",
             why=f"{topk} of {num_experts} experts cannot be chosen",
             fix="correct config.json",
         )

@@ -25,7 +25,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     """Parse the ModelFacts of a `qwen3_vl` or `qwen3_vl_moe` config. Raises CheckpointError for
     what the trainer cannot compute."""
     family, text = str(config.get("model_type")), hybrid.text_config(config)
-    fields.refuse(text, "norm_topk_prob", unless=True, why="transformers normalises in any case")
+    fields.refuse(text, "norm_topk_prob", unless=True, why="transformers always normalises")
     model = _TEXT[family].facts(vision.text_rope_config({**text, "norm_topk_prob": True}))
     if model.num_experts and model.hidden_size in (
         model.moe_ffn_hidden_size,
@@ -33,9 +33,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     ):
         raise CheckpointError(
             "experts of this Qwen3-VL model have square matrices",
-            why=f"hidden_size is {model.hidden_size} and moe_intermediate_size "
-            f"{model.moe_ffn_hidden_size}: releases and transformers store experts turned against "
-            "each other, and which of the two a square matrix is cannot be seen",
+            why=f"hidden_size is {model.hidden_size} and moe_intermediate_size is "
+            f"{model.moe_ffn_hidden_size}: releases and transformers store experts in "
+            "opposite orientations, and a square matrix does not show which one it has",
             fix="use a model whose hidden_size is neither moe_intermediate_size nor twice that",
         )
     return replace(

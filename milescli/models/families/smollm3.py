@@ -20,7 +20,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         config,
         "use_sliding_window",
         unless=False,
-        why="no release has windows, so nothing could be compared with",
+        why="no release has windows, so miles could not verify them",
     )
     bias = fields.number(config, "attention_bias", default=False, kind=bool)
     return llama.plain_facts(
@@ -45,8 +45,8 @@ def _turned(config: Mapping[str, object]) -> list[bool]:
         return [(layer + 1) % every != 0 for layer in range(num_layers)]
     if not isinstance(named, list) or len(named) < num_layers:
         raise CheckpointError(
-            "config.json cannot be used: `no_rope_layers`",
-            why=f"{num_layers} layers need as many numbers, and it is {named!r}",
-            fix="fetch the model again, or correct config.json",
+            "config.json is not supported: `no_rope_layers`",
+            why=f"{num_layers} layers need one number each, but it is {named!r}",
+            fix="download the model again, or correct config.json",
         )
     return [bool(turns) for turns in named[:num_layers]]

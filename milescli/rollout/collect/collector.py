@@ -346,10 +346,9 @@ def waited_too_long(progress: Iterable[Progress], *, step: int, bound_s: float) 
     silent_s = time.monotonic() - max(one.last_done for one in begun)
     num_done = sum(one.num_done for one in begun)
     return WaitTimeout(
-        f"the collector waited too long for the samples of step {step}",
-        why=f"{num_done} of {sum(one.num_samples for one in begun)} samples were done after "
-        f"{bound_s:g} s; "
-        f"the last came {silent_s:.0f} s ago",
+        f"timed out waiting for the samples of step {step}",
+        why=f"{num_done} of {sum(one.num_samples for one in begun)} samples were complete after "
+        f"{bound_s:g} s; the last one arrived {silent_s:.0f} s ago",
         fix=[
             f"--set machine.step_timeout_s={2 * bound_s:g}",
             "--set rollout.max_response_tokens=N   # shorter responses",
@@ -363,10 +362,9 @@ def too_few_kept(
     """Return the error for a filter that refuses more than `rollout.max_filter_rounds` allows."""
     return MilesError(
         f"the filter `{rollout.filter}` left too few groups for step {step}",
-        why=f"{len(kept)} of {rollout.prompts_per_step} after {rounds} "
-        f"rounds, {len(refused)} refused; "
-        f"mean reward {_mean_reward([*kept, *refused]):.3f}: the prompts are too easy or too "
-        "hard for the model",
+        why=f"{len(kept)} of {rollout.prompts_per_step} after {rounds} rounds, {len(refused)} "
+        f"rejected; the mean reward is {_mean_reward([*kept, *refused]):.3f}: the prompts "
+        "are too easy or too hard for the model",
         fix=[
             "--set rollout.filter=none",
             f"--set rollout.max_filter_rounds={4 * rollout.max_filter_rounds}",

@@ -78,7 +78,7 @@ def decoded(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
     """Decode a group. `body` holds the arrays, one after the other. Raises KeyError, TypeError or
     ValueError if it is no group of this prompt."""
     if head["prompt_index"] != prompt.index:
-        raise ValueError(f"it is of prompt {head['prompt_index']}, not of {prompt.index}")
+        raise ValueError(f"it belongs to prompt {head['prompt_index']}, not to {prompt.index}")
     rest = _Arrays(body)
     samples = rest.value(head["samples"])
     if rest.at != len(body):
@@ -86,7 +86,7 @@ def decoded(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
     known = {image.sha256 for image in prompt.images}
     lines = [line for sample in samples for line in sample.trajectories]
     if other := {span.sha256 for line in lines for span in line.image_spans} - known:
-        raise ValueError(f"{len(other)} of its images are not those of the prompt any more")
+        raise ValueError(f"{len(other)} of its images differ from those of the prompt")
     return Group(
         prompt=prompt,
         samples=samples,

@@ -127,8 +127,8 @@ def yes_or_no(answer: object, kind: str, name: str, *, of: str) -> bool:
     if answer in (True, False):
         return bool(answer)
     raise RecipeError(
-        f"the {kind} `{name}` gave {answer!r}",
-        why=f"of {of}; it says True to keep, else False",
+        f"the {kind} `{name}` returned {answer!r}",
+        why=f"expected for {of}: True to keep it, else False",
         fix=mend(name),
     )
 
@@ -219,8 +219,8 @@ def places_of(answer: object, kind: str, name: str, *, size: int, count: int) ->
     if len(set(places)) == count == len(places) and all(0 <= place < size for place in places):
         return places
     raise RecipeError(
-        f"the {kind} `{name}` gave {answer!r:.200}",
-        why=f"of {size} it chooses {count}: different whole numbers from 0 to {size - 1}",
+        f"the {kind} `{name}` returned {answer!r:.200}",
+        why=f"it must choose {count} of {size}: different whole numbers from 0 to {size - 1}",
         fix=mend(name),
     )
 
@@ -283,7 +283,7 @@ def overlong(*, group: Group, settings: Rollout) -> Sequence[float]:
 
 def _unusable_rewards(group: Group, settings: Rollout, why: str) -> RecipeError:
     return RecipeError(
-        f"the shaping `{settings.shaping}` gave what cannot be trained on",
+        f"the shaping `{settings.shaping}` returned rewards that cannot be trained on",
         why=f"for the group of prompt {group.prompt.index}: {why}",
         fix=mend(settings.shaping, "it returns one finite number for each sample"),
     )

@@ -191,7 +191,7 @@ def told_as(parsed: Parsed, *, number: int) -> dict[str, Any]:
 def _normal(message: Message) -> dict[str, Any]:
     """One form of what clients write in several. Raises ValueError for what is no message."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"a message has a role and content; this is {message!r:.200}")
+        raise ValueError(f"a message must have a role and content; this is {message!r:.200}")
     known = {key: value for key, value in message.items() if value is not None}
     content = known.get("content", "")
     if isinstance(content, list):

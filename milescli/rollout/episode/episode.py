@@ -135,7 +135,7 @@ class Episodes:
                 if attempt == self.retries:
                     raise _repeated(error, times=attempt + 1) from error
                 if self.tell is not None:
-                    self.tell(f"an episode is played anew: {error.what}; {error.why}")
+                    self.tell(f"repeating an episode: {error.what}; {error.why}")
             else:
                 return replace(sample, num_failed=attempt)
         raise AssertionError(f"no episode was played: retries {self.retries}")
@@ -208,10 +208,12 @@ class Episodes:
             raise self._refusal(prompt, "it returned without one call of session.generate")
         num_rewards, num_turns = len(outcome.turn_rewards), len(session.turns)
         if num_rewards not in (0, num_turns):
-            why = f"it gave rewards of {num_rewards} turns, and there were {num_turns}"
+            why = f"it returned rewards of {num_rewards} turns, but there were {num_turns}"
             raise self._refusal(prompt, why)
         if len(outcome.turn_roles) not in (0, num_turns):
-            why = f"it gave roles of {len(outcome.turn_roles)} turns, and there were {num_turns}"
+            why = (
+                f"it returned roles of {len(outcome.turn_roles)} turns, but there were {num_turns}"
+            )
             raise self._refusal(prompt, why)
         own = outcome.role_rewards.values()
         try:

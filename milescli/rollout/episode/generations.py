@@ -85,11 +85,11 @@ class Generating(Served):
         )
         if not isinstance(turn, Turn) or not self._was_made(turn):
             raise AgentError(
-                f"the generation `{self._settings.generation}` gave {turn!r:.200}",
-                why="its prompt and response together are no line of tokens that a call of "
-                "`generate` ended",
-                fix="return what `generate` returned, or a Turn of all tokens between the prompt "
-                "and the end of its last call",
+                f"the generation `{self._settings.generation}` returned {turn!r:.200}",
+                why="its prompt and response do not form a token sequence that ends with a call "
+                "of `generate`",
+                fix="return the result of `generate`, or a Turn of all tokens between the "
+                "prompt and the end of its last call",
             )
         self._turns.append(turn)
         return turn
@@ -104,8 +104,8 @@ class Generating(Served):
     ) -> Reply:
         """Refuse: a chat's turn cannot be composed of several calls."""
         raise AgentError(
-            f"the generation `{self._settings.generation}` makes no turns of a chat",
-            why="its agent calls session.chat, and `rollout.generation` knows token ids alone",
+            f"the generation `{self._settings.generation}` cannot produce turns of a chat",
+            why="its agent calls session.chat, but `rollout.generation` only handles token ids",
             fix="--set rollout.generation=once",
         )
 

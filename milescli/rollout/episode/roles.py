@@ -98,9 +98,9 @@ def _worked_turns(prompt: Prompt, roles: Mapping[str, Role]) -> list[RoleTurn]:
     if not named or any(name not in roles for name in named):
         unknown = [str(name) for name in named if name not in roles]
         raise DataError(
-            f"the demonstration of row {prompt.index + 1} does not say which role speaks",
+            f"the demonstration of row {prompt.index + 1} does not name the role that speaks",
             why=f"`rollout.roles` are {', '.join(roles)}, and it "
-            + (f"has a turn of {unknown[0]}" if unknown else "is one text"),
+            + (f"has a turn of {unknown[0]}" if unknown else "is a single text"),
             fix="write a demonstration as [{'role': 'assistant', 'name': "
             f"'{next(iter(roles))}', 'content': '...'}}, ...]",
         )

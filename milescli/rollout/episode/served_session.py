@@ -26,8 +26,8 @@ class Served:
     def played_by(self, role: str) -> Session:
         """Return the session of the model that plays `role`."""
         raise AgentError(
-            f"no model of its own plays the role `{role}` here",
-            why="`rollout.roles.NAME.policy` is served to the agent `multi_agent`, in a run",
+            f"the role `{role}` has no model of its own here",
+            why="`rollout.roles.NAME.policy` only works for the agent `multi_agent` in a run",
             fix="--set rollout.agent=multi_agent",
         )
 
@@ -35,8 +35,8 @@ class Served:
     def _open_door(self) -> Door:
         if self.door is None:
             raise AgentError(
-                "this session is not served by HTTP",
-                why="the agent asked for session.base_url, and nobody serves sessions here",
+                "this session is not served over HTTP",
+                why="the agent used session.base_url, but sessions are not served here",
                 fix="call session.chat or session.generate",
             )
         return self.door

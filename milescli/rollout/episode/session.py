@@ -238,9 +238,9 @@ class RecordingSession(Served):
             completion = replace(completion, routed_experts=whole)
         if completion.stop_reason is StopReason.ABORT:
             raise WorkerDied(
-                f"an engine gave up its response to prompt {self._prompt_index}",
-                why="the request was aborted although the run had not asked for it",
-                fix="look into the engine's log, then resume the run",
+                f"an engine aborted its response to prompt {self._prompt_index}",
+                why="the request was aborted, but the run did not ask for that",
+                fix="look in the engine's log, then resume the run",
             )
         assert completion.response_ids and completion.version_spans, (
             f"a response to prompt {self._prompt_index} without tokens"
@@ -273,16 +273,15 @@ class RecordingSession(Served):
                 self._shown.append((asked.token_ids, asked.image_spans))
         except Exception as error:  # templates raise of their own
             raise AgentError(
-                f"the agent of prompt {self._prompt_index} asked for a response to messages that "
-                "cannot be rendered",
+                f"the agent of prompt {self._prompt_index} sent messages that cannot be rendered",
                 why=f"{type(error).__name__}: {error}",
-                fix="miles data check FILE   # shows what the chat template makes of messages",
+                fix="miles data check FILE   # shows how the chat template renders messages",
             ) from error
         if len(asked.token_ids) >= self._max_tokens:
             raise ContextFull(
-                f"the conversation of prompt {self._prompt_index} has no room for a response",
-                why=f"its messages are {len(asked.token_ids)} tokens, and a trajectory has "
-                f"{self._max_tokens} altogether (data.max_prompt_tokens + "
+                f"the conversation of prompt {self._prompt_index} has no space for a response",
+                why=f"its messages have {len(asked.token_ids)} tokens, and a trajectory has at "
+                f"most {self._max_tokens} (data.max_prompt_tokens + "
                 "rollout.max_response_tokens)",
                 fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
             )
@@ -312,14 +311,15 @@ class RecordingSession(Served):
                 if any(token in reserved for turn in self._turns for token in turn.response_ids):
                     raise ContextFull(
                         f"the conversation of prompt {self._prompt_index} ended",
-                        why="the policy sampled the token of an image, of which there is none",
-                        fix="nothing: the episode counts as cut",
+                        why="the policy sampled an image token, which has no image",
+                        fix="nothing: the episode counts as truncated",
                     )
                 raise AgentError(
-                    f"the agent of prompt {self._prompt_index} asked for a response to {count} "
-                    f"image tokens, of which {num_shown} stand where an image does",
-                    why="an engine waits for ever for the image of a token without one",
-                    fix="call session.generate with tokens that begin with prompt.token_ids, or "
+                    f"the agent of prompt {self._prompt_index} sent {count} image tokens, of "
+                    f"which {num_shown} have an image",
+                    why="an engine would wait for ever for the image of an image token that has "
+                    "none",
+                    fix="call session.generate with tokens that start with prompt.token_ids, or "
                     "session.chat with prompt.messages",
                 )
         return found
@@ -369,29 +369,29 @@ class RecordingSession(Served):
         if max_new_tokens is not None and max_new_tokens < 1:
             raise AgentError(
                 f"{who} {max_new_tokens} tokens",
-                why="a response has at least one",
-                fix="leave max_new_tokens out, for what the recipe says, or make it 1 or more",
+                why="a response needs at least one token",
+                fix="omit max_new_tokens to use the recipe's value, or set it to 1 or more",
             )
         try:
             copy = array("i", token_ids).tolist()
         except (TypeError, OverflowError) as error:
             raise AgentError(
                 f"{who} a response to {token_ids!r:.80}",
-                why=f"these are no token ids: {error}",
+                why=f"these are not token ids: {error}",
                 fix="call session.generate(token_ids) with a list of integers",
             ) from error
         size = max(copy, default=0) + 1 if self._vocab_size is None else self._vocab_size
         if beyond := [token for token in copy if not 0 <= token < size]:
             raise AgentError(
                 f"{who} a response to token {beyond[0]}",
-                why=f"the model has tokens 0 to {size - 1}",
-                fix="make token ids with the model's own tokenizer",
+                why=f"the model only has tokens 0 to {size - 1}",
+                fix="tokenize with the model's own tokenizer",
             )
         if not 0 < len(copy) < self._max_tokens:
             raise AgentError(
                 f"{who} a response to {len(copy)} tokens",
-                why=f"a trajectory has at least one token before it, and {self._max_tokens} "
-                "altogether (data.max_prompt_tokens + rollout.max_response_tokens)",
+                why="a trajectory needs at least one token before the response, and has at most "
+                f"{self._max_tokens} (data.max_prompt_tokens + rollout.max_response_tokens)",
                 fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
             )
         return copy

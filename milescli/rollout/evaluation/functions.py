@@ -72,8 +72,8 @@ async def played(
     if fits and all(isinstance(sample, Sample) for row in rows for sample in row):
         return rows
     raise RecipeError(
-        f"the evaluation `{settings.function}` gave {made!r:.200}",
-        why=f"of {len(prompts)} prompts each has one sample or more, in a list of its own",
+        f"the evaluation `{settings.function}` returned {made!r:.200}",
+        why=f"each of {len(prompts)} prompts needs a list of at least one sample",
         fix=mend(settings.function),
     )
 

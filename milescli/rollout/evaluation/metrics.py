@@ -32,7 +32,7 @@ def measured(
         return {str(name): finite_reward(value) for name, value in said.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise RecipeError(
-            f"the metrics `{settings.metrics}` gave {said!r}",
+            f"the metrics `{settings.metrics}` returned {said!r}",
             why=str(error),
             fix=mend(settings.metrics, "it returns a finite number for each name"),
         ) from error

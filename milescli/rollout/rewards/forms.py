@@ -65,7 +65,7 @@ def _numbers(value: Any, asked: Mapping[str, Any]) -> float | list[float]:
     try:
         rewards = [finite_reward(reward) for reward in value]
     except TypeError as error:
-        raise TypeError(f"it must give a number for each response: {error}") from None
+        raise TypeError(f"it must return one number per response: {error}") from None
     if len(rewards) != wanted:
-        raise ValueError(f"it gave {len(rewards)} rewards for {wanted} responses")
+        raise ValueError(f"it returned {len(rewards)} rewards for {wanted} responses")
     return rewards

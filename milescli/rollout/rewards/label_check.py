@@ -73,10 +73,11 @@ def check_labels(
             say(f"checking that `{name}` can grade {checks.num_labels} different labels of {path}")
         if not checks.finish(timeout_s - say_after_s):
             raise WaitTimeout(
-                f"{checks.num_done} of {checks.num_labels} different labels of {path} are checked",
-                why=f"the launch waited {timeout_s:g} s for `{name}`, which still checks "
+                f"only {checks.num_done} of {checks.num_labels} different labels of {path} were "
+                "checked",
+                why=f"the launch waited {timeout_s:g} s for `{name}`, which is still checking "
                 + ", ".join(_shown(label) for label in checks.in_work),
-                fix="--set data.prompts=FILE   # fewer rows, or labels that are decided sooner",
+                fix="--set data.prompts=FILE   # fewer rows, or labels that can be checked faster",
             )
     if checks.failure is not None:
         label, error = checks.failure
@@ -85,7 +86,7 @@ def check_labels(
         raise RewardError(
             f"the reward `{name}` failed on {_shown(label)} before the run",
             why=user_traceback(error),
-            fix="mend `check_label` of the reward",
+            fix="fix `check_label` of the reward",
         ) from error
     bad = [
         BadRow(line=prompt.index + 1, reason=f"{_shown(prompt.label)}: {reason}")

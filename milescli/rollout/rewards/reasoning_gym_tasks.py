@@ -40,8 +40,8 @@ class ReasoningGym:
         Raises RecipeError where the library is not installed."""
         if find_spec("reasoning_gym") is None:
             raise RecipeError(
-                "the reward `reasoning_gym` cannot be had",
-                why="the library reasoning-gym, which scores, is not installed",
+                "the reward `reasoning_gym` is not available",
+                why="the library reasoning-gym, which computes the score, is not installed",
                 fix="pip install 'miles-cli[reasoning-gym]'",
             )
         return self
@@ -119,7 +119,7 @@ def _scorer(name: str) -> Any:
     try:
         return get_score_answer_fn(name)
     except AssertionError as error:
-        raise ValueError(f"the data set `{name}` cannot be scored by itself: {error}") from None
+        raise ValueError(f"the data set `{name}` cannot be scored separately: {error}") from None
 
 
 reasoning_gym = ReasoningGym()

@@ -203,14 +203,14 @@ class Scorer:
         else:
             reason, fix = (
                 str(error) if isinstance(error, CallFailed) else user_traceback(error),
-                f"mend the reward{place_of(self._name)} or the label of prompt {prompt.index}, "
+                f"fix the reward{place_of(self._name)} or the label of prompt {prompt.index}, "
                 "then start or resume the run",
             )
         times = "" if attempts == 1 else f" (attempt {attempts} of {attempts})"
         return RewardError(
             f"the reward `{self._name}` failed on a response to prompt {prompt.index}{times}",
             why=f"{reason}; label {_shown(prompt.label)}; the response begins {_shown(response)}",
-            fix=[fix, "--set rollout.reward_retries=2   # where it is only flaky"]
+            fix=[fix, "--set rollout.reward_retries=2   # if the failure is temporary"]
             if attempts == 1 and may_pass(error)
             else fix,
         )
@@ -259,10 +259,10 @@ def _shown(text: str | None) -> str:
 def finite_reward(value: object) -> float:
     """The reward as a float. Raises TypeError or ValueError where it is not a finite number."""
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise TypeError(f"the reward must be a number, and is {value!r} ({type(value).__name__})")
+        raise TypeError(f"the reward must be a number, but is {value!r} ({type(value).__name__})")
     number = float(value)  # type: ignore[arg-type]
     if not math.isfinite(number):
-        raise ValueError(f"the reward must be finite, and is {number}")
+        raise ValueError(f"the reward must be finite, but is {number}")
     return number
 
 

@@ -79,7 +79,7 @@ class Chat:
             except ContextFull:
                 reply = None
             if reply is None:
-                self.note("the conversation is as long as the model was started for: it is new now")
+                self.note("the conversation reached its token limit, so a new one starts")
                 return Outcome(text="", reward=0.0, is_cut=True)
             self.messages.append(dict(reply.message))
             turn = reply.turn
@@ -106,7 +106,8 @@ class Chat:
         episodes = replace(episodes, agent=self, agent_name="chat", retries=0)
         output.json("chat", {"name": name, "step": step})
         output.note(
-            f"{name}, step {step}: {NEW} begins again, {SYSTEM} TEXT sets who it is, Ctrl-D ends"
+            f"{name}, step {step}: {NEW} starts over, {SYSTEM} TEXT sets the system message, "
+            "Ctrl-D ends"
         )
         number = 0
         while not self.has_ended:

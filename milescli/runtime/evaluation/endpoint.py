@@ -80,8 +80,10 @@ def checked_url(url: str) -> str:
     parts = urlsplit(url)
     if not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
         raise RecipeError(
-            "this is no address of an endpoint" if not parts.hostname else "this address says more",
-            why="http://HOST:PORT/v1 is one; a key or a query does not belong into it",
+            "this is not the address of an endpoint"
+            if not parts.hostname
+            else "this address contains more than the endpoint",
+            why="the address must look like http://HOST:PORT/v1, without a key or a query",
             fix="export MY_KEY=...; miles eval URL --set eval.endpoint.api_key_env=MY_KEY",
         )
     return base_url(url)
@@ -102,9 +104,10 @@ def _require_askable(recipe: Recipe) -> None:
     ]
     if needs:
         raise RecipeError(
-            "an endpoint cannot be evaluated so",
-            why=f"`{needs[0]}` needs the tokens that a model samples; an endpoint tells its text",
-            fix="miles eval MODEL   # the same model, as a folder or by its name on the hub",
+            "an endpoint cannot be evaluated in this way",
+            why=f"`{needs[0]}` needs the tokens that a model samples, but an endpoint only "
+            "returns text",
+            fix="miles eval MODEL   # evaluates the same model from a folder or the hub",
         )
 
 
@@ -113,9 +116,9 @@ def _require_messages(asked: Sequence[LoadedSet]) -> None:
     for one in asked:
         if as_tokens := next((prompt for prompt in one.prompts if prompt.token_ids), None):
             raise DataError(
-                f"row {as_tokens.index + 1} of `{one.set.name}` is given as tokens",
-                why="an endpoint is asked with messages",
-                fix=f"give the prompts of `{one.set.name}` as text, or as messages",
+                f"row {as_tokens.index + 1} of `{one.set.name}` contains tokens",
+                why="an endpoint only accepts messages",
+                fix=f"provide the prompts of `{one.set.name}` as text or as messages",
             )
 
 
@@ -129,7 +132,7 @@ def _evaluate(
     async def work() -> None:
         for one in asked:
             kept = KeptReplies(run.eval_dir / one.set.folder / "replies.jsonl")
-            told = f"; {len(kept)} replies are here" if len(kept) else ""
+            told = f"; {len(kept)} replies are already stored" if len(kept) else ""
             output.note(f"{model}: {one.set.name}, {len(one.prompts)} prompts{told}")
             episodes = EndpointEpisodes(
                 one.set.recipe,
@@ -144,7 +147,9 @@ def _evaluate(
                     await measure_set(one, episodes, run=run, model=named, output=output)
                 )
             except BaseException:
-                output.note(f"{len(kept)} replies are kept: the same command asks for the others")
+                output.note(
+                    f"{len(kept)} replies are stored: repeat the command to request only the others"
+                )
                 raise
             if doubt := episodes.doubt():
                 output.warn(doubt)

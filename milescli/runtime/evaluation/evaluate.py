@@ -190,7 +190,7 @@ def _roles_served(plan: Plan, recipe: Recipe) -> int:
         raise FitError(
             f"{count} model{'s'[: count > 1]} for roles and the checkpoint need more engines",
             why=f"the run's plan has {plan.engines.num}",
-            fix="write `endpoint` in the place of `policy` in `rollout.roles`",
+            fix="write `endpoint` instead of `policy` in `rollout.roles`",
         )
     return count
 
@@ -213,8 +213,8 @@ def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[Stored
         return [store.find(step) for step in sorted({int(part) for part in steps.split(",")})]
     except ValueError:
         raise CheckpointError(
-            f"`{steps}` names no checkpoints",
-            why=f"complete: {', '.join(map(str, store.steps())) or 'none'}",
+            f"`{steps}` does not name checkpoints",
+            why=f"complete checkpoints: {', '.join(map(str, store.steps())) or 'none'}",
             fix=["--steps all", f"--steps {','.join(map(str, store.steps()[-2:])) or 0}"],
         ) from None
 
@@ -387,9 +387,9 @@ def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
     if positions and longest > positions:
         prompt = largest.recipe.data.max_prompt_tokens
         raise FitError(
-            f"prompts and responses of `{largest.name}` do not fit into the model's positions",
-            why=f"data.max_prompt_tokens {prompt} + {longest - prompt} of a response = {longest}; "
-            f"the model has {positions}",
+            f"prompts and responses of `{largest.name}` exceed the model's positions",
+            why=f"data.max_prompt_tokens {prompt} + {longest - prompt} of a response = "
+            f"{longest}; the model has only {positions}",
             fix=f"--set eval.max_response_tokens={max(1, positions - prompt)}",
         )
     layout, length = plan.engines, context_length(largest.recipe, facts)

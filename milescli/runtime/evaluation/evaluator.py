@@ -129,12 +129,13 @@ class Evaluator:
             if not bound.expired():
                 raise
             raise WaitTimeout(
-                "the evaluation waited too long for a sample",
-                why=f"{len(done)} of {len(begun)} were done, and no other within {bound_s:g} s"
-                + self._first_of(Counter(begun) - Counter(done)),
+                "timed out waiting for a sample of the evaluation",
+                why=f"{len(done)} of {len(begun)} are complete, and no other finished within "
+                f"{bound_s:g} s" + self._first_of(Counter(begun) - Counter(done)),
                 fix=[
                     f"--set machine.step_timeout_s={2 * bound_s:g}",
-                    f"look whether the agent `{self.episodes.agent_name}` waits for something",
+                    f"check whether the agent `{self.episodes.agent_name}` is waiting for "
+                    "something",
                 ],
             ) from None
         return [
@@ -146,7 +147,7 @@ class Evaluator:
         """`; prompt 3 is the first that is missing`, where one is."""
         if not missing:
             return ""
-        return f"; prompt {self.prompts[min(missing)].index} is the first that is missing"
+        return f"; the first missing one is of prompt {self.prompts[min(missing)].index}"
 
     def _seed(self, prompt: Prompt, index: int) -> int:
         key = f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode()
@@ -243,7 +244,7 @@ class ConcurrentEvaluations:
         if self._running is not None:
             self._running.cancel()
             self._running = None
-            self._tell(f"the evaluation of step {self._step} was given up: its engines died")
+            self._tell(f"the evaluation of step {self._step} was abandoned: its engines died")
 
     async def drop(self) -> None:
         """End it, whatever it had."""

@@ -138,7 +138,7 @@ def read_result(path: Path) -> SetResult:
         return SetResult(**kept)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise DataError(
-            f"{path} is no result of `miles eval`",
+            f"{path} is not a result of `miles eval`",
             why=f"{type(error).__name__}: {error}",
             fix=f"ls {path.parent}   # results are step_N.json",
         ) from None
@@ -259,18 +259,18 @@ def require_same(other: SetResult, name: str, data_sha256: str, settings: Settin
     """Raises DataError where the other model was given other prompts, or another reward."""
     if other.data_sha256 != data_sha256:
         raise DataError(
-            f"`{other.model}` was asked other prompts than are in `{name}`",
-            why="a paired test compares prompt by prompt, and texts, labels, order or number "
+            f"`{other.model}` was evaluated on other prompts than those in `{name}`",
+            why="a paired test compares prompt by prompt, but texts, labels, order or number "
             f"differ from those of {other.path}",
             fix=[
-                f"--data {name}=FILE   # the prompts that it was asked",
+                f"--data {name}=FILE   # the prompts that it was evaluated on",
                 f"--num-prompts {other.num_prompts}",
             ],
         )
     theirs, mine = other.settings.get(REWARD), settings.get(REWARD)
     if theirs != mine:
         raise DataError(
-            f"`{other.model}` was scored by another reward on `{name}`",
+            f"`{other.model}` was scored with another reward on `{name}`",
             why=f"`{REWARD}` was {theirs} and is {mine}",
             fix=f"--set {REWARD}={theirs}",
         )

@@ -108,8 +108,8 @@ def sets_of(recipe: Recipe, wish: EvalWish) -> list[EvalSet]:
     names = [name for name, _ in named]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise DataError(
-            f"two sets are called `{twice}`",
-            why="each set's results are kept under its name",
+            f"two sets have the name `{twice}`",
+            why="miles stores the results of each set under its name",
             fix=[
                 f"--data {twice}-{at}={file}"
                 for at, (name, file) in enumerate(named, 1)
@@ -155,8 +155,8 @@ def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> Eval
         if file is not None and not Path(file).expanduser().exists():
             raise DataError(
                 f"there is no copy of `{name}` at {file}",
-                why="no such file or folder",
-                fix=f"--data {name}   # fetched from the hub",
+                why="there is no such file or folder",
+                fix=f"--data {name}   # downloads it from the hub",
             )
     elif file is not None:
         recipe = recipe.model_copy(
@@ -165,20 +165,20 @@ def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> Eval
     if recipe.data.eval is None:
         raise DataError(
             "there are no prompts to evaluate on",
-            why="the recipe leaves `data.eval` out",
+            why="the recipe does not set `data.eval`",
             fix="--data NAME=FILE.jsonl",
         )
     require_files(recipe.data.model_copy(update=_ONLY_EVAL))
     count = recipe.eval.samples_per_prompt
     if count > 1 and not recipe.eval.temperature:
         raise RecipeError(
-            f"{count} samples of each prompt would be the same sample",
-            why="`eval.temperature` is 0: each token is the likeliest",
+            f"{count} samples of each prompt would be identical",
+            why="`eval.temperature` is 0, so each token is the likeliest one",
             fix=["--temperature 0.7", "--samples 1"],
         )
     if wish.ks and max(wish.ks) > count:
         raise RecipeError(
-            f"pass@{max(wish.ks)} cannot be told",
+            f"pass@{max(wish.ks)} cannot be computed",
             why=f"{count} sample{'s'[: count > 1]} of each prompt will be taken",
             fix=[f"--samples {max(wish.ks)} --temperature 0.7", f"-k {count}"],
         )
@@ -186,8 +186,8 @@ def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> Eval
     other = next((result for result in wish.against if result.set == name), None)
     if wish.against and other is None:
         raise DataError(
-            f"`{wish.against[0].model}` was not asked the set `{name}`",
-            why=f"its results are of {', '.join(result.set for result in wish.against)}",
+            f"`{wish.against[0].model}` was not evaluated on the set `{name}`",
+            why=f"it has results for {', '.join(result.set for result in wish.against)}",
             fix=f"--data {wish.against[0].set}=FILE",
         )
     return EvalSet(name=name, recipe=recipe, ks=ks, domain=wish.domain, copy=file, against=other)
@@ -259,8 +259,8 @@ def _tell_dropped(one: EvalSet, report: SourceReport, output: Output) -> None:
     if report.num_dropped:
         output.warn(
             f"{one.name}: {report.num_dropped} of {report.num_measured} prompts are longer than "
-            f"{one.recipe.data.max_prompt_tokens} tokens and left out; "
-            f"--set data.max_prompt_tokens={report.prompt_tokens_max} takes them in"
+            f"{one.recipe.data.max_prompt_tokens} tokens and are skipped; --set "
+            f"data.max_prompt_tokens={report.prompt_tokens_max} includes them"
         )
 
 
@@ -318,8 +318,9 @@ def write_benchmark(name: str, given: str | None, run: RunDir, *, output: Output
         shots = _file_of(name, benchmark.examples_hub, given, folder / "examples", output=output)
         if shots == file:
             raise DataError(
-                f"the benchmark `{name}` lacks its worked examples",
-                why=f"{file} is one file, and they are in another split of its data set",
+                f"the worked examples of the benchmark `{name}` are missing",
+                why=f"{file} is a single file, and the examples are in another split of the data "
+                "set",
                 fix=f"--data {name}=FOLDER   # with the files of {benchmark.hub}",
             )
         examples = [row for _, row in _rows(name, shots)]
@@ -334,8 +335,8 @@ def write_benchmark(name: str, given: str | None, run: RunDir, *, output: Output
         lines.append(json.dumps({"prompt": one.prompt, "label": one.label, **domain}))
     if len(lines) != benchmark.num_prompts and output is not None:
         output.warn(
-            f"{name}: {len(lines):,} questions are there, and {benchmark.num_prompts:,} were "
-            "published: figures do not compare"
+            f"{name}: {len(lines):,} questions are available, but {benchmark.num_prompts:,} were "
+            "published, so results are not comparable"
         )
     path = folder / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -361,9 +362,12 @@ def _file_of(name: str, hub: str, given: str | None, into: Path, *, output: Outp
             chosen = choose_files(replace(data, subset=None), paths, card=told, key=_KEY)
     except DataError as error:
         raise DataError(
-            f"{here} is no copy of {data.spelled()}",
+            f"{here} is not a copy of {data.spelled()}",
             why=f"{error.what}; {error.why}",
-            fix=[f"--data {name}   # fetched from the hub", f"--data {name}=FILE   # of its split"],
+            fix=[
+                f"--data {name}   # downloads it from the hub",
+                f"--data {name}=FILE   # a file of its split",
+            ],
         ) from None
     files = [here / path for path in chosen]
     if len(files) == 1:
@@ -384,7 +388,10 @@ def _rows(name: str, file: Path) -> Iterator[tuple[int, Row]]:
 
 def _not_of_it(name: str, file: Path, why: str) -> DataError:
     return DataError(
-        f"{file} is no copy of the benchmark `{name}`",
+        f"{file} is not a copy of the benchmark `{name}`",
         why=why,
-        fix=[f"--data my-{name}={file}   # as a set of your own", f"--data {name}   # the hub's"],
+        fix=[
+            f"--data my-{name}={file}   # use it as your own set",
+            f"--data {name}   # use the hub's copy",
+        ],
     )

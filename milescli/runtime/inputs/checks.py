@@ -151,11 +151,11 @@ def _shown_images(subject: Subject) -> None:
         for part, _ in subject.prompts:
             if any(prompt.images for prompt in part.first(token_checks.NUM_LOOKED_AT)):
                 raise DataError(
-                    f"no engine shows images to a `{subject.facts.family}` model",
+                    f"`{subject.facts.family}` models do not support images here",
                     why=fault,
                     fix=[
                         "--set train.on_policy=auto",
-                        "--set data.ignore_columns=images   # learn from the texts alone",
+                        "--set data.ignore_columns=images   # use only the texts",
                     ],
                 )
 

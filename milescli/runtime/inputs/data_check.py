@@ -304,8 +304,8 @@ def _checked(
             )
             check.problems += [look.problem for look in part.files if look.problem]
             check.warnings += [
-                f"labels of {look.path} are read as the texts that they are: "
-                f"{', '.join(look.words)}; a row without a label has nothing there"
+                f"labels of {look.path} are read as text: {', '.join(look.words)}; a row without "
+                "a label has an empty one"
                 for look in part.files
                 if look.words
             ]
@@ -340,8 +340,8 @@ def _checked(
 def _of_no_model(part: Part) -> list[str]:
     """Return what is not known without a model."""
     return [
-        f"{look.path} has images: only models that see them take it in, and `--model FOLDER` "
-        "counts their tokens"
+        f"{look.path} has images: only models that accept images can use it, and `--model "
+        "FOLDER` counts their tokens"
         for look in part.files
         if look.has_images
     ]

@@ -164,7 +164,7 @@ def _refuse_letters(rollout: Rollout, source: FilePrompts) -> None:
             column = file.columns.choices[0]
             raise DataError(
                 f"the reward `{misfits[0]}` does not fit the rows of {file.path}",
-                why=f"they have options in `{column}`, and their labels are letters",
+                why=f"the rows have options in `{column}`, and their labels are letters",
                 fix="--set rollout.reward=multiple_choice",
             )
 
@@ -195,9 +195,9 @@ def refuse_leak(
         if not leaks:
             continue
         raise DataError(
-            f"{len(leaks)} held-out prompts are training prompts too",
+            f"{len(leaks)} held-out prompts are also training prompts",
             why=f"{_pairs(leaks, heldout, prompts, joined=' is ')}: the evaluation would measure "
-            "memory",
+            "memorisation",
             fix=WITHOUT_EVAL,
         )
 
@@ -223,9 +223,9 @@ def kind_of_rows(recipe: Recipe) -> Kind:
     takes = getattr(load_objective(name, recipe), "takes", "groups")
     if takes not in ("chats", "pairs"):
         raise RecipeError(
-            f"the objective `{name}` does not learn from rows",
-            why=f"its `takes` is {takes!r}, and `data.train` is {recipe.data.train}",
-            fix='give it `takes = "chats"` or `takes = "pairs"`',
+            f"the objective `{name}` cannot learn from rows",
+            why=f"its `takes` is {takes!r}, but `data.train` is {recipe.data.train}",
+            fix='set `takes = "chats"` or `takes = "pairs"` on it',
         )
     return takes
 
@@ -249,9 +249,9 @@ def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair])
     if leaks:
         prompt, place = next(iter(leaks.values()))
         raise DataError(
-            f"{len(leaks)} held-out prompts are learned from too",
-            why=f"{prompt.text!r:.80}, prompt {prompt.index + 1} of `data.eval`, is also that of "
-            f"usable row {place + 1} of `data.train`: the evaluation would measure memory",
+            f"{len(leaks)} held-out prompts are also in the training rows",
+            why=f"{prompt.text!r:.80}, prompt {prompt.index + 1} of `data.eval`, is also in usable "
+            f"row {place + 1} of `data.train`: the evaluation would measure memorisation",
             fix=WITHOUT_EVAL,
         )
 
@@ -276,13 +276,13 @@ def near_leaks_told(
     if len(graded) > NEAR_HELDOUT or len(prompts) > NEAR_ROWS:
         output.note(
             f"{len(compared):,} of {len(graded):,} held-out prompts were compared with "
-            f"{min(NEAR_ROWS, len(prompts)):,} of {len(prompts):,} training prompts for near "
-            "equality, evenly spread; for exact equality all"
+            f"{min(NEAR_ROWS, len(prompts)):,} of {len(prompts):,} training prompts, evenly "
+            "spread, for near duplicates; all were compared for exact duplicates"
         )
     if not leaks:
         return None
     shown = _pairs(leaks, heldout, prompts, joined=" and ")
-    return f"{len(leaks)} held-out prompts are nearly training prompts: {shown}"
+    return f"{len(leaks)} held-out prompts are near duplicates of training prompts: {shown}"
 
 
 def demonstrations_of(
@@ -298,14 +298,14 @@ def demonstrations_of(
     if not trajectories:
         raise DataError(
             f"`{recipe.data.demonstrations}` has no worked responses",
-            why="the warm-up imitates them: it needs a column `demonstration`, or responses that "
-            "end in `#### label`",
+            why="the warm-up imitates such responses: the file needs a column `demonstration`, "
+            "or responses that end in `#### label`",
             fix=["--set data.demonstrations=FILE", "--set warmup.steps=0"],
         )
     longest = max(trajectory.num_tokens for trajectory in trajectories)
     if longest > recipe.warmup.max_loss_tokens:
         raise DataError(
-            f"a demonstration is {longest} tokens long",
+            f"a demonstration has {longest} tokens",
             why=f"`warmup.max_loss_tokens` is {recipe.warmup.max_loss_tokens}",
             fix=f"--set warmup.max_loss_tokens={longest}",
         )
@@ -394,8 +394,8 @@ def _local_task_file(
         return name
     if package != rollout.agent:
         raise RecipeError(
-            f"`{file.name}` is played by another agent",
-            why=f"`rollout.agent` is {rollout.agent}, and labels of these rows are tasks of "
+            f"`{file.name}` needs another agent",
+            why=f"`rollout.agent` is {rollout.agent}, but the labels of these rows are tasks of "
             f"{package}",
             fix=f"--set rollout.agent={package}",
         )

@@ -118,7 +118,7 @@ def read_rows(
 ) -> FileRows:
     """Read a file of prompts with a progress bar. Raises DataError as `read_file`."""
     size_bytes = table.path.stat().st_size
-    label = f"looking at {file.spelled()}"
+    label = f"reading {file.spelled()}"
     with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
         return read_file(
             table,
@@ -231,9 +231,9 @@ def _equal_sides(rows: FileRows) -> DataError | None:
     ):
         return None
     return DataError(
-        f"no row of {rows.path} teaches anything",
-        why=f"both sides are equal in each of its {len(rows)}",
-        fix=f"--set data.{rows.form.field}=FILE   # pairs whose sides differ",
+        f"no row of {rows.path} can be learned from",
+        why=f"both sides are equal in all of its {len(rows)}",
+        fix=f"--set data.{rows.form.field}=FILE   # with pairs whose sides differ",
     )
 
 

@@ -60,9 +60,10 @@ class GivenModel:
         if 0 < facts.max_position_embeddings < longest:
             raise RecipeError(
                 f"the {self.what} {self.path} cannot read the longest sequence",
-                why=f"prompt and response may have {longest} tokens together, and it has "
+                why=f"prompt and response may have {longest} tokens together, but it has only "
                 f"{facts.max_position_embeddings} positions",
-                fix=f"name a {self.what} with more in {self.key}, or shorten prompts or responses",
+                fix=f"name a {self.what} with more positions in {self.key}, or shorten prompts "
+                "or responses",
             )
         return facts
 
@@ -103,15 +104,15 @@ class GivenModel:
         theirs = load_tokenizer(folder, chat_template=RAW)
         difference, num_tokens = _difference(tokenizer, theirs), load_facts(folder).vocab_size
         if difference is None and num_tokens < least:
-            difference = f"it knows {num_tokens:,} tokens, the policy {least:,}"
+            difference = f"it has {num_tokens:,} tokens, and the policy has {least:,}"
         if difference is not None:
             raise RecipeError(
                 f"the {self.what} {self.path} has another tokenizer than the policy",
-                why=f"{difference}; what it says of a token id would be about another text",
+                why=f"{difference}; the same token id would mean another text",
                 fix=[
                     f"name a model of the policy's family in {self.key}",
-                    f"--set model.scratch=null --set model.path={self.path}   # a policy with its "
-                    "tokenizer",
+                    f"--set model.scratch=null --set model.path={self.path}   # use a policy "
+                    "with its tokenizer",
                 ],
             )
         return theirs
@@ -132,10 +133,10 @@ class GivenModel:
         folder = Path(self.path).expanduser()
         if not folder.is_dir() and not self.is_on_hub:
             raise RecipeError(
-                f"the {self.what} {self.path} is not there",
-                why=f"`{self.key}` names a Hugging Face folder, a name on the hub, or the "
+                f"the {self.what} {self.path} does not exist",
+                why=f"`{self.key}` must name a Hugging Face folder, a model on the hub, or the "
                 "directory of a run",
-                fix=[_command_that_makes(folder), f"name another in {self.key}"],
+                fix=[_command_that_makes(folder), f"name another model in {self.key}"],
             )
         return folder
 
@@ -171,7 +172,8 @@ def _difference(own: ChatTokenizer, theirs: ChatTokenizer) -> str | None:
     if not apart:
         return None
     shown = ", ".join(
-        f"{token!r} is {_named(ours.get(token))} for the policy, {_named(other.get(token))} there"
+        f"{token!r} is {_named(ours.get(token))} for the policy, but {_named(other.get(token))} "
+        "there"
         for token in apart[:NUM_SHOWN]
     )
     return f"{len(apart):,} of {len(ours.keys() | other.keys()):,} tokens differ: {shown}"
@@ -208,14 +210,14 @@ def require_learning_draft(plan: Plan, facts: ModelFacts) -> None:
     off = "--set train.draft.lr=null"
     if plan.device_kind != "cpu":
         raise MachineError(
-            f"a draft model does not learn on {plan.device_kind}",
-            why="the memory that it takes beside policy and engines is not planned for there",
+            f"a draft model cannot be trained on {plan.device_kind}",
+            why="the plan does not reserve memory for it next to policy and engines there",
             fix=off,
         )
     if plan.channel != "tensor":
         raise FitError(
-            "what the draft model learns would not reach the engines",
-            why=f"the channel is {plan.channel}, as they are on other devices than the trainer",
+            "the trained draft model would not reach the engines",
+            why=f"the channel is {plan.channel}, because they use other devices than the trainer",
             fix=["--set engines.placement=colocated", off],
         )
     try:
@@ -279,9 +281,9 @@ def reward_facts(recipe: Recipe) -> ModelFacts | None:
         return None
     if not (facts := path.facts(longest_tokens(recipe))).scores:
         raise RecipeError(
-            f"`{path.path}` is no reward model",
-            why="it gives a next token, and no score: its config.json does not name a model for "
-            "sequence classification with one label",
+            f"`{path.path}` is not a reward model",
+            why="it returns a next token instead of a score: its config.json does not describe "
+            "a sequence-classification model with one label",
             fix="miles launch --recipe RECIPE --set train.objective=reward_model   # trains one",
         )
     return facts
@@ -334,9 +336,9 @@ def _facts(teacher: GivenModel, longest: int) -> ModelFacts:
     facts = teacher.facts(longest)
     if facts.scores:
         raise RecipeError(
-            f"the teacher {teacher.path} gives a score instead of a next token",
-            why="it is a reward model, and a teacher says how likely each token is",
-            fix="name a model that writes",
+            f"the teacher {teacher.path} returns a score instead of a next token",
+            why="it is a reward model, but a teacher must say how likely each token is",
+            fix="name a language model",
         )
     return facts
 
@@ -355,7 +357,8 @@ def teacher_folders(
     if recipe.teachers and settings.kl != "sampled" and settings.top_k >= facts.vocab_size:
         raise RecipeError(
             f"`train.distill.top_k` cannot be {settings.top_k}",
-            why=f"the policy has {facts.vocab_size:,} tokens, and others must be left beside them",
+            why=f"the policy has {facts.vocab_size:,} tokens, and the distance needs at least "
+            "one more than `top_k`",
             fix=f"--set train.distill.top_k={min(32, facts.vocab_size - 1)}",
         )
     for number, teacher in enumerate(teacher_paths(recipe)):
@@ -363,7 +366,10 @@ def teacher_folders(
         theirs = teacher.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
         if theirs.eos_id != tokenizer.eos_id and output is not None:
             ends = [each.inner.convert_ids_to_tokens(each.eos_id) for each in (theirs, tokenizer)]
-            output.warn(f"the teacher {teacher.path} ends by {ends[0]}, the policy by {ends[1]}")
+            output.warn(
+                f"the teacher {teacher.path} ends responses with {ends[0]}, the policy with "
+                f"{ends[1]}"
+            )
         folders.append(folder)
     return folders
 
@@ -462,11 +468,11 @@ def _require_same(path: GivenModel, theirs: ModelFacts, ours: ModelFacts) -> Non
     if apart:
         first = apart[0]
         raise RecipeError(
-            f"the policy {path.path} of a role is no version of the policy that is trained",
-            why=f"its `{first}` is {getattr(theirs, first)}, and that of the trained one "
-            f"{getattr(ours, first)}: the engines of a run serve one shape",
-            fix="serve it elsewhere, and write `endpoint: {url: http://HOST:PORT/v1, model: NAME}` "
-            "in the place of `policy`",
+            f"the policy {path.path} of a role is not a version of the trained policy",
+            why=f"its `{first}` is {getattr(theirs, first)}, but that of the trained model is "
+            f"{getattr(ours, first)}: the engines of a run serve only one architecture",
+            fix="serve it elsewhere, and write `endpoint: {url: http://HOST:PORT/v1, model: "
+            "NAME}` instead of `policy`",
         )
 
 
@@ -503,16 +509,18 @@ def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
         leaves = ", ".join(_leaves(there))
         fix = f"--set 'train.lora.targets=[{leaves}]'"
         if _leaves(wanted) == _leaves(there):
-            fix = "--set train.lora.exclude=[]   # or what it leaves out"
-        differs.append((f"it has {len(there)} pairs, at {leaves}, and not {len(wanted)}", fix))
+            fix = "--set train.lora.exclude=[]   # or the modules that it excludes"
+        differs.append((f"it has {len(there)} pairs, at {leaves}, not {len(wanted)}", fix))
     elif adapter.rank == shape.rank and (odd := _misshapen(adapter, of_adapter)):
-        differs.append((f"`{odd}` is of another size", "--set model.path=FOLDER   # its base"))
+        differs.append(
+            (f"the size of `{odd}` differs", "--set model.path=FOLDER   # its base model")
+        )
     if adapter.saved:
         saved = min(adapter.saved)
-        differs.append((f"it has the whole of `{saved}`, too", "miles export it with --merge"))
+        differs.append((f"it also contains the whole of `{saved}`", "miles export it with --merge"))
     if differs:
         raise RecipeError(
-            f"`model.adapter={recipe.model.adapter}` is not what `train.lora` trains",
+            f"`model.adapter={recipe.model.adapter}` does not match `train.lora`",
             why="; ".join(what for what, _ in differs),
             fix=[fix for _, fix in differs],
         )

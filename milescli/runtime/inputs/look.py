@@ -57,7 +57,7 @@ class Look:
         bound_s = BOUND_S + 2 * self._recipe.rollout.reward_timeout_s
         try:
             if not concurrent.futures.wait([self._reply], timeout=bound_s).done:
-                why = f"the dry run waited {bound_s:g} s for the data to be read"
+                why = f"the dry run waited {bound_s:g} s for the data"
                 return [_unmade(check, why) for check in INPUTS]
             return self._reply.result()
         finally:
@@ -86,7 +86,7 @@ def _looked(recipe: Recipe, facts: ModelFacts, run: RunDir) -> Iterator[Outcome]
         tokenizer = _tokenizer(recipe, missing)
     except MilesError as error:
         refused = error
-        missing["tokenizer"] = "it was refused"
+        missing["tokenizer"] = "it was rejected"
     yield Outcome(
         name="tokenizer",
         compares="the files of the tokenizer with what a run needs",
@@ -102,7 +102,7 @@ def _looked(recipe: Recipe, facts: ModelFacts, run: RunDir) -> Iterator[Outcome]
         yield Outcome(
             name="near leaks",
             compares="held-out prompts with training prompts that are nearly the same",
-            not_checked="it takes long, and `miles data check` does it",
+            not_checked="it takes long; use `miles data check` for it",
         )
 
 
@@ -126,7 +126,7 @@ def _subject(
             recipe, data, run, tokenizer or unknown, output=None, large_rows=NUM_TOKENISED
         )
     except MilesError as error:
-        missing["prompts"] = missing["rows"] = "rows were refused"
+        missing["prompts"] = missing["rows"] = "rows were rejected"
         return subject, Outcome(name=own.name, compares=own.compares, refusal=error)
     if data.train is not None and tokenizer is None:
         own = _unmade(own, missing["tokenizer"])
@@ -147,11 +147,13 @@ def _tokenizer(recipe: Recipe, missing: dict[str, str]) -> ChatTokenizer | None:
     """Return the tokenizer, if it lies here; else write why into `missing`."""
     model = recipe.model
     if model.scratch is not None:
-        missing["tokenizer"] = "it is made of the data at the launch"
+        missing["tokenizer"] = "it is generated from the data at the launch"
         return None
     folder = Path(model.path or "").expanduser()
     if not folder.is_dir():
-        missing["tokenizer"] = f"that of {model.path} is on the hub; `miles data check` fetches it"
+        missing["tokenizer"] = (
+            f"that of {model.path} is on the hub; `miles data check` downloads it"
+        )
         return None
     if is_checkpoint(folder):
         folder = checkpoint_of(folder).model_dir
@@ -184,7 +186,7 @@ def _episodes(subject: Subject) -> None:
 
 def _tools(subject: Subject) -> None:
     if subject.recipe.rollout.mcp:
-        raise NotMade("`miles doctor --recipe` starts the servers of tools")
+        raise NotMade("use `miles doctor --recipe` to start the servers of tools")
     offered(subject.recipe.rollout)
 
 

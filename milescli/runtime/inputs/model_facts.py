@@ -58,7 +58,7 @@ def _refuse_missing(path: str, folder: Path) -> None:
     guess = nearest(folder.name, [one.name for one in beside if one.is_dir()])
     near = [f"--set model.path={folder.parent / guess}"] if guess else []
     raise RecipeError(
-        f"the model {path} is not there",
+        f"the model {path} does not exist",
         why="it is a file" if folder.exists() else f"{folder.absolute()} does not exist",
         fix=[*near, "--set model.path=Qwen/Qwen3-0.6B   # a name on the hub, or another folder"],
     )
@@ -86,8 +86,8 @@ def require_positions(recipe: Recipe, facts: ModelFacts) -> None:
     if response < positions:
         fixes.append(f"--set data.max_prompt_tokens={positions - response}")
     raise FitError(
-        "prompts and responses do not fit into the model's positions",
-        why=f"data.max_prompt_tokens {prompt} + {key} {response} = {longest}; the model has "
+        "prompts and responses exceed the model's positions",
+        why=f"data.max_prompt_tokens {prompt} + {key} {response} = {longest}; the model has only "
         f"{positions}",
         fix=fixes
         or [f"--set data.max_prompt_tokens={positions // 2} --set {key}={positions // 2}"],
@@ -112,14 +112,14 @@ def refuse_settings_of_scratch(loaded: LoadedRecipe, facts: ModelFacts) -> None:
     )
     if num < REAL * own:
         return
-    fixes = [f"--set train.optimizer.lr=1e-6   # or {recipe.train.optimizer.lr:g}, to insist"]
+    fixes = [f"--set train.optimizer.lr=1e-6   # or {recipe.train.optimizer.lr:g} if you mean it"]
     if recipe.train.objective == "policy":
         fixes.insert(0, _with_own_recipe(loaded, nearest_template(facts.family, num)))
     raise RecipeError(
-        f"the recipe `{loaded.source}` is made for a model from scratch",
+        f"the recipe `{loaded.source}` is designed for a model from scratch",
         why=f"{lr} sets train.optimizer.lr={recipe.train.optimizer.lr:g} for random weights of "
-        f"{format_count(own)} parameters; {recipe.model.path} was pretrained and has "
-        f"{format_count(num)}, which such steps undo",
+        f"{format_count(own)} parameters; {recipe.model.path} is pretrained and has "
+        f"{format_count(num)}, and such steps would undo its training",
         fix=fixes,
     )
 

@@ -69,7 +69,8 @@ def load_train_plugins(recipe: Recipe) -> None:
     if Stream.REFERENCE in objective.needs and not recipe.keeps_reference:
         raise RecipeError(
             f"the objective `{name}` needs a reference",
-            why="the recipe keeps none: `train.kl_coef` is 0 and `train.reference` is not set",
+            why="the recipe keeps no reference: `train.kl_coef` is 0 and `train.reference` is "
+            "not set",
             fix="--set train.reference=true",
         )
 

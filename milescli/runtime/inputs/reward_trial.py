@@ -47,15 +47,15 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
                 cause = error.__cause__
                 if isinstance(cause, CallFailed) and may_pass(cause):
                     yield (
-                        f"the reward `{name}` could not be tried, as what it asks did not answer: "
-                        f"{_last_line(cause)}"
+                        f"the reward `{name}` could not be tried, because its server did not "
+                        f"respond: {_last_line(cause)}"
                     )
                 elif rollout.agent in AGENTS.builtin:
                     raise _refusal(name, error) from error
                 else:
                     yield (
-                        f"the reward `{name}` failed on a response that is made up, {MADE_UP!r}: "
-                        f"{_last_line(cause)}; does `{rollout.agent}` give it others?"
+                        f"the reward `{name}` failed on a made-up response, {MADE_UP!r}: "
+                        f"{_last_line(cause)}; does `{rollout.agent}` give it other responses?"
                     )
 
 
@@ -71,9 +71,9 @@ def _refusal(name: str, error: MilesError) -> RewardError:
     """Return the same error as of a trial: a run would stop at its first response."""
     kept = [fix for fix in error.fixes if fix.startswith("--set rollout.reward_timeout_s")]
     return RewardError(
-        f"the reward `{name}` failed before the run, on a response that is made up",
+        f"the reward `{name}` failed before the run, on a made-up response",
         why=error.why,
-        fix=kept or [f"mend the reward{place_of(name)}", f"miles plugins check {name}"],
+        fix=kept or [f"fix the reward{place_of(name)}", f"miles plugins check {name}"],
     )
 
 

@@ -280,10 +280,10 @@ def _critic_folder(
         theirs = load_facts(source)
         if theirs.vocab_size != facts.vocab_size:
             raise RecipeError(
-                "the critic reads other tokens than the policy",
-                why=f"`train.critic.path` {path} has a vocabulary of {theirs.vocab_size}, the "
-                f"policy one of {facts.vocab_size}",
-                fix="--set train.critic.path=null   # the policy's own weights, with a new head",
+                "the critic uses other tokens than the policy",
+                why=f"`train.critic.path` {path} has a vocabulary of {theirs.vocab_size}, and "
+                f"the policy has one of {facts.vocab_size}",
+                fix="--set train.critic.path=null   # the policy's own weights with a new head",
             )
     return score_model(source, run.critic_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed)
 

@@ -55,8 +55,9 @@ def unembedded(subject: Tokens) -> Iterator[str]:
     beyond = range(rows, tokenizer.vocab_size)
     names = [f"`{tokenizer.inner.convert_ids_to_tokens(token)}`" for token in beyond[:_NUM_SHOWN]]
     yield (
-        f"the tokenizer has {len(beyond)} tokens more than the model's embedding has rows: "
-        f"{', '.join(names)}{', ...' * (len(beyond) > _NUM_SHOWN)}; rows that hold one are refused"
+        f"the tokenizer has {len(beyond)} more tokens than the model's embedding has rows: "
+        f"{', '.join(names)}{', ...' * (len(beyond) > _NUM_SHOWN)}; rows that contain one are "
+        "rejected"
     )
 
 
@@ -65,8 +66,8 @@ def unknown_ends(subject: Tokens) -> Iterator[str]:
     for token in subject.own_stop_ids:
         name = subject.tokenizer.inner.convert_ids_to_tokens(token)
         yield (
-            f"the chat template ends a turn by `{name}`, which neither config.json nor "
-            "generation_config.json names: engines are told to stop at it"
+            f"the chat template ends a turn with `{name}`, which neither config.json nor "
+            "generation_config.json names: miles makes engines stop at it"
         )
 
 
@@ -75,8 +76,8 @@ def foreign_markers(subject: Tokens) -> Iterator[str]:
     if parts := split_markers(subject.tokenizer):
         shown = ", ".join(f"`{name}` ({number} tokens)" for name, number in sorted(parts.items()))
         yield (
-            f"the chat template writes {shown}, which this tokenizer does not know as one token: "
-            "the model reads letters; is the template of another family?"
+            f"the chat template writes {shown}, which is not a single token of this tokenizer, "
+            "so the model reads letters; does the template belong to another family?"
         )
 
 
@@ -84,8 +85,8 @@ def dated(subject: Tokens) -> Iterator[str]:
     """Look for today's date in what the chat template writes."""
     if "strftime_now" in (subject.tokenizer.template or ""):
         yield (
-            "the chat template writes today's date: prompts of a run that is resumed on another "
-            "day, and of its export, differ from those that it learned from"
+            "the chat template writes today's date, so prompts differ if the run is resumed, or "
+            "its export used, on another day"
         )
 
 
@@ -97,8 +98,8 @@ def special_texts(subject: Tokens) -> Iterator[str]:
     for prompt, files in islice(prompts, NUM_LOOKED_AT):
         if found := sorted(subject.tokenizer.special_texts_in(prompt.messages)):
             yield (
-                f"{row_named(prompt.index, files)} spells out `{found[0]}`, which the model reads "
-                "as a special token: text of users can open or end a turn there"
+                f"{row_named(prompt.index, files)} contains the text `{found[0]}`, which the "
+                "model reads as a special token: text of users can open or end a turn there"
             )
             return
 

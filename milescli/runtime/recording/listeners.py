@@ -107,7 +107,7 @@ class Judge:
         fault, verdict = self._fault, self._verdict
         if fault is not None and not self._is_fault_told:
             self._is_fault_told = True
-            text = f"no verdict from here on: {type(fault).__name__}: {fault}"
+            text = f"there is no verdict from now on: {type(fault).__name__}: {fault}"
             self._bus.emit(Notice(text=text, level="warning"))
         if fault is not None or verdict is None:
             return

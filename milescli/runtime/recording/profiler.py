@@ -93,7 +93,7 @@ class Profiler:
         for number in wanted.engines:
             await self._begin_record(active, number, folder)
         files.write_state(self._run, wanted.number, active.state)
-        self._notify(f"profile {wanted.number} of steps {step + 1} to {step + wanted.steps} begins")
+        self._notify(f"profile {wanted.number} of steps {step + 1} to {step + wanted.steps} starts")
 
     async def _begin_record(self, active: _Active, number: int, folder: Path) -> None:
         engine, error = self._engines().get(number), "the run has no such engine"

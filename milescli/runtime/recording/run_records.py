@@ -88,7 +88,7 @@ def edited_keys(run: RunDir, kept: LoadedRecipe, *, may_change: Sequence[str]) -
         return []
     before, now = record.get("recipe"), json.loads(json.dumps(values_of(kept.recipe)))
     if not isinstance(before, dict):  # of an older version
-        raise _edited(run, ["which keys it had before is not known"], [])
+        raise _edited(run, ["the keys that it had before are unknown"], [])
     changed = [name for name in now if name in before and before[name] != now[name]]
     lines = {name: f"{name}: {_short(before[name])} -> {_short(now[name])}" for name in changed}
     refused = [name for name in changed if not _is_below(name, may_change)]
@@ -102,11 +102,11 @@ def _edited(run: RunDir, changed: list[str], back: list[str]) -> CheckpointError
     new = f"miles launch --recipe {run.shown}/recipe.yaml --name {run.name}-edited"
     return CheckpointError(
         f"the recipe of run `{run.name}` was edited",
-        why=f"a run learns by one recipe from its start to its end; {run.shown}/recipe.yaml has "
-        "now\n" + "\n".join(changed),
+        why=f"a run uses the same recipe from start to end; {run.shown}/recipe.yaml now has\n"
+        + "\n".join(changed),
         fix=[
-            f"{new}   # a new run, by the edited recipe",
-            f"put back in {run.shown}/recipe.yaml: {'; '.join(back) or 'what was there'}",
+            f"{new}   # a new run with the edited recipe",
+            f"undo the changes in {run.shown}/recipe.yaml: {'; '.join(back) or 'what was there'}",
         ],
     )
 
@@ -124,8 +124,8 @@ def changes_since(
         pass  # of an older version
     if lines:
         lines.append(
-            "the run goes on from its checkpoint, but need not be the run that was not stopped to "
-            "the last bit: sums may be taken in another order"
+            "the run continues from its checkpoint, but may differ in the last bits from an "
+            "uninterrupted run, because sums may be computed in another order"
         )
     return lines
 

@@ -59,7 +59,7 @@ class SampleFiles:
         try:
             text = await in_thread(lambda: lines_of(groups, texts=self._texts, trainer=trainer))
         except Exception as error:  # a fault of ours: what is kept to be read ends no run
-            self._side.warn_once(f"samples are not kept: {type(error).__name__}: {error}")
+            self._side.warn_once(f"samples are not stored: {type(error).__name__}: {error}")
             return
         with self._side.writing(self._run.images_dir / "a picture"):
             keep_images(self._run, groups)

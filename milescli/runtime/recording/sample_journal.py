@@ -154,8 +154,8 @@ class SampleJournal:
         if not found.is_one_past or found.identity.past != self._identity.past:
             self.begin()
             return (
-                "the journal is of another past (recipe, data or the form of records changed): "
-                "what was in flight is sampled again"
+                "the journal belongs to another history (recipe, data or the form of records "
+                "changed): unfinished work is sampled again"
             )
         is_same_line = found.identity.line == self._identity.line
         take = usable(
@@ -175,14 +175,14 @@ class SampleJournal:
         if not ahead and not left:
             return None
         why = (
-            "their steps are not whole in it"
+            "their steps are incomplete in it"
             if is_same_line
             else "layout, versions or machine changed"
         )
         return (
-            f"the journal has {len(ahead)} groups that no step before {step + 1} took: none of "
-            "them is sampled again"
-            + (f"; {left} of later weights are not taken, as {why}" if left else "")
+            f"the journal has {len(ahead)} groups that no step before {step + 1} used: they are "
+            "not sampled again"
+            + (f"; {left} of later weights are not used, because {why}" if left else "")
         )
 
     def _contents(self) -> _Contents:
@@ -237,7 +237,7 @@ class SampleJournal:
             self._batches.clear()
             self._do(self._start_again)
             self._warn(
-                f"{place.path} cannot be read any more ({error}): what it had is sampled anew"
+                f"{place.path} cannot be read any more ({error}): its samples are generated again"
             )
             return None
 
@@ -279,7 +279,7 @@ class SampleJournal:
         if self._queue.qsize() < MAX_WAITING:
             self._queue.put(call)
         else:
-            self._give_up(f"the disk takes them too slowly, {MAX_WAITING} wait for it")
+            self._give_up(f"the disk stores them too slowly, and {MAX_WAITING} are waiting")
 
     def _work(self) -> None:
         while (call := self._queue.get()) is not None:
@@ -294,8 +294,8 @@ class SampleJournal:
         if not self._told:
             self._told = True
             self._warn(
-                f"{self._folder} takes no more samples until the next checkpoint ({why}); the run "
-                "goes on, and after a resume what is not there is sampled again"
+                f"{self._folder} stores no more samples until the next checkpoint ({why}); the "
+                "run continues, and samples that are not stored are sampled again after a resume"
             )
 
     def _append(self, head: dict[str, Any], parts: list[bytes] | None = None) -> None:
@@ -399,9 +399,9 @@ async def open_journal(
         return await in_thread(opened)
     except OSError as error:
         raise MachineError(
-            f"the journal of samples in {spec.run.journal_dir} can be neither used nor removed",
+            f"the journal of samples in {spec.run.journal_dir} can neither be used nor removed",
             why=f"{type(error).__name__}: {error}",
-            fix=[f"ls -l {spec.run.journal_dir}   # whose is it?", f"rm -r {spec.run.journal_dir}"],
+            fix=[f"ls -l {spec.run.journal_dir}   # who owns it?", f"rm -r {spec.run.journal_dir}"],
         ) from error
 
 

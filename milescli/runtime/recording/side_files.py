@@ -51,9 +51,9 @@ class SideFiles:
                 free = format_bytes(free_bytes(path.parent))
                 self._bus.emit(
                     Notice(
-                        text=f"{path} cannot be written ({type(error).__name__}: {error}); {free} "
-                        "are free there. The run goes on without it, and without others beside it "
-                        "that cannot be written",
+                        text=f"{path} cannot be written ({type(error).__name__}: {error}); "
+                        f"{free} are free there. The run continues without it, and without "
+                        "other such files that cannot be written",
                         level="warning",
                     )
                 )

@@ -103,11 +103,11 @@ class Tracking:
         soon = time.monotonic() + _UNSAID_S
         if slow := [one.name for one in self.trackers if not one.wait(soon - time.monotonic())]:
             who = ", ".join(dict.fromkeys(slow))
-            self._output.note(f"waiting for {who} to take in the rest, at most {CLOSE_S:g} s")
+            self._output.note(f"waiting at most {CLOSE_S:g} s for {who} to store the rest")
         are_slow = [one for one in self.trackers if not one.wait(deadline - time.monotonic())]
         self.missing += self._news() + [
-            f"tracker {one.name} was not done {CLOSE_S:g} s after the run: {one.num_waiting} "
-            "records are missing there; events.jsonl and metrics.jsonl have them"
+            f"tracker {one.name} had not finished {CLOSE_S:g} s after the run: it lacks "
+            f"{one.num_waiting} records; events.jsonl and metrics.jsonl contain them"
             for one in are_slow
         ]
         self.trackers = []

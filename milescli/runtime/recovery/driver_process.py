@@ -93,9 +93,9 @@ class Parent:
                     raise error
                 return _code_of(ended)
             run = self._run
-            assert run is not None, "nothing to go on with"
+            assert run is not None, "there is nothing to continue from"
             if isinstance(error, NodesJoined):
-                self.output.note(f"{run.name} begins again: attempt {len(run.attempts()) + 1}")
+                self.output.note(f"{run.name} restarts: attempt {len(run.attempts()) + 1}")
             else:
                 self._pause_after(error, run, restarts, was_told=was_told)
             self._has_begun, work = True, partial(self.resume, run.path)
@@ -111,16 +111,16 @@ class Parent:
             self.output.error(error)
         pause_s = min(PAUSE_S * 2 ** (restarts.total - 1), LONGEST_PAUSE_S)
         self.output.warn(
-            f"{run.name} is started again from its newest checkpoint in {pause_s:.0f} s: "
-            f"attempt {len(run.attempts()) + 1}, restart {restarts.total} of at most "
+            f"{run.name} restarts from its newest checkpoint in {pause_s:.0f} s: attempt "
+            f"{len(run.attempts()) + 1}, restart {restarts.total} of at most "
             f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
         )
         _pause(pause_s, run)
 
     def _tell_of_hold(self, driver: int) -> None:
         self.output.warn(
-            f"the driver (process {driver}) is stopped by SIGSTOP, and the run waits for it: "
-            f"`kill -CONT {driver}` lets it go on; Ctrl-C saves and ends it, as ever"
+            f"the driver (process {driver}) was stopped by SIGSTOP, and the run waits for it: "
+            f"`kill -CONT {driver}` continues it; Ctrl-C saves and ends it as usual"
         )
 
     def _may_mend(self, ended: Ended, error: MilesError) -> bool:
@@ -182,15 +182,15 @@ def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> Miles
         how = f"process {ended.pid} was ended by {_name_of(-ended.code)}"
     else:
         how = (
-            f"process {ended.pid} ended by itself with exit code {ended.code}, without a word: "
-            "code of yours or of a library called `os._exit`, or Ray did, which ends whoever has "
+            f"process {ended.pid} exited with code {ended.code} without a message: your "
+            "code or a library called `os._exit`, or Ray did, which ends every process that has "
             "lost its raylet or its control store"
         )
     killed = None if oom_before is None else (oom_kills() or 0) - oom_before
     if killed:
         how += (
             f"; the kernel has ended {killed} process{'es'[: 2 * (killed > 1)]} of this control "
-            "group meanwhile, as there was no memory left"
+            "group meanwhile, because there was no memory left"
         )
     elif ended.code == -signal.SIGKILL and killed == 0:
         how += "; the kernel ended nothing of this control group for want of memory"
@@ -260,7 +260,7 @@ def _pause(seconds: float, run: RunDir) -> None:
         if signal.sigtimedwait(wanted, seconds) is not None:
             error = Stopped(
                 "stopped between two attempts",
-                why="Ctrl-C, SIGTERM or SIGHUP while the driver was to be started again",
+                why="Ctrl-C, SIGTERM or SIGHUP arrived before the driver restarted",
                 fix=f"miles resume {run.shown}",
             )
             record_end(run, run.new_attempt(), error, outcome="stopped", seconds=0.0)

@@ -96,7 +96,7 @@ class EngineWatch:
         unheard = self._unheard()
         if look.stopped is not None:
             waiting = self._fleet.num_waiting(self.engine.url)
-            self.silence.look(f"{look.stopped}, and {waiting} requests wait for it")
+            self.silence.look(f"{look.stopped}, and {waiting} requests are waiting for it")
         else:
             self.silence.look(self._unexplained(unheard, is_busy=is_busy), times=UNSURE)
 
@@ -145,7 +145,7 @@ class EngineWatch:
             return None
         if not self._has_replied and now - self._waited_since < self._patience_s:
             return None
-        return f"it does not answer, and {waiting} requests wait for it"
+        return f"it does not respond, and {waiting} requests are waiting for it"
 
     def _inquire(self, url: str, now: float) -> None:
         question = self._question
@@ -165,7 +165,7 @@ class EngineWatch:
         stacks = await self.engine.dump_stacks()
         where = "".join(f"\nits stacks: {file}" for file in stacks)
         return WorkerDied(
-            f"{self.engine.name} has not spoken for {silence.seconds:.0f} s",
+            f"{self.engine.name} has been silent for {silence.seconds:.0f} s",
             why=f"{silence.reason}{where}\nlast lines of its log:\n{last_log_lines(spec.log_path)}",
             fix=[f"less {spec.log_path}", f"--set machine.silence_s={4 * silence.bound_s:.0f}"],
         )
@@ -335,13 +335,13 @@ class RouterKeeper:
             return router.death(f"on its own: {look.ended}")
         is_well = look.stopped is None and await in_thread(router.speaks)
         times = UNSURE if look.stopped is None else 1.0
-        self._silence.look(None if is_well else look.stopped or "it does not answer", times=times)
+        self._silence.look(None if is_well else look.stopped or "it does not respond", times=times)
         if news := self._silence.news(self._repairs.step()):
             self._repairs.bus.emit(news)
         if not self._silence.is_too_long:
             return None
         return WorkerDied(
-            f"the router has not spoken for {self._silence.seconds:.0f} s",
+            f"the router has been silent for {self._silence.seconds:.0f} s",
             why=f"{self._silence.reason}; its log ends:\n{router.last_words()}",
             fix=f"less {router.log_path}",
         )
@@ -355,9 +355,9 @@ def warn_of_losses(warn: Callable[[str], None]) -> Callable[[Event], None]:
 
     def listen(event: Event) -> None:
         if isinstance(event, WorkerSilent):
-            warn(f"{event.worker} has not spoken for {event.seconds:.0f} s: {event.why}")
+            warn(f"{event.worker} has been silent for {event.seconds:.0f} s: {event.why}")
         elif isinstance(event, WorkerLost):
-            warn(f"{event.what}; another is started in its place")
+            warn(f"{event.what}; miles starts another one")
 
     return listen
 

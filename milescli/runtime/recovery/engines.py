@@ -157,7 +157,7 @@ async def _look(handle: ActorHandle, spec: EngineSpec) -> ProcessLook:
     """Look at one engine process through the actor that holds it."""
     look: ProcessLook | None = await handle.look("look")
     if look is None:
-        return ProcessLook(stopped=f"the actor that holds {spec.name} does not answer")
+        return ProcessLook(stopped=f"the actor of {spec.name} does not respond")
     if look.ended is not None:
         raise WorkerDied(
             f"{spec.name} died",

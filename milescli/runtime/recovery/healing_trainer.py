@@ -218,7 +218,9 @@ class HealingTrainer(Trainer):
             healed.result()
         if self._copies is not None:
             await self._copies.probe()
-            self._warn("the copy is lost, and fault.kept_gib let batches before it go")
+            self._warn(
+                "the copy is lost, and earlier batches were dropped because of fault.kept_gib"
+            )
         is_idle = self._healing is None and not self._turn.locked() and self._room is None
         if self._death is not None and not is_idle:
             return  # they are being replaced, or will be when it is their turn
@@ -325,13 +327,13 @@ class HealingTrainer(Trainer):
         size = format_bytes(recorded.size_bytes)
         if recorded.is_too_much:
             recorded.drop_before(recorded.done)
-        self._warn(f"{size} of batches since the last one are more than fault.kept_gib")
+        self._warn(f"the batches since the last one need {size}, more than fault.kept_gib")
 
     def _warn(self, why: str) -> None:
         """Warn once that a rank's death would end the run, until all calls are recorded again."""
         if not self._is_whole and not self._is_warned:
             until = "checkpoint" if self._copies is None else "checkpoint or copy"
-            text = f"until the next {until} a trainer rank's death ends the run: {why}"
+            text = f"until the next {until}, the death of a trainer rank ends the run: {why}"
             self._repairs.bus.emit(Notice(text=text, level="warning"))
         self._is_warned = not self._is_whole
 
@@ -424,7 +426,7 @@ class AdapterTrainer(Trainer):
 
 def _repeated(calls: Numbered) -> str:
     num = num_steps(calls)
-    return f"{num} step{'s'[: num != 1]} done again"
+    return f"{num} step{'s'[: num != 1]} repeated"
 
 
 def _empty(folder: Path) -> None:

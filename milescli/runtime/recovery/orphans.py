@@ -50,11 +50,14 @@ def _end_left_behind(run: RunDir, *, output: Output) -> None:
         if left or scratch_dirs:
             where = note.parent.relative_to(run.path)
             if watchdog_on_duty(token):
-                output.note(f"the driver of {where} was killed: its watchdog ends what it left")
+                output.note(
+                    f"the driver of {where} was killed: its watchdog is ending the remaining "
+                    "processes"
+                )
             elif left:
                 output.warn(
-                    f"the driver of {where} was killed, and no watchdog is at work: what it left "
-                    f"is ended now ({len(left)} processes)"
+                    f"the driver of {where} was killed, and it has no watchdog: ending its "
+                    f"{len(left)} remaining processes now"
                 )
             wait_for_clean_up(
                 token=token, scratch_dirs=scratch_dirs, verdict=verdict_file(note.parent)

@@ -120,7 +120,7 @@ class Copies:
             if await ranks.find_dead() or await keepers.find_dead():
                 self._num_steps = self._every  # the next step's is another try
                 return
-            text = f"no copy of the trainer's state was taken: {error.what}, {error.why}"
+            text = f"no copy of the trainer's state was made: {error.what}, {error.why}"
             self._repairs.bus.emit(Notice(text=text, level="warning"))
 
     async def restore(self, ranks: RankGroup) -> bool:
@@ -181,7 +181,7 @@ class Copies:
         if keepers is not None:
             await keepers.kill()
         if refusal := self._repairs.begin(NAME, error):
-            text = f"{error.what}; no more copies are taken: {refusal}"
+            text = f"{error.what}; no further copies are made: {refusal}"
             self._repairs.bus.emit(Notice(text=text, level="warning"))
             return
         self._num_steps = self._every

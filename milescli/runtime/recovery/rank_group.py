@@ -76,7 +76,7 @@ class RankGroup(Trainer):
             return None
         if is_here and is_stopped_process(pid):
             return Hang(f"its process {pid} is stopped (SIGSTOP)", is_sure=True)
-        return Hang("it does not answer", is_sure=False)
+        return Hang("it does not respond", is_sure=False)
 
     async def find_dead(self, *, within_s: float = 0.0) -> WorkerDied | None:
         """Return the error for a rank whose process has ended, looked for until one has or the time
@@ -223,7 +223,7 @@ class RankWatch:
         method, silence = self._doing
         usual = format_duration(silence.longest_s / LONGER)
         # where an engine hangs in a publish, it is the first to be ended
-        silence.look(f"it is in `{method}`, which took {usual} at most before", times=UNSURE)
+        silence.look(f"it is in `{method}`, which took at most {usual} before", times=UNSURE)
         self._report(silence)
         return await self._hung(ranks, silence, 0) if silence.is_too_long else None
 
@@ -237,7 +237,7 @@ class RankWatch:
         stacks = await in_thread(ranks.dump_stacks)
         log = ranks.ranks[number].log_path
         return WorkerDied(
-            f"{silence.worker} has not spoken for {silence.seconds:.0f} s{doing}",
+            f"{silence.worker} has been silent for {silence.seconds:.0f} s{doing}",
             why=f"{silence.reason}{f'; stacks of all ranks: {stacks}' if stacks else ''}\n"
             f"last lines of its log:\n{last_log_lines(log)}",
             fix=[f"less {log}", f"--set machine.silence_s={4 * self._bound_s:.0f}"],

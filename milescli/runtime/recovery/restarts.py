@@ -38,7 +38,7 @@ class Restarts:
             return f"it died {SAME_STEP_LIMIT} times at step {step + 1}"
         if len(self._times) >= self.limits.max_restarts:
             return (
-                f"{len(self._times)} were started again within {self.limits.window_s:g} s, and "
+                f"{len(self._times)} restarts happened within {self.limits.window_s:g} s, and "
                 f"fault.max_restarts is {self.limits.max_restarts}"
             )
         self._times.append(now)

@@ -19,7 +19,7 @@ from milescli.runtime.recording.side_files import LineFile
 _NAMES = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
-    signal.SIGHUP: "SIGHUP, as of a terminal that was closed,",
+    signal.SIGHUP: "SIGHUP (the terminal was closed)",
 }
 BY_USER = (Stopped, Interrupted, Terminated)
 """Errors of a run that did not fail: its user stopped it."""
@@ -37,7 +37,7 @@ def ended_now(number: int | None, *, fix: str, is_second: bool = False) -> Miles
     kind = Interrupted if number == signal.SIGINT else Terminated
     name = _NAMES[signal.Signals(number or signal.SIGTERM)]
     why = (
-        "a second time: what came after the newest checkpoint is not saved"
+        "a second time: the work since the newest checkpoint is not saved"
         if is_second
         else "when there was nothing new to save"
     )

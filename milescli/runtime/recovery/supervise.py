@@ -115,7 +115,7 @@ async def run_watched(
     try:
         await asyncio.wait({main, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not main.done():
-            raise _error_of(watcher) or AssertionError("the watch ended without a cause")
+            raise _error_of(watcher) or AssertionError("supervision ended for an unknown reason")
         if main.cancelled():
             raise signals.error
         error = main.exception()

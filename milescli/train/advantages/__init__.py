@@ -74,15 +74,15 @@ def _estimated(
     name = name_of(estimator)
     if sizes != expected:
         raise RecipeError(
-            f"the advantage estimator `{name}` gave {sizes} values a group",
-            why=f"the groups have {expected} samples, and each needs one",
+            f"the advantage estimator `{name}` returned {sizes} values per group",
+            why=f"the groups have {expected} samples, and each sample needs one value",
             fix=mend(estimator, "it returns a list of numbers for each group"),
         )
     for group, row in zip(groups, rows, strict=True):
         for index, (sample, value) in enumerate(zip(group.samples, row, strict=True)):
             if fault := _fault(sample, value):
                 raise RecipeError(
-                    f"the advantage estimator `{name}` gave {fault}",
+                    f"the advantage estimator `{name}` returned {fault}",
                     why=f"for sample {index} of prompt {group.prompt.index}, whose rewards are "
                     f"{group.rewards}",
                     fix=mend(
@@ -246,9 +246,9 @@ def max_rl(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
     for group in groups:
         if min(group.rewards) < 0:
             raise RecipeError(
-                f"`max_rl` cannot take the reward {min(group.rewards):g}",
-                why=f"prompt {group.prompt.index}: it divides by the mean reward as by a chance of "
-                "being right, so rewards are 0 or more",
+                f"`max_rl` does not support the reward {min(group.rewards):g}",
+                why=f"prompt {group.prompt.index}: it divides by the mean reward as a success "
+                "rate, so rewards must be at least 0",
                 fix="--set train.advantage=grpo",
             )
         mean = statistics.fmean(group.rewards)

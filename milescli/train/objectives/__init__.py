@@ -29,15 +29,15 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
     ]
     if lacking:
         raise RecipeError(
-            f"`{name}` does not make an objective",
+            f"`{name}` does not create an objective",
             why=f"it returned {type(objective).__name__}, which has no {', '.join(lacking)}",
-            fix="derive from milescli.train.objectives.policy.Policy, or give it what is missing",
+            fix="derive from milescli.train.objectives.policy.Policy, or add what is missing",
         )
     if unknown := sorted(set(objective.needs) - set(FROM_RANKS)):
         raise RecipeError(
-            f"the objective `{name}` needs what no trainer rank can give",
-            why=f"{', '.join(unknown)}; ranks compute {', '.join(FROM_RANKS)}",
-            fix="make the other streams in `sequences` or `complete`",
+            f"the objective `{name}` needs a stream that trainer ranks cannot compute",
+            why=f"{', '.join(unknown)}; trainer ranks compute {', '.join(FROM_RANKS)}",
+            fix="compute the other streams in `sequences` or `complete`",
         )
     return objective
 
@@ -68,14 +68,14 @@ def sequences_from(
     for number, sequence in enumerate(sequences):
         if fault := _fault(sequence, names):
             raise RecipeError(
-                f"the objective `{name}` made a sequence that cannot be trained on",
+                f"the objective `{name}` created a sequence that cannot be trained on",
                 why=f"sequence {number} of {len(sequences)}: {fault}",
                 fix=mend(name, "milescli.train.base.TrainSequence says what `sequences` gives"),
             )
     if not sequences:
         raise RecipeError(
-            f"the objective `{name}` made no sequence",
-            why=f"it was given {len(items)} items, and a step needs something to learn from",
+            f"the objective `{name}` created no sequence",
+            why=f"it received {len(items)} items, and a step needs something to learn from",
             fix=mend(name, "in `sequences`, a mask of zeros leaves a sequence out"),
         )
     return sequences

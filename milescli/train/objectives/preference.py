@@ -145,7 +145,7 @@ class Pairs:
 
     def _of_pair(self, pair: Pair) -> Iterator[TrainSequence]:
         sides = pair.sides
-        assert len(sides) == 2, f"row {pair.index + 1} is no pair"
+        assert len(sides) == 2, f"row {pair.index + 1} is not a pair"
         for place, side in enumerate(sides):
             yield side_sequence(side, pair, place, share=0.5)
 

@@ -37,7 +37,7 @@ class RewardModel:
         """Return two sequences per pair, the chosen one first, which form one unit."""
         made = []
         for pair in items:
-            assert len(pair.sides) == 2, f"row {pair.index + 1} is no pair"
+            assert len(pair.sides) == 2, f"row {pair.index + 1} is not a pair"
             for side in pair.sides:
                 sequence = scored_sequence(side.token_ids, group=pair.index, margin=pair.margin)
                 made.append(replace(sequence, unit=pair.index))

@@ -111,7 +111,7 @@ class Distillation(Supervised):
         if self.needs:
             return made
         teacher_tokens = [item.teacher for item in items]
-        assert all(teacher_tokens), "rows are asked about before the first step"
+        assert all(teacher_tokens), "rows are scored before the first step"
         return [
             replace(sequence, streams=streams_of(words))
             for sequence, words in zip(made, teacher_tokens, strict=True)

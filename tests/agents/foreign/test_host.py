@@ -82,7 +82,7 @@ def test_what_the_program_raises_is_told_with_its_lines() -> None:
     assert "echoing.py" in str(caught.value)
     with pytest.raises(CallFailed, match="not JSON serializable"):
         ask(host, "object")
-    with pytest.raises(CallFailed, match="no request is called __init__"):
+    with pytest.raises(CallFailed, match="there is no request __init__"):
         ask(host, "__init__")
     with pytest.raises(CallFailed, match="it was told to"):
         ask(host_of(fails=True), "echo", value=1)

@@ -97,7 +97,7 @@ def test_what_is_installed_to_the_end_counts_and_nothing_else_does(here: Path) -
     )
     assert ran.stdout == "here\n"
     said.clear()
-    again = install(good, python="nothing that is asked for", say=said.append)
+    again = install(good, python="nothing that is sent", say=said.append)
     assert again.was_there and not said and again.python == done.python
     record = good.folder / "installed.json"
     record.write_text(json.dumps({**(good.record or {}), "requirements": ["tiny==0.9"]}))
@@ -110,7 +110,7 @@ def test_what_pip_says_is_in_the_error(here: Path, monkeypatch: pytest.MonkeyPat
         install(lacking, python=sys.executable, say=lambda line: None)
     assert "exit code 1; it printed last:" in caught.value.why
     assert "other-1.0-py3-none-any.whl" in caught.value.why
-    assert caught.value.fixes == ["miles env install tiny   # begins anew"]
+    assert caught.value.fixes == ["miles env install tiny   # starts over"]
     monkeypatch.setattr(installing, "VENV_TIMEOUT_S", 0.05)
     with pytest.raises(MachineError) as caught:
         install(lacking, python=sys.executable, say=lambda line: None)
@@ -135,7 +135,7 @@ def test_two_do_not_install_the_same_at_once(here: Path) -> None:
     environments_dir().mkdir(parents=True)
     with package.folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(MachineError, match="is being installed already"):
+        with pytest.raises(MachineError, match="is installing"):
             install(package, python=None, say=lambda line: None)
 
 
@@ -146,6 +146,6 @@ def test_each_is_pinned_and_has_a_program() -> None:
     for program in PROGRAMS.glob("*.py"):  # nothing of miles is there
         imports = imports_of(ast.parse(program.read_text()), program.stem, is_package=False)
         assert not [one for one in imports if one.module.split(".")[0] == "milescli"]
-    with pytest.raises(RecipeError, match="no environments are called `openev`") as caught:
+    with pytest.raises(RecipeError, match="no package of environments `openev`") as caught:
         package_named("openev")
     assert caught.value.fixes == ["miles env install openenv"]

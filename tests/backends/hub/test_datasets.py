@@ -47,7 +47,7 @@ def test_a_split_is_fetched_said_first_and_taken_from_the_cache_without_the_hub(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert _fetch("hf:org/sums:main:test", tmp_path) == file
     assert not hub.fetched
-    with pytest.raises(DataError, match="cannot be had from the hub") as caught:
+    with pytest.raises(DataError, match="cannot be downloaded from the hub") as caught:
         _fetch("hf:org/sums:main:train", tmp_path)
     assert "2 of 2 files are not in the cache" in caught.value.why
     assert any("hf download org/sums --repo-type dataset" in fix for fix in caught.value.fixes)
@@ -75,7 +75,7 @@ def test_content_that_is_not_what_the_hub_lists_is_refused(
     hub: LoopbackHub, tmp_path: Path
 ) -> None:
     hub.lies.add(TEST)
-    with pytest.raises(DataError, match="is spoilt") as caught:
+    with pytest.raises(DataError, match="is corrupt") as caught:
         _fetch("hf:org/sums:main:test", tmp_path)
     assert "hash" in caught.value.why
     spoilt = Path(caught.value.fixes[0].removeprefix("rm ").partition(" #")[0].strip())
@@ -91,12 +91,12 @@ def test_without_the_hub_what_was_fetched_will_do_and_the_rest_is_refused_withou
     file = _fetch("hf:org/sums:main:test", tmp_path)
     no_hub_for(monkeypatch)
     assert _fetch("hf:org/sums:main:test", tmp_path) == file
-    with pytest.raises(DataError, match="cannot be had from the hub"):
+    with pytest.raises(DataError, match="cannot be downloaded from the hub"):
         _fetch("hf:org/other", tmp_path)
 
 
 def test_what_the_hub_does_not_have_is_refused(hub: LoopbackHub, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="neither a file nor to be had from the hub"):
+    with pytest.raises(DataError, match="neither a file nor available on the hub"):
         _fetch("hf:org/none:train", tmp_path)
 
 

@@ -50,14 +50,14 @@ def test_without_the_hub_what_was_fetched_will_do_and_the_rest_is_refused_withou
     config = fetch_config("org/tiny", revision="main")
     no_hub_for(monkeypatch)
     assert fetch_config("org/tiny", revision="main") == config
-    with pytest.raises(CheckpointError, match="cannot be had from the hub") as caught:
+    with pytest.raises(CheckpointError, match="cannot be downloaded from the hub") as caught:
         fetch_config("org/other", revision=None)
     assert "config.json is not in the cache" in caught.value.why
 
 
 def test_what_the_hub_does_not_have_is_refused_in_three_parts(hub: LoopbackHub) -> None:
     with pytest.raises(
-        CheckpointError, match="neither a folder nor to be had from the hub"
+        CheckpointError, match="neither a folder nor available on the hub"
     ) as caught:
         fetch_model("org/none", revision=None)
     assert "--set model.path=/path/to/a/copy" in caught.value.fixes
@@ -72,6 +72,6 @@ def test_a_model_without_a_config_is_refused(hub: LoopbackHub) -> None:
 def test_a_file_that_was_cut_short_in_the_cache_is_named(hub: LoopbackHub) -> None:
     folder = fetch_model("org/tiny", revision=None)
     Path(folder / "model.safetensors").resolve().write_bytes(b"x" * 10)
-    with pytest.raises(CheckpointError, match="is spoilt") as caught:
+    with pytest.raises(CheckpointError, match="is corrupt") as caught:
         fetch_model("org/tiny", revision=None)
     assert "10 bytes" in caught.value.why

@@ -137,6 +137,6 @@ def test_whoever_dies_of_the_two_it_is_a_death(pair, victim: int) -> None:
         os.kill(pids[victim], signal.SIGKILL)
         with pytest.raises(WorkerDied) as caught:
             await _move(source, sink)
-        assert ("source gave no bytes", "sink died")[victim] in caught.value.what
+        assert ("source sent no bytes", "sink died")[victim] in caught.value.what
 
     pair(use)

@@ -110,7 +110,7 @@ def test_an_explained_error_arrives_whole(with_toys) -> None:
         assert (caught.value.what, caught.value.why, caught.value.fixes) == (
             "row 7 is broken",
             "no JSON",
-            ["mend it"],
+            ["fix it"],
         )
 
     with_toys(["explainer"], use)

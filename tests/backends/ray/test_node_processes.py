@@ -116,7 +116,7 @@ def test_one_that_hangs_there_is_named_and_costs_its_own_episode_alone(play) -> 
         calls = [_episode(fleet, seed, ["x"] * 190) for seed in range(3)]
         hung = asyncio.ensure_future(_episode(fleet, 8, ["a", "hang"]))
         done = await asyncio.gather(*calls)
-        with pytest.raises(AgentError, match="did not answer within 8 s on node X") as caught:
+        with pytest.raises(AgentError, match="did not respond within 8 s on node X") as caught:
             await hung
         assert fleet.num_hung == 1 and not TOLD
         return caught.value, done

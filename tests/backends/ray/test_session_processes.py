@@ -56,7 +56,7 @@ def test_one_that_is_stopped_is_shown_then_named_and_ended_when_ray_is_left(
     asyncio.run(processes.check())
     assert processes.news(0) == []
     raylet.send_signal(signal.SIGSTOP)
-    with pytest.raises(WorkerDied, match="raylet has not spoken") as died:
+    with pytest.raises(WorkerDied, match="raylet has been silent") as died:
         asyncio.run(until_async(processes.check))
     assert f"process {raylet.pid} (raylet) is stopped" in died.value.why
     assert [news.worker for news in processes.news(0)] == ["Ray's raylet"]

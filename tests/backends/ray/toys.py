@@ -46,7 +46,7 @@ class Toy:
 
     def refuse(self) -> None:
         """An explained error."""
-        raise DataError("row 7 is broken", why="no JSON", fix="mend it")
+        raise DataError("row 7 is broken", why="no JSON", fix="fix it")
 
     def wait_in_vain(self) -> None:
         """A wait of its own that reached its bound."""

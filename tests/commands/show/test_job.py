@@ -50,13 +50,13 @@ def test_an_address_has_no_place_in_a_script_that_starts_its_own_cluster(miles: 
     said = miles(
         "launch", "-r", "quickstart", "--on", "2x8xH200", "--address", "h:1", "--emit", "slurm"
     )
-    assert said.code == 0 and "h:1" not in said.out and "--address is left out" in said.err
+    assert said.code == 0 and "h:1" not in said.out and "--address is ignored" in said.err
 
 
 @pytest.mark.parametrize(
     ("options", "code", "reason"),
     [
-        (["--on", "8xH200", "--emit", "slurm", "--dry-run"], 2, "leave one out"),
+        (["--on", "8xH200", "--emit", "slurm", "--dry-run"], 2, "use only one"),
         (["--on", "8xH200", "--emit", "slurm", "--price-per-gpu-hour", "2"], 2, "--dry-run"),
         (["--on", "8xH200", "--emit", "pbs"], 2, "kuberay"),
         (["--on", "8xH200"], 2, "--emit"),

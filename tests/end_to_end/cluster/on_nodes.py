@@ -17,7 +17,7 @@ def who(*, greeting: str) -> tuple[str, str, str | None]:
 def stumble(*, on: str) -> str:
     """An explained error on the node of that host name."""
     if socket.gethostname() == on:
-        raise DataError("row 7 is broken", why="no JSON", fix="mend it")
+        raise DataError("row 7 is broken", why="no JSON", fix="fix it")
     return "fine"
 
 

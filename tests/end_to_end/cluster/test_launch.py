@@ -275,7 +275,7 @@ def test_a_run_directory_that_is_not_shared_is_refused_before_anything_starts(
     refused = cluster.run(command, cwd=folder, env=_environment(cluster), timeout_s=600)
     assert refused.returncode == 4, Finished(refused.returncode, refused.stdout, refused.stderr)
     assert re.search(
-        r"the run directory is not the same on node 10\.77\.0\.2 \(node-2\)", refused.stderr
+        r"the run directory is not shared with node 10\.77\.0\.2 \(node-2\)", refused.stderr
     )
     assert not list((cluster.nodes[0].private / "alone").iterdir())
 

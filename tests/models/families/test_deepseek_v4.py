@@ -130,5 +130,5 @@ def test_what_cannot_be_cut_is_refused_by_name(layout: dict, says: str | None) -
 
 def test_an_adapter_is_refused_by_name() -> None:
     base = models.table(models.parse_facts(ALL["deepseek-v4"].config))
-    with pytest.raises(RecipeError, match="adapter of a `deepseek_v4` model"):
+    with pytest.raises(RecipeError, match="adapters of `deepseek_v4` models"):
         adapter_table(base, LoraShape(rank=4, alpha=8.0, targets=("all-linear",)))

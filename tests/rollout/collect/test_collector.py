@@ -148,7 +148,7 @@ def test_a_response_that_the_engine_gave_up_stops_the_step() -> None:
 
             return replace(await super().generate(request), stop_reason=StopReason.ABORT)
 
-    assert "gave up" in str(_failing(_collector(Aborting()), WorkerDied))
+    assert "aborted" in str(_failing(_collector(Aborting()), WorkerDied))
 
 
 def _flat_for(*flat: int) -> Callable[..., object]:
@@ -180,7 +180,7 @@ def test_filtering_is_bounded_and_says_so() -> None:
         max_filter_rounds=3,
     )
     error = _failing(collector, MilesError)
-    assert "0 of 4 after 3 rounds, 12 refused; mean reward 1.000" in str(error)
+    assert "0 of 4 after 3 rounds, 12 rejected; the mean reward is 1.000" in str(error)
 
 
 def test_without_a_filter_flat_groups_are_kept_and_counted() -> None:

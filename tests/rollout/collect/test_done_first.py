@@ -256,7 +256,7 @@ def test_a_wait_that_reaches_its_bound_says_what_is_there() -> None:
         collector.start(version=V0, first_step=1, last_step=2)
         with pytest.raises(WaitTimeout, match="of step 1") as raised:
             await collector.take(1, version=V0)
-        assert "0 of 24 samples were done" in raised.value.why
+        assert "0 of 24 samples were complete" in raised.value.why
         await collector.stop()
 
     asyncio.run(run())

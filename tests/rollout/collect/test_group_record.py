@@ -97,9 +97,9 @@ def test_a_group_is_read_as_it_was_written(group: Group) -> None:
     assert (known.position, known.prompt_index) == (11, 7)
     assert (known.oldest, known.newest) == (min(versions), max(versions))
     if any(line.image_spans for sample in group.samples for line in sample.trajectories):
-        with pytest.raises(ValueError, match="not those of the prompt any more"):
+        with pytest.raises(ValueError, match="differ from those of the prompt"):
             decoded(head, body, prompt=replace(PROMPT, images=[]))
     with pytest.raises(ValueError, match="left over"):
         decoded(head, body + b"x", prompt=PROMPT)
-    with pytest.raises(ValueError, match="of prompt 7"):
+    with pytest.raises(ValueError, match="belongs to prompt 7"):
         decoded(head, body, prompt=Prompt(index=8, token_ids=[1], text=""))

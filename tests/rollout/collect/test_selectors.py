@@ -68,9 +68,9 @@ def test_the_groups_whose_rewards_differ_most_are_taken_in_order() -> None:
 
 @pytest.mark.parametrize("said", [None, [0], [0, 0], [0, 3], [-1, 0], "ab", 5, [0.5, None]])
 def test_what_is_no_choice_is_refused(said: object) -> None:
-    with pytest.raises(RecipeError, match="the selection `mine` gave") as refused:
+    with pytest.raises(RecipeError, match="the selection `mine` returned") as refused:
         places_of(said, "selection", "mine", size=3, count=2)
-    assert "of 3 it chooses 2" in refused.value.why
+    assert "choose 2 of 3" in refused.value.why
 
 
 def test_a_selection_waits_for_all_and_moves_the_position_past_them() -> None:
@@ -150,7 +150,7 @@ def test_a_prompt_that_returns_counts_once_more() -> None:
         ({"rollout": {"selection": "variance"}}, "has nothing to choose from"),
         (
             {"rollout": {"max_staleness": 1}, "data": {"curriculum": "learnable"}},
-            "cannot run ahead",
+            "does not work when rollout runs ahead",
         ),
     ],
 )
@@ -214,7 +214,7 @@ def test_the_buffer_is_a_fifth_where_nobody_says_how_much() -> None:
 )
 def test_rewards_that_cannot_be_trained_on_are_named(name: str, why: str) -> None:
     path = f"{__name__}:{name}"
-    with pytest.raises(RecipeError, match=f"the shaping `{path}` gave") as refused:
+    with pytest.raises(RecipeError, match=f"the shaping `{path}` returned") as refused:
         shaped(
             resolve_isolated(SHAPINGS, path), rewarded([0.0, 1.0]), settings=Rollout(shaping=path)
         )
@@ -248,5 +248,5 @@ def test_filters_keep_what_teaches(name: str, rewards: list[float], expected: bo
 
 def test_a_filter_that_says_neither_is_named() -> None:
     path = f"{__name__}:maybe"
-    with pytest.raises(RecipeError, match="gave 'perhaps'"):
+    with pytest.raises(RecipeError, match="returned 'perhaps'"):
         is_kept(resolve_isolated(FILTERS, path), rewarded([1.0]), settings=Rollout(filter=path))

@@ -81,7 +81,7 @@ def test_what_the_engine_raises_is_not_its_fault() -> None:
         ("silent", "without one call of session.generate"),
         ("leaving", "its process ended with exit code 7"),
         ("greedy", "MemoryError"),
-        ("confused", "these are no token ids"),
+        ("confused", "these are not token ids"),
     ],
 )
 def test_what_it_does_wrong_is_named(name: str, said: str) -> None:

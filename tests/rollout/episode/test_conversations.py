@@ -268,7 +268,7 @@ def test_a_conversation_longer_than_the_context_is_refused_by_its_own_error(
     tokenizers: dict[str, ChatTokenizer],
 ) -> None:
     session = session_of(Engine(tokenizers["chatml"], ["one"]), max_tokens=50)
-    with pytest.raises(ContextFull, match="no room"):
+    with pytest.raises(ContextFull, match="no space"):
         asyncio.run(_asked(session, [user("begin" * 20)]))
 
 

@@ -144,7 +144,7 @@ def test_a_bad_episode_is_played_anew_and_a_bad_agent_stops_the_run() -> None:
 
 
 def test_an_agent_is_checked_before_a_device_is_taken() -> None:
-    with pytest.raises(RecipeError, match="no agent is called `singel_turn`") as caught:
+    with pytest.raises(RecipeError, match="no agent `singel_turn`") as caught:
         load_agent(Rollout(agent="singel_turn"))
     assert caught.value.fixes == ["--set rollout.agent=single_turn"]
     with pytest.raises(RecipeError, match="cannot be an agent"):

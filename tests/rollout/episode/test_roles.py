@@ -58,7 +58,7 @@ def test_a_role_that_an_endpoint_plays_is_not_imitated(tokenizer: ChatTokenizer)
 @pytest.mark.parametrize(
     ("demonstration", "why"),
     [
-        ("#### 7", "it is one text"),
+        ("#### 7", "it is a single text"),
         ([{"role": "assistant", "content": "7"}], "it has a turn of None"),
         ([turn("teller", "3 4"), turn("sovler", "7")], "it has a turn of sovler"),
     ],
@@ -67,7 +67,7 @@ def test_a_demonstration_that_does_not_say_who_speaks_is_refused(
     tokenizer: ChatTokenizer, demonstration: Any, why: str
 ) -> None:
     prompt = Prompt(index=4, token_ids=[1], text="3 + 4?", demonstration=demonstration)
-    with pytest.raises(DataError, match="demonstration of row 5 does not say which") as caught:
+    with pytest.raises(DataError, match="demonstration of row 5 does not name") as caught:
         role_demonstrations(prompt, tokenizer, roles=ROLES)
     assert why in caught.value.why and "'name': 'teller'" in caught.value.fixes[0]
 

@@ -229,11 +229,11 @@ def test_an_agent_may_go_on_with_the_list_that_it_handed_over() -> None:
 @pytest.mark.parametrize(
     ("token_ids", "max_new_tokens", "why"),
     [
-        ("What is 1 + 1?", None, "no token ids"),
-        ([5, "6"], None, "no token ids"),
-        ([2**40], None, "no token ids"),
-        ([5, 5000], None, "the model has tokens 0 to 4999"),
-        ([-1, 5], None, "the model has tokens 0 to 4999"),
+        ("What is 1 + 1?", None, "not token ids"),
+        ([5, "6"], None, "not token ids"),
+        ([2**40], None, "not token ids"),
+        ([5, 5000], None, "the model only has tokens 0 to 4999"),
+        ([-1, 5], None, "the model only has tokens 0 to 4999"),
         ([5], 0, "at least one"),
         ([5], -1, "at least one"),
     ],

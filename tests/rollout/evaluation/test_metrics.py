@@ -51,7 +51,7 @@ def not_finite(*, groups, settings):  # type: ignore[no-untyped-def]
 )
 def test_what_are_no_figures_is_named(name: str, said: str) -> None:
     path = f"{__name__}:{name}"
-    with pytest.raises(RecipeError, match=f"the metrics `{path}` gave") as refused:
+    with pytest.raises(RecipeError, match=f"the metrics `{path}` returned") as refused:
         measured(
             resolve_isolated(METRICS, path), [rewarded([1.0])], settings=Evaluation(metrics=path)
         )

@@ -65,7 +65,7 @@ def test_rows_whose_label_cannot_be_graded_are_named_by_line_before_anything_sta
         "line 2: the label 'b1': it holds a b; line 4: the label 'b2': it holds a b; "
     )
     assert error.value.why.endswith("; and 3 more")
-    assert error.value.fixes[0] == "sed -n 2p data/train.jsonl   # mend or remove these rows"
+    assert error.value.fixes[0] == "sed -n 2p data/train.jsonl   # fix or remove these rows"
     assert "--set data.label_key" in error.value.fixes[1]
 
 
@@ -93,7 +93,7 @@ def test_a_check_that_raises_is_named_with_its_traceback() -> None:
 def test_a_check_that_hangs_is_named_with_its_label() -> None:
     reward, release = Reward(), threading.Event()
     reward.check_label = lambda label: release.wait() and None  # type: ignore[method-assign]
-    with pytest.raises(WaitTimeout, match=r"0 of 2 different labels .* are checked") as error:
+    with pytest.raises(WaitTimeout, match=r"0 of 2 different labels .* were checked") as error:
         _check(reward, ["a", "a", "c"], timeout_s=0.2, say_after_s=0.0)
     release.set()
     assert "label 'a'" in error.value.why

@@ -138,8 +138,8 @@ def test_who_waits_for_a_batch_hears_of_whatever_it_raises() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("too_few", "it gave 2 rewards for 3 responses"),
-        ("one_number", "it must give a number for each response"),
+        ("too_few", "it returned 2 rewards for 3 responses"),
+        ("one_number", "it must return one number per response"),
     ],
 )
 def test_a_reward_of_many_that_gives_other_than_one_for_each_is_named(name: str, said: str) -> None:
@@ -174,9 +174,9 @@ def test_what_it_prints_is_no_reply() -> None:
         ("chatty", "it printed more than 8"),
         ("greedy", "MemoryError"),
         ("raising", "IndexError: list index out of range"),
-        ("not_a_number", "must be finite, and is nan"),
-        ("a_text", "must be a number, and is '1.0'"),
-        ("nothing", "must be a number, and is None"),
+        ("not_a_number", "must be finite, but is nan"),
+        ("a_text", "must be a number, but is '1.0'"),
+        ("nothing", "must be a number, but is None"),
         ("closing", "its process ended with"),
         ("spoiling", "it wrote what is no reply: b'garbage"),
         ("judge", "KeyError: 'judge'"),

@@ -82,7 +82,7 @@ def test_it_is_scored_and_its_labels_are_checked_in_processes_of_their_own() -> 
         ),
         (
             '{"dataset": "composite", "entry": {"answer": "7", "metadata": {}}}',
-            "cannot be scored by itself",
+            "cannot be scored separately",
         ),
     ],
 )

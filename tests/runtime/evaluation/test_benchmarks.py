@@ -169,7 +169,7 @@ def test_mmlu_pro_shows_worked_examples_of_the_questions_category(
     assert text.endswith("Answer: Let's think step by step.")
     assert loaded.domains == {0: "law"}
     alone = tmp_path / "mmlu-pro" / "data" / "test-00000-of-00001.parquet"
-    with pytest.raises(DataError, match="lacks its worked examples"):
+    with pytest.raises(DataError, match="the worked examples of the benchmark"):
         _loaded(tmp_path, tokenizer, f"mmlu-pro={alone}")
 
 
@@ -193,7 +193,7 @@ def test_another_number_of_questions_than_published_is_told(tmp_path: Path, toke
 
 def test_a_file_of_other_columns_is_no_copy(tmp_path: Path, tokenizer: Any) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "?", "label": "1"}\n')
-    with pytest.raises(DataError, match="is no copy of the benchmark `gsm8k`") as refused:
+    with pytest.raises(DataError, match="is not a copy of the benchmark `gsm8k`") as refused:
         _loaded(tmp_path, tokenizer, f"gsm8k={tmp_path / 'mine.jsonl'}")
     assert "lacks `question`, `answer`" in refused.value.why
     assert "--data my-gsm8k=" in refused.value.fixes[0]

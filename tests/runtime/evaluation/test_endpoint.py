@@ -137,10 +137,10 @@ def test_extra_fields_are_added_and_null_leaves_one_out(tmp_path: Path) -> None:
         ("{}", ["eval.endpoint.extra=[a=b]"], "cannot be read: a=b"),
         ("{}", ["eval.endpoint.model=big"], "there is no model `big`"),
         ("{}", ["eval.endpoint.api_key_env=NO_SUCH_KEY"], "has no key"),
-        ("{}", ["rollout.agent=mine:agent"], "evaluated so"),
-        ("{}?key=1", [], "says more"),
-        ("http://me:secret@127.0.0.1:1/v1", [], "says more"),
-        ("http://", [], "no address"),
+        ("{}", ["rollout.agent=mine:agent"], "evaluated in this way"),
+        ("{}?key=1", [], "contains more"),
+        ("http://me:secret@127.0.0.1:1/v1", [], "contains more"),
+        ("http://", [], "not the address"),
         ("http://127.0.0.1:9/v1", [], "no connection"),
     ],
 )
@@ -154,7 +154,7 @@ def test_what_cannot_be_asked_is_refused_and_nothing_is_left(
 
 def test_one_of_several_models_is_to_be_named(tmp_path: Path) -> None:
     with serving(_adds, models=["big", "small/one"]) as server:
-        with pytest.raises(MilesError, match="which model is evaluated") as refused:
+        with pytest.raises(MilesError, match="must be named") as refused:
             _measure(server.url, _file(tmp_path))
         assert "eval.endpoint.model=small/one" in refused.value.fixes[1]
         folder, _ = _measure(server.url, _file(tmp_path), "eval.endpoint.model=small/one")

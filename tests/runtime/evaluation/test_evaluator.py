@@ -56,7 +56,7 @@ async def _hangs_on_2(prompt: Prompt, session: Session) -> Outcome:
 def test_an_agent_that_hangs_is_not_waited_for_without_end(tmp_path: Path) -> None:
     with pytest.raises(WaitTimeout) as waited:
         asyncio.run(_evaluator(tmp_path, _hangs_on_2, timeout_s=3.0).run(0))
-    assert "3 of 4 were done" in waited.value.why and "prompt 2 is the first" in waited.value.why
+    assert "3 of 4 are complete" in waited.value.why and "of prompt 2" in waited.value.why
     assert "the agent `test`" in waited.value.fixes[-1]
 
 
@@ -99,7 +99,7 @@ def test_one_that_plays_nothing_is_not_waited_for_without_end(tmp_path: Path) ->
     own = f"{__name__}:waiting"
     with pytest.raises(WaitTimeout) as waited:
         asyncio.run(_evaluator(tmp_path, _index, function=own, timeout_s=3.0).run(0))
-    assert "0 of 0 were done" in waited.value.why and "missing" not in waited.value.why
+    assert "0 of 0 are complete" in waited.value.why and "missing" not in waited.value.why
 
 
 def test_one_that_ends_its_process_is_named(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_results_of_a_set_come_by_step_and_others_are_left_out(tmp_path: Path) -
         write_result(make_result(step=step), rows_of(_groups()), folder=tmp_path)
     (tmp_path / "eval" / "few" / "step_4.json").write_text("{}")
     assert [one.step for one in results_of(tmp_path / "eval", "few")] == [3, 20]
-    with pytest.raises(DataError, match=r"step_4\.json is no result"):
+    with pytest.raises(DataError, match=r"step_4\.json is not a result"):
         read_result(tmp_path / "eval" / "few" / "step_4.json")
 
 
@@ -121,12 +121,12 @@ def _asked(folder: Path, against: SetResult) -> Any:
 def test_other_prompts_or_another_reward_are_refused_before_anything_starts(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(DataError, match="was asked other prompts"):
+    with pytest.raises(DataError, match="was evaluated on other prompts"):
         _asked(tmp_path, make_result())
     data = sha256_of_prompts([Prompt(index=0, token_ids=[], text="1?", label="1")])
-    with pytest.raises(DataError, match="was scored by another reward") as refused:
+    with pytest.raises(DataError, match="was scored with another reward") as refused:
         _asked(tmp_path, make_result(data=data, settings={"rollout.reward": "gsm8k"}))
     assert refused.value.fixes == ["--set rollout.reward=gsm8k"]
     assert _asked(tmp_path, make_result(data=data, settings=settings_of(Recipe()))).prompts
-    with pytest.raises(DataError, match="was not asked the set `few`"):
+    with pytest.raises(DataError, match="was not evaluated on the set `few`"):
         _asked(tmp_path, make_result(set="other"))

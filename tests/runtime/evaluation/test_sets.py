@@ -65,11 +65,11 @@ def test_a_set_that_a_reward_model_scores_is_found_among_others(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("data", "ks", "evaluation", "refused"),
     [
-        (["few.jsonl", "few=few.jsonl"], [], {}, "two sets are called `few`"),
+        (["few.jsonl", "few=few.jsonl"], [], {}, "two sets have the name `few`"),
         (["no.jsonl"], [], {}, "there is no file"),
         ([], [], {}, "there are no prompts to evaluate on"),
         (["few.jsonl"], [8], {"samples_per_prompt": 4, "temperature": 1.0}, "pass@8 cannot"),
-        (["few.jsonl"], [], {"samples_per_prompt": 4}, "would be the same sample"),
+        (["few.jsonl"], [], {"samples_per_prompt": 4}, "would be identical"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(

@@ -113,7 +113,7 @@ def test_a_held_out_prompt_that_is_learned_from_is_a_problem(tmp_path: Path) -> 
         tmp_path, f"data.train={train}", f"data.eval={heldout}", "train.objective=supervised"
     )
     (problem,) = check.problems
-    assert "1 held-out prompts are learned from too" in problem.what
+    assert "1 held-out prompts are also in the training rows" in problem.what
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_prompt_is_on_one_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_tasks_of_another_agent_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="`task:harbor` is played by another agent") as caught:
+    with pytest.raises(RecipeError, match="`task:harbor` needs another agent") as caught:
         with_foreign_tasks(Data(prompts="task:harbor"), ROLLOUT, RunDir(path=tmp_path))
     assert caught.value.fixes == ["--set rollout.agent=harbor"]
 

@@ -90,7 +90,7 @@ SMALL = parse_facts(MODELS["llama"])
 @pytest.mark.parametrize(
     ("layout", "changes", "error", "what"),
     [
-        ({}, {"device_kind": "cuda"}, MachineError, "does not learn on cuda"),
+        ({}, {"device_kind": "cuda"}, MachineError, "cannot be trained on cuda"),
         ({}, {"channel": "distributed"}, FitError, "would not reach the engines"),
         ({"pp": 4}, {}, FitError, "under the policy's layout"),
     ],
@@ -166,7 +166,7 @@ def test_one_whose_experts_share_otherwise_is_refused(tmp_path: Path, given_as: 
 
 def test_one_of_another_model_is_refused(given: Path) -> None:
     wider = parse_facts({**DENSE, "hidden_size": 128})
-    with pytest.raises(RecipeError, match="of another size"):
+    with pytest.raises(RecipeError, match="differs"):
         require_adapter(_adapter_recipe(given), wider)
 
 
@@ -286,7 +286,7 @@ def test_a_teacher_that_lacks_tokens_of_the_policy_is_refused(tmp_path: Path) ->
     teacher = _teacher_model(tmp_path / "teacher", vocab_size=290)
     with pytest.raises(RecipeError, match="another tokenizer") as refused:
         prepare(_teacher_recipe(tmp_path, teacher), RunDir(path=tmp_path / "run"))
-    assert "knows 290 tokens, the policy 300" in refused.value.why
+    assert "knows 290 tokens, and the policy has 300" in refused.value.why
 
 
 def test_a_teacher_that_cannot_read_so_far_is_refused(tmp_path: Path) -> None:

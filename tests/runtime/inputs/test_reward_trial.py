@@ -57,14 +57,14 @@ def test_a_reward_of_any_form_passes(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("nothing", "must be a number, and is None"),
-        ("nothing_async", "must be a number, and is None"),
-        ("nan", "must be finite, and is nan"),
-        ("text", "must be a number, and is '1.0'"),
-        ("listed", r"must be a number, and is \[1.0\]"),
+        ("nothing", "must be a number, but is None"),
+        ("nothing_async", "must be a number, but is None"),
+        ("nan", "must be finite, but is nan"),
+        ("text", "must be a number, but is '1.0'"),
+        ("listed", r"must be a number, but is \[1.0\]"),
         ("raising", "TypeError: string indices must be integers"),
         ("ends", "its process ended with exit code 3"),
-        ("one_number", "a number for each response"),
+        ("one_number", "return one number per response"),
         ("too_few", "0 rewards for 1 responses"),
         ("no_file", "FileNotFoundError"),
     ],
@@ -96,7 +96,7 @@ def test_rewards_of_several_parts_are_tried_and_those_that_ship_are_not() -> Non
 
 def test_what_another_agent_returns_is_not_known() -> None:
     (said,) = _tried("tried_rewards:raising", agent="mine.agents:solve")
-    assert "does `mine.agents:solve` give it others?" in said
+    assert "does `mine.agents:solve` give it other responses?" in said
 
 
 def test_a_role_that_scores_the_episode_is_given_an_episode() -> None:

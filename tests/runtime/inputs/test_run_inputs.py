@@ -97,7 +97,7 @@ def test_a_held_out_prompt_that_is_nearly_trained_on_is_a_warning(tmp_path: Path
         b="prompt,label\nb?,2\n",
         test=json.dumps({"prompt": story, "label": "9"}),
     )
-    assert "1 held-out prompts are nearly training prompts: row 1 of" in said.getvalue()
+    assert "1 held-out prompts are near duplicates of training prompts: row 1 of" in said.getvalue()
     assert "test.jsonl and row 2 of" in said.getvalue()
 
 

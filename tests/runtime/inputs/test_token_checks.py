@@ -49,12 +49,12 @@ def test_nothing_is_said_of_a_model_that_fits_together(tokenizer: ChatTokenizer)
 
 def test_the_end_of_a_turn_that_engines_do_not_know_is_named(tokenizer: ChatTokenizer) -> None:
     (said,) = _told(tokenizer, ends=[2])
-    assert "`<|im_end|>`" in said and "engines are told to stop at it" in said
+    assert "`<|im_end|>`" in said and "makes engines stop at it" in said
 
 
 def test_a_users_text_that_holds_a_special_token_is_named_once(tokenizer: ChatTokenizer) -> None:
     (said,) = _told(tokenizer, texts=["hi<|im_end|>", "<|im_start|>system"])
-    assert said.startswith("row 5 spells out `<|im_end|>`")
+    assert said.startswith("row 5 contains the text `<|im_end|>`")
 
 
 def test_a_template_of_another_family_is_doubted(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_tokens_without_an_embedding_are_named(tokenizer: ChatTokenizer) -> None
     small = load_tokenizer(tokenizer.folder)
     small.num_embeddings = small.vocab_size - 2
     (said,) = _told(small)
-    assert "2 tokens more than the model's embedding has rows" in said
+    assert "2 more tokens than the model's embedding has rows" in said
 
 
 @pytest.mark.parametrize(

@@ -137,4 +137,4 @@ def test_a_fault_of_what_is_kept_ends_no_run(
         await kept.finish()
 
     asyncio.run(keep())
-    assert told == ["samples are not kept: UnicodeError: a fault of ours"]
+    assert told == ["samples are not stored: UnicodeError: a fault of ours"]

@@ -164,7 +164,7 @@ def test_one_that_hangs_at_the_end_is_waited_for_within_a_bound(
     finally:
         HELD.set()
     note, warning = said.warnings
-    assert "waiting for" in note and "Hanging to take in the rest, at most 0.2 s" in note
+    assert "waiting for" in note and "at most 0.2 s for Hanging" in note
     assert "Hanging was not done 0.2 s after the run" in warning
 
 

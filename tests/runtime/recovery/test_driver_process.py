@@ -182,7 +182,7 @@ def test_after_the_loss_of_a_node_a_run_goes_on_unasked(run: Path) -> None:
 def test_when_nodes_have_joined_a_run_begins_again_at_once_and_as_often(run: Path) -> None:
     said = _drive(run, "joined", num_deaths=5)
     assert said.code == 0 and len(list((run / "logs").iterdir())) == 6
-    assert "one begins again: attempt 6" in said.lines[-1]["text"]
+    assert "one restarts: attempt 6" in said.lines[-1]["text"]
     assert {line["kind"] for line in said.lines} == {"note"}
 
 

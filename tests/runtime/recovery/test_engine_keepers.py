@@ -287,8 +287,8 @@ def test_an_engine_that_hangs_is_shown_then_ended_and_replaced() -> None:
     silent, lost, replaced = rig.events
     assert isinstance(silent, WorkerSilent) and isinstance(replaced, WorkerReplaced)
     assert silent.worker == "engine 1"
-    assert silent.why == "its scheduler is stopped, and 0 requests wait for it"
-    assert "engine 1 has not spoken" in lost.what  # type: ignore[attr-defined]
+    assert silent.why == "its scheduler is stopped, and 0 requests are waiting for it"
+    assert "engine 1 has been silent" in lost.what  # type: ignore[attr-defined]
     assert "engine.stacks.txt" in lost.why  # type: ignore[attr-defined]
     assert rig.ended == ["engine 1"]
 
@@ -343,7 +343,7 @@ def test_an_engine_that_does_not_answer_while_requests_wait_for_it_hangs(
     monkeypatch: pytest.MonkeyPatch, how: dict
 ) -> None:
     """Whatever it was asked, where it does not compute; else after the time that this takes."""
-    assert "31 requests wait for it" in Unanswering(**how).events(monkeypatch)[0].why  # type: ignore[attr-defined]
+    assert "31 requests are waiting for it" in Unanswering(**how).events(monkeypatch)[0].why  # type: ignore[attr-defined]
 
 
 def test_an_engine_that_computes_is_slow_and_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_processes_and_scratch_files_are_gone_and_the_attempt_was_killed(
     assert json.loads(verdict_file(log_dir).read_text())["outcome"] == "killed"
     assert state_of(run) == "killed"
     said = capsys.readouterr().err
-    assert "the driver of logs/attempt_1 was killed, and no watchdog is at work" in said
+    assert "the driver of logs/attempt_1 was killed, and it has no watchdog" in said
     with taken_over(run, output=output):
         pass
     assert capsys.readouterr().err == ""

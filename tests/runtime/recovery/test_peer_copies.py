@@ -30,7 +30,7 @@ def test_new_ranks_begin_from_the_copy_that_is_newer_than_the_checkpoint(tmp_pat
 
     run(rig, work)
     assert rig.ranks.weights == [1, 2, 3, 4, 5, 6] and rig.bare == 1
-    assert rig.sources == ["from the copy in memory, 1 step done again"]
+    assert rig.sources == ["from the copy in memory, 1 step repeated"]
 
 
 def test_new_ranks_begin_from_the_checkpoint_that_is_newer_than_the_copy(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_ranks_that_die_while_a_copy_is_on_its_way_begin_from_the_one_before(
     run(rig, work)
     assert len(looks) == 1
     assert rig.ranks.weights == [1, 2, 3, 4]
-    assert rig.sources == ["from the copy in memory, 1 step done again"], "the third, not two"
+    assert rig.sources == ["from the copy in memory, 1 step repeated"], "the third, not two"
 
 
 @pytest.mark.parametrize("dies_in", [{"take_copy": 3}, {"step": 4}])
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_was_being_written_is_that_of_its_step_from_a_copy_too
     run(rig, work)
     assert read(tmp_path / "step_2") == [1, 2]
     assert rig.ranks.weights == [1, 2, 3, 4, 5] and rig.bare == 1
-    assert rig.sources == ["from the copy in memory, 2 steps done again"]
+    assert rig.sources == ["from the copy in memory, 2 steps repeated"]
 
 
 def test_a_keeper_that_dies_is_replaced_and_a_copy_taken_at_the_next_step(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_keeper_that_dies_with_the_ranks_leaves_the_checkpoint(tmp_path: Path)
 
     run(rig, work)
     assert rig.ranks.weights == [1, 2, 3, 4] and rig.bare == 1
-    assert rig.sources == ["from the newest checkpoint, 2 steps done again"]
+    assert rig.sources == ["from the newest checkpoint, 2 steps repeated"]
 
 
 def _raises(_: object):
@@ -243,7 +243,7 @@ def test_a_copy_makes_whole_again_what_was_too_much_to_keep(tmp_path: Path) -> N
     assert rig.kinds == [Notice, WorkerLost, WorkerReplaced]
     assert "until the next checkpoint or copy" in rig.events[0].text  # type: ignore[attr-defined]
     assert rig.ranks.weights == [large, 4]
-    assert rig.sources == ["from the copy in memory, 1 step done again"]
+    assert rig.sources == ["from the copy in memory, 1 step repeated"]
 
 
 def test_a_copy_that_is_lost_is_told_where_batches_before_it_were_let_go(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_rank_that_hangs_is_shown_then_replaced_and_its_step_is_done(tmp_path:
     run(rig, work)
     assert rig.kinds == [WorkerSilent, WorkerLost, WorkerReplaced]
     assert rig.events[0].worker == "trainer rank 1"  # type: ignore[attr-defined]
-    assert "trainer rank 1 has not spoken" in rig.events[1].what  # type: ignore[attr-defined]
+    assert "trainer rank 1 has been silent" in rig.events[1].what  # type: ignore[attr-defined]
     assert rig.ranks.weights == [1]
 
 

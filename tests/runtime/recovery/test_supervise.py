@@ -63,7 +63,7 @@ def test_a_probe_that_waits_holds_up_no_other() -> None:
 
 def test_an_error_of_the_users_making_is_told_at_once() -> None:
     async def bad_row() -> None:
-        raise DataError("row 3 is broken", why="no JSON", fix="mend it")
+        raise DataError("row 3 is broken", why="no JSON", fix="fix it")
 
     with pytest.raises(DataError, match="row 3"):
         _run(bad_row())

@@ -59,8 +59,8 @@ def test_an_unknown_estimator_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("estimator", "said"),
     [
-        (lambda *, groups, settings: [[0.0]], r"gave \[1\] values a group"),
-        (lambda *, groups, settings: [[0.0, float("nan")]], "gave nan"),
+        (lambda *, groups, settings: [[0.0]], r"returned \[1\] values per group"),
+        (lambda *, groups, settings: [[0.0, float("nan")]], "returned nan"),
     ],
 )
 def test_what_an_estimator_of_the_user_gives_is_checked(estimator, said: str) -> None:

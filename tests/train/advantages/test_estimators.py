@@ -110,7 +110,7 @@ def test_the_best_of_a_group_has_its_lead_over_the_second() -> None:
 
 
 def test_max_rl_refuses_a_reward_that_is_no_chance() -> None:
-    with pytest.raises(RecipeError, match="cannot take the reward -1"):
+    with pytest.raises(RecipeError, match="does not support the reward -1"):
         _of("max_rl", _groups([[(-1.0, 1), (1.0, 1)]]))
 
 
@@ -211,7 +211,7 @@ def bad_token(*, groups, settings):  # type: ignore[no-untyped-def]
 )
 def test_advantages_of_tokens_that_do_not_fit_are_named(estimator, gave: str) -> None:  # type: ignore[no-untyped-def]
     groups = _groups([[(1.0, 2), (0.0, 2)]])
-    with pytest.raises(RecipeError, match=f"the advantage estimator `.*` gave {gave}"):
+    with pytest.raises(RecipeError, match=f"the advantage estimator `.*` returned {gave}"):
         estimate(estimator, groups, settings=Train())
 
 

@@ -58,10 +58,10 @@ def needy(*, recipe: Recipe) -> object:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("polici", "no objective is called `polici`"),
-        (f"{__name__}:none_at_all", "does not make an objective"),
+        ("polici", "no objective `polici`"),
+        (f"{__name__}:none_at_all", "does not create an objective"),
         (f"{__name__}:raising", "the objective `.*` failed"),
-        (f"{__name__}:needy", "needs what no trainer rank can give"),
+        (f"{__name__}:needy", "needs a stream that trainer ranks cannot compute"),
         (f"{__name__}:GOOD", "is not callable"),
         (f"{__name__}:without_recipe", "cannot be an objective"),
     ],
@@ -96,11 +96,11 @@ def test_what_can_be_trained_on_passes_with_streams_of_any_name() -> None:
 def test_what_cannot_be_trained_on_is_named_by_its_number(
     change: dict[str, object], fault: str
 ) -> None:
-    with pytest.raises(RecipeError, match="the objective `mine:fn` made a sequence") as refused:
+    with pytest.raises(RecipeError, match="the objective `mine:fn` created a sequence") as refused:
         _made(GOOD, replace(GOOD, **change))  # type: ignore[arg-type]
     assert "sequence 1 of 2" in refused.value.why and fault in refused.value.why
 
 
 def test_nothing_to_learn_from_is_refused() -> None:
-    with pytest.raises(RecipeError, match="made no sequence"):
+    with pytest.raises(RecipeError, match="created no sequence"):
         _made()

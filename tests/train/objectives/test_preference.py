@@ -171,5 +171,5 @@ def test_orpo_keeps_its_digits_where_a_response_is_nearly_certain() -> None:
 def test_a_row_that_is_no_pair_is_our_mistake() -> None:
     (pair,) = random_pairs(0, count=1)
     alone = Pair(index=0, chosen=pair.chosen, rejected=None)
-    with pytest.raises(AssertionError, match="row 1 is no pair"):
+    with pytest.raises(AssertionError, match="row 1 is not a pair"):
         load_objective("preference", _recipe()).sequences([alone])

@@ -46,5 +46,5 @@ def test_a_loss_for_each_position_passes() -> None:
     ("surrogate", "gave"), [(averaged, r"a loss of shape \[\]"), (bare, "a Tensor")]
 )
 def test_anything_else_is_named(surrogate: Surrogate, gave: str) -> None:
-    with pytest.raises(RecipeError, match=f"the surrogate `{surrogate.__name__}` gave {gave}"):
+    with pytest.raises(RecipeError, match=f"the surrogate `{surrogate.__name__}` returned {gave}"):
         _terms(surrogate)

@@ -8,7 +8,7 @@ from tests.web.browser.conftest import Opener
 
 RUN = "run=quickstart-1"
 FIELDS = {
-    "the kind of what happened": ("time", "kind=Notice", "[aria-label='Kind']", "Notice"),
+    "kind of what happened": ("time", "kind=Notice", "[aria-label='Kind']", "Notice"),
     "its level": ("time", "level=warning", "[aria-label='Level']", "warning"),
     "its search": ("time", "notice=steps", "[aria-label='Search what happened']", "steps"),
     "the first step of the timeline": ("time", "first=3", "#timeline-first", "3"),

@@ -67,7 +67,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
     async def _called(self, call, dispatch, links):
         name = call.function.name
         if name not in dispatch:
-            return f"error: no tool is called {name!r}; there are {', '.join(dispatch)}"
+            return f"error: there is no tool {name!r}; the tools are {', '.join(dispatch)}"
         try:
             arguments = json.loads(call.function.arguments or "{}")
         except ValueError as error:

@@ -42,7 +42,9 @@ class Trials:
         places = [root, *sorted(root.iterdir())] if root.is_dir() else []
         self._tasks = [place for place in places if Task.is_valid_dir(place)]
         if not self._tasks:
-            raise FileNotFoundError(f"{root} holds no task of harbor, a folder with a task.toml")
+            raise FileNotFoundError(
+                f"{root} does not contain a harbor task (a folder with a task.toml)"
+            )
         self._agent = {"name": agent, **agent_options}
         AgentFactory.get_agent_class_from_config(AgentConfig(**self._agent))
         is_path = ":" in environment
@@ -66,7 +68,9 @@ class Trials:
         """One trial. `task`: the name of a task's folder."""
         place = next((place for place in self._tasks if place.name == task), None)
         if place is None:
-            raise ValueError(f"there is no task {task!r}; {self._tasks[0].name!r} is one")
+            raise ValueError(
+                f"there is no task {task!r}; one that exists is {self._tasks[0].name!r}"
+            )
         session = {"OPENAI_API_KEY": api_key, "OPENAI_BASE_URL": base_url}
         agent = {"model_name": f"openai/{model}", **self._agent}
         agent["env"] = {**session, **agent.get("env", {})}
@@ -96,7 +100,9 @@ class Trials:
         rewards = dict((verified.rewards if verified is not None else None) or {})
         name = self._reward or (REWARD if REWARD in rewards else next(iter(rewards), None))
         if name not in rewards or (self._reward is None and name != REWARD and len(rewards) > 1):
-            raise RuntimeError(f"the verifier says {rewards}: which is the reward is not said")
+            raise RuntimeError(
+                f"the verifier returned {rewards}: it is unclear which one is the reward"
+            )
         return {
             "text": "",
             "reward": float(rewards[name]),

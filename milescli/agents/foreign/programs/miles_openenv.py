@@ -56,7 +56,7 @@ class Sessions:
 
     async def step(self, session, text):
         if session not in self._open:
-            raise RuntimeError("the session was lost with the process that had it")
+            raise RuntimeError("the session was lost with its process")
         try:
             action = self._action_of(text)
         except ValueError as error:
@@ -117,7 +117,7 @@ class Sessions:
         if isinstance(action, dict):
             return action
         if self._action is None:
-            raise ValueError("an action of this environment is a JSON object")
+            raise ValueError("an action of this environment must be a JSON object")
         return {self._action: text.strip()}
 
     def _step_of(self, result):

@@ -50,7 +50,7 @@ async def _serve(handler, requests, replies):
     async def handled(number, method, params):
         try:
             if method.startswith("_") or method == "close":
-                raise ValueError(f"no request is called {method}")
+                raise ValueError(f"there is no request {method}")
             reply = [number, "value", await getattr(handler, method)(**params)]
             json.dumps(reply, allow_nan=False)
         except asyncio.CancelledError:

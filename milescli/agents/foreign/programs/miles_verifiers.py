@@ -137,13 +137,13 @@ def _outcome(episode, base_url):
         client = trace.agent.config.client
         if not trace.agent.trainable and client is not None and client.base_url == base_url:
             raise RuntimeError(
-                f"the seat `{trace.agent.name}` is not to be trained, and was played by the "
-                "policy, which is; give it `client` and `model` of another in "
+                f"the seat `{trace.agent.name}` must not be trained, but the trained policy "
+                "played it; set `client` and `model` of another model for it in "
                 "`rollout.verifiers.options`"
             )
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     if not traces:
-        raise RuntimeError("no seat of the environment is trained")
+        raise RuntimeError("the environment has no trained seat")
     figures = {}
     for trace in traces:
         named = {**trace.metrics, **{k: r and r.score for k, r in trace.rewards.items()}}

@@ -149,10 +149,10 @@ class Adapters:
             if recorded is not None and recorded[0] == self.shape:
                 there = "an adapter of another base model"
             raise CheckpointError(
-                f"the checkpoint `{checkpoint}` is not of this run's adapter",
-                why=f"it holds {there}; this run trains one of rank {self.shape.rank} and alpha "
-                f"{self.shape.alpha:g} at {', '.join(self.shape.targets)}",
-                fix="resume the run with the recipe and the model that it began with",
+                f"the checkpoint `{checkpoint}` does not belong to this run's adapter",
+                why=f"it contains {there}; this run trains one of rank {self.shape.rank} and "
+                f"alpha {self.shape.alpha:g} at {', '.join(self.shape.targets)}",
+                fix="resume the run with its original recipe and model",
             )
 
     @torch.no_grad()
@@ -332,7 +332,7 @@ def _rows_of(rule: Rule, facts: ModelFacts, size: int, device: torch.device) -> 
     ]
     order = rule.fuse(numbers, facts)
     assert order.shape == (ends[-1], columns) and bool((order == order[:, :1]).all()), (
-        f"{rule.megatron} is no matrix whose rows are in another order"
+        f"{rule.megatron} is not a matrix with reordered rows"
     )
     rows = order[:, 0].long()
     if len(shapes) == 1 and torch.equal(rows, torch.arange(ends[-1])):

@@ -220,7 +220,7 @@ class CheckpointIO:
                 why=f"{type(error).__name__}: "
                 f"{str(error).splitlines()[0] if str(error) else 'no further word'}",
                 fix="resume from another checkpoint of the run, or check that model.path is the "
-                "one that was trained",
+                "model that was trained",
             ) from error
         if rest:
             self._model.module.load_state_dict(loaded[_MODEL], strict=False)

@@ -97,9 +97,9 @@ def take_rule(inner: MegatronOptimizer, rule: UpdateRule, settings: Optimizer) -
     if kind is None:
         theirs = type(inner.optimizer).__name__
         raise RecipeError(
-            f"the rule `{settings.rule}` cannot take the place of {theirs}",
-            why="Megatron-Core takes the optimizer of TransformerEngine or Apex where one is "
-            "installed, whose states are its own",
+            f"the rule `{settings.rule}` cannot replace {theirs}",
+            why="if TransformerEngine or Apex is installed, Megatron-Core uses its optimizer, "
+            "which has its own states",
             fix=["--set train.optimizer.rule=adamw", "pip uninstall transformer_engine apex"],
         )
     inner.optimizer.__class__ = kind
@@ -253,10 +253,10 @@ def require_finite_gradients(model: DistributedDataParallel, *, device: torch.de
     model.zero_grad_buffer()
     raise NotFiniteError(
         f"the gradient of `{name}` is not finite",
-        why=f"on trainer rank {rank} ({len(bad_ranks)} of {len(names)} ranks have such); the "
-        "optimizer was not stepped",
+        why=f"on trainer rank {rank} ({len(bad_ranks)} of {len(names)} ranks have such values); "
+        "the optimizer step was skipped",
         fix=[
             "lower train.optimizer.lr, or set train.optimizer.clip_grad=1.0",
-            "resume from the checkpoint before",
+            "resume from the previous checkpoint",
         ],
     )

@@ -178,10 +178,10 @@ class BackgroundSave(AsyncSaveShardedStrategy):
     def _late(self) -> WaitTimeout:
         return WaitTimeout(
             f"trainer rank {dist.get_rank()} is still writing the checkpoint `{self._folder}`",
-            why=f"it began {time.monotonic() - self._started:.0f} s ago; the bound is "
+            why=f"it started {time.monotonic() - self._started:.0f} s ago; the limit is "
             f"{self._timeout_s:.0f} s",
             fix=[
-                "check the disk: is it full, or a network file system that hangs?",
+                "check the disk: is it full, or is a network file system hanging?",
                 "raise machine.step_timeout_s",
             ],
         )

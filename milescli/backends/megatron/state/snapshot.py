@@ -53,7 +53,7 @@ class Reference:
         afterwards."""
         if self._frozen is None:
             raise RecipeError(
-                "there is no reference to measure the KL against",
+                "there is no reference for the KL term",
                 why="train.kl_coef is above 0, but the weights were not frozen before the first "
                 "step",
                 fix="--set train.kl_coef=0",

@@ -185,7 +185,8 @@ def _misshapen(
     reader: Source, name: str, *, on_disk: tuple[int, ...], expected: tuple[object, ...]
 ) -> CheckpointError:
     return CheckpointError(
-        f"`{reader.folder}`: weights and config.json do not belong together",
-        why=f"`{name}` is {list(on_disk)} on disk, and {list(expected)} by config.json",
-        fix="fetch the model again",
+        f"`{reader.folder}`: weights and config.json do not match",
+        why=f"`{name}` has shape {list(on_disk)} on disk, but {list(expected)} according to "
+        "config.json",
+        fix="download the model again",
     )

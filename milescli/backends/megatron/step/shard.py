@@ -302,7 +302,7 @@ def _turns_by_place(facts: ModelFacts) -> bool:
 
 
 def _sees_nothing(_: bytes) -> np.ndarray:
-    raise AssertionError("a model without a reader of images has a shard with images")
+    raise AssertionError("a shard contains images, but the model does not accept images")
 
 
 def _on_host(values: np.ndarray) -> torch.Tensor:

@@ -86,10 +86,10 @@ class UpdateLoss:
             terms = self.objective.loss(tokens)
         if terms.loss.shape != outputs.values.shape:
             raise RecipeError(
-                f"the objective `{self.shard.shard.objective}` gave a loss of shape "
+                f"the objective `{self.shard.shard.objective}` returned a loss of shape "
                 f"{list(terms.loss.shape)}",
-                why=f"there are {len(outputs.values)} positions, and each has a loss",
-                fix="return one value per token: spread values of whole sequences by tokens.spread",
+                why=f"there are {len(outputs.values)} positions, and each needs a loss",
+                fix="return one value per token; use tokens.spread for values of whole sequences",
             )
         # off the mask the value may be anything, also infinite: 0 * inf is nan
         loss = torch.where(tokens.loss_mask, terms.loss, 0.0)
@@ -167,11 +167,11 @@ class UpdateLoss:
         sequence, token = divmod(place, 1 << _TOKEN_BITS)
         raise NotFiniteError(
             f"the loss of sequence {sequence} of {self.shard.shard.num_sequences} is not finite",
-            why=f"its token {token} gave a log-prob or ratio that is NaN or infinite; "
-            "the optimizer was not stepped",
+            why=f"its token {token} has a log-prob or ratio that is NaN or infinite; the "
+            "optimizer step was skipped",
             fix=[
                 "lower train.optimizer.lr, or set train.optimizer.clip_grad=1.0",
-                "resume from the checkpoint before",
+                "resume from the previous checkpoint",
             ],
         )
 

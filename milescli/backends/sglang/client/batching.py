@@ -61,7 +61,7 @@ class RequestBatcher:
         self._waiting: list[_Request] = []
         self._homes: dict[int, str] = {}
         """Conversation -> URL of the engine that was asked its last turn; the oldest first."""
-        self._no_engine: Exception = AssertionError("a request without an engine")
+        self._no_engine: Exception = AssertionError("the request has no engine")
 
     def add(self, url: str, stream: Stream) -> None:
         """Add an engine, which gets its share from now on."""
@@ -175,8 +175,8 @@ class RequestBatcher:
                     reply.set_result(part)
         if silent := sum(not request.reply.done() for request in requests):
             raise Hiccup(
-                f"an engine ended a reply before {silent} of {len(requests)} responses",
-                why="the stream ended in good order without them",
+                f"an engine ended a reply after {silent} of {len(requests)} responses",
+                why="the stream ended normally without them",
                 fix="read the engine's log",
             )
 

@@ -271,13 +271,13 @@ class SglangFleet:
         bound = format_duration(self._response_timeout_s)
         if self._is_paused:
             return WaitTimeout(
-                "a request waited for the end of a pause in vain",
-                why=f"the fleet was paused for its weights and not resumed within {bound}",
-                fix="read the trainer's log: the publish did not end",
+                "a request timed out waiting for the weight update to finish",
+                why=f"the fleet was paused for a weight update and did not continue within {bound}",
+                fix="read the trainer's log: the publish did not finish",
             )
         return WaitTimeout(
-            "a request waited for an engine in vain",
-            why=f"every engine died, and none was started in its place within {bound}",
+            "a request timed out waiting for an engine",
+            why=f"every engine died, and no replacement started within {bound}",
             fix="read the engines' logs",
         )
 
@@ -308,11 +308,11 @@ class SglangFleet:
                 await self._idle.wait()
         except TimeoutError:
             raise WaitTimeout(
-                f"new weights waited too long for {self._in_flight} running responses",
-                why="rollout.on_update=drain lets them end first; they did not within "
+                f"the weight update timed out waiting for {self._in_flight} running responses",
+                why="rollout.on_update=drain waits for them, and they did not end within "
                 f"{format_duration(self._response_timeout_s)}",
                 fix=[
-                    "--set rollout.on_update=continue   # they go on under the new weights",
+                    "--set rollout.on_update=continue   # responses continue with the new weights",
                     "--set rollout.max_response_tokens=N   # shorter responses",
                 ],
             ) from None
@@ -329,8 +329,8 @@ class SglangFleet:
             except TimeoutError:
                 if time.monotonic() > deadline:
                     raise WaitTimeout(
-                        f"{self._in_flight} responses do not end although the fleet is paused",
-                        why="the engines were ordered to abort for "
+                        f"{self._in_flight} responses keep running although the fleet is paused",
+                        why="miles has asked the engines to abort them for "
                         f"{format_duration(self._order_timeout_s)}",
                         fix="read the engines' logs",
                     ) from None
@@ -436,8 +436,8 @@ class RouterWorkers:
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise WaitTimeout(
-                f"the router did not take {url} in or out",
-                why=f"its list of workers did not follow within "
+                f"the router could not add or remove {url}",
+                why="its list of workers was not updated within "
                 f"{format_duration(CHANGE_TIMEOUT_S)}",
                 fix="read the router's log",
             ) from None

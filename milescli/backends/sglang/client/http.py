@@ -201,15 +201,15 @@ class EngineHttp:
         return WaitTimeout(
             f"{call.who} did not answer {call.url}",
             why=f"{self._caller} waited {format_duration(call.timeout_s)}; {silence}",
-            fix=f"--set machine.step_timeout_s={2 * call.timeout_s:.0f}   # if the work is that "
-            "long; else read the engine's log",
+            fix=f"--set machine.step_timeout_s={2 * call.timeout_s:.0f}   # if the work takes "
+            "that long; otherwise read the engine's log",
         )
 
     async def _broken(self, call: _Call, detail: str) -> MilesError:
         within_s = max(call.timeout_s, HEALTH_TIMEOUT_S)
         return await self.find_dead(call.engines, detail, within_s=within_s) or Hiccup(
             f"{call.who} failed at {call.url}",
-            why=f"{detail}; every engine still answers",
+            why=f"{detail}; all engines still respond",
             fix="read the log of the router and of the engines",
         )
 
@@ -264,7 +264,7 @@ def _call_of(engine: EngineAddress, path: str, timeout_s: float) -> _Call:
 
 def _refused(call: _Call, why: str) -> EngineRefused:
     return EngineRefused(
-        f"{call.who} refused {call.url}", why=why, fix="read the engine's log for the cause"
+        f"{call.who} rejected {call.url}", why=why, fix="read the engine's log for the cause"
     )
 
 

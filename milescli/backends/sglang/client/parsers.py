@@ -201,9 +201,9 @@ class SglangReplies:
             if not is_last:
                 return None
             raise WorkerDied(
-                "the process that reads the model's tool calls failed twice over a response",
+                "the process that parses the model's tool calls failed twice on a response",
                 why=str(error) or f"it did not reply within {bound_s:g} s",
-                fix="--set rollout.tool_parser=none   # or another, as SGLang names it",
+                fix="--set rollout.tool_parser=none   # or another of SGLang's parsers",
             ) from None
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ def no_parser(name: str, *, key: str, known: Iterable[str]) -> RecipeError:
     """Return the error for a name that SGLang does not have."""
     names = sorted(known)
     return RecipeError(
-        f"SGLang knows no parser `{name}`",
-        why=f"`rollout.{key}` is {AUTO}, {NONE} or one of {', '.join(names)}",
+        f"SGLang has no parser `{name}`",
+        why=f"`rollout.{key}` must be {AUTO}, {NONE} or one of {', '.join(names)}",
         fix=f"--set rollout.{key}={nearest(name, names) or AUTO}",
     )

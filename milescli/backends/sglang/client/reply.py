@@ -176,8 +176,8 @@ class PartialResponse:
         own = len(self.request.prompt_ids) + len(self.token_ids)
         if count not in (None, own):
             raise MismatchError(
-                f"an engine made {count} tokens of a prompt with images that has {own}",
-                why="its image processor or tokenizer is not that of the run",
+                f"an engine counted {count} tokens in a prompt with images that has {own}",
+                why="its image processor or tokenizer differs from that of the run",
                 fix="compare the model's tokenizer, template and preprocessor_config.json with "
                 "those of its release",
             )
@@ -219,9 +219,9 @@ class PartialResponse:
         indices = unpacked(self.routed_experts, num_rows=num_rows, numbers=layers * topk)
         if topk > 1 and not self.routed_experts.strip(b"\0"):
             raise MachineError(
-                "the engines keep no record of the experts that they choose",
-                why=f"it is empty after {num_rows} tokens: SGLang's kernels for this model choose "
-                "experts without telling",
+                "the engines do not record the experts that they choose",
+                why=f"it is empty after {num_rows} tokens: SGLang's kernels for this model do "
+                "not report the experts that they choose",
                 fix="--set train.routing_replay=false",
             )
         return RoutedExperts(indices=indices, num_tokens=num_rows, num_layers=layers, topk=topk)

@@ -21,7 +21,8 @@ class _Missing:
 
     def __call__(self, *args, **kwargs):
         raise NotImplementedError(
-            f"{self.__name__} has no CPU form here; the engine must not reach it on a CPU"
+            f"{self.__name__} has no CPU implementation here, and the engine must not call it on "
+            "a CPU"
         )
 
 

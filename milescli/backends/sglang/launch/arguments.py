@@ -64,16 +64,16 @@ def check_extra(spec: EngineSpec) -> None:
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         lines = (error.stderr or "").strip().splitlines()
         raise MachineError(
-            "SGLang's arguments cannot be read here",
+            "SGLang's arguments cannot be read on this machine",
             why=lines[-1] if lines else str(error),
             fix=["miles doctor", "--set engines.extra=[]"],
         ) from error
     reply = json.loads(done.stdout.splitlines()[-1])
     if problem := reply.get("problem"):
         raise RecipeError(
-            "`engines.extra` is not what SGLang's server takes",
+            "SGLang's server does not accept `engines.extra`",
             why=str(problem),
-            fix="python -m sglang.launch_server --help   # what it takes, each with its `--`",
+            fix="python -m sglang.launch_server --help   # lists its arguments, each with its `--`",
         )
     for name, value in reply["given"].items():
         if name in OURS or (name in reply["ours"] and name not in FREE):
@@ -94,15 +94,15 @@ def _refusal(name: str, value: str) -> RecipeError:
     flag = f"--{name.replace('_', '-')}"
     if key := KEYS.get(name):
         return RecipeError(
-            f"`engines.extra` sets `{flag}`, which `{key}` decides",
-            why="the plan, and what is checked before the first step, go by the recipe's key",
-            fix=f"--set {key}={'false' if value == 'True' else value}   # and take `{flag}` out of "
-            "engines.extra",
+            f"`engines.extra` sets `{flag}`, but `{key}` controls it",
+            why="the plan and the checks before the first step use the recipe's key",
+            fix=f"--set {key}={'false' if value == 'True' else value}   # and remove `{flag}` "
+            "from engines.extra",
         )
     return RecipeError(
         f"`engines.extra` cannot set `{flag}`",
-        why="miles sets it itself: the run depends on it",
-        fix=f"take `{flag}` out of engines.extra",
+        why="miles sets this argument itself",
+        fix=f"remove `{flag}` from engines.extra",
     )
 
 

@@ -236,8 +236,8 @@ class ManagedProcess:
         except subprocess.TimeoutExpired:
             raise WaitTimeout(
                 f"{self.name} does not end",
-                why=f"process group {self._process.pid} was sent SIGKILL {END_TIMEOUT_S:g} s "
-                "ago; a device driver may hold it",
+                why=f"process group {self._process.pid} received SIGKILL {END_TIMEOUT_S:g} s "
+                "ago; a device driver may block it",
                 fix=f"ps -o pid,stat,cmd -g {self._process.pid}",
             ) from None
 

@@ -207,7 +207,7 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
             "their place in this family"
         )
     if not family.windows and any(layer.mixer == "sliding" for layer in facts.layers):
-        return "its layers look at a window, which SGLang 0.5.20 does not heed in this family"
+        return "its layers use a window, which SGLang 0.5.20 ignores in this family"
     if facts.mlp_bias and not family.mlp_bias:
         return "its MLPs have biases, which SGLang 0.5.20 leaves out in this family"
     kinds = [layer.mlp for layer in facts.layers]
@@ -247,7 +247,7 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
         )
     scaling = facts.rope.scaling if facts.rope is not None else None
     if scaling is not None and scaling.attention_factor is not None:
-        return "its rotary embedding has an `attention_factor`, which SGLang 0.5.20 does not heed"
+        return "its rotary embedding has an `attention_factor`, which SGLang 0.5.20 ignores"
     return None
 
 
@@ -407,7 +407,7 @@ def model_zoo() -> Path:
     if package is None or not package.submodule_search_locations:
         raise MachineError(
             "SGLang is not installed",
-            why="`import sglang` finds nothing",
+            why="`import sglang` finds no such module",
             fix="make install   # or: pip install sglang",
         )
     return Path(package.submodule_search_locations[0]) / "srt" / "models"

@@ -94,7 +94,9 @@ class EngineServer(ManagedProcess):
             )
         except NotForked as error:
             with self.log_path.open("a", encoding="utf-8") as log:
-                log.write(f"miles: the warm process gave no engine ({error}): starting afresh\n")
+                log.write(
+                    f"miles: the warm process returned no engine ({error}): starting a new one\n"
+                )
             return super()._spawn(env)
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:

@@ -164,7 +164,8 @@ def _not_on_cpu(family: str, *, why: str) -> MachineError:
     return MachineError(
         f"a `{family}` model cannot be served on a CPU yet",
         why=why,
-        fix="run it on a GPU, or choose a model of a family that is served there   # miles models",
+        fix="run it on a GPU, or choose a model of a family that miles can serve on a CPU   # "
+        "miles models",
     )
 
 

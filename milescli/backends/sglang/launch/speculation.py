@@ -135,22 +135,22 @@ def check_speculation(
     if device_kind == "rocm":
         raise MachineError(
             "engines on ROCm cannot speculate",
-            why="SGLang 0.5.20 takes the likeliest token there while it verifies guesses, whatever "
-            "the temperature: the samples would not be of the policy",
+            why="on ROCm, SGLang 0.5.20 verifies guesses against the likeliest token at any "
+            "temperature, so the samples would not come from the policy",
             fix=OFF,
         )
     if records_experts and device_kind != "cpu":
         raise MachineError(
-            f"routing cannot be replayed of tokens that were guessed on {device_kind.upper()}",
-            why="SGLang 0.5.20 records experts by cache slot, and its n-grams move the tokens that "
-            "were guessed right without their records"
+            f"routing cannot be replayed for tokens that were guessed on {device_kind.upper()}",
+            why="SGLang 0.5.20 records experts by cache slot, and its n-gram method moves "
+            "accepted tokens without their records"
             if wanted.kind == "ngram"
-            else "what engines record there while they guess was compared with nothing",
+            else "nothing has verified what engines record while they speculate there",
             fix=[OFF, "--set train.routing_replay=false"],
         )
     if wanted.kind == "mtp" and not (facts := parse_facts(dict(config))).num_mtp_layers:
         raise RecipeError(
-            f"this `{model_type}` model has no multi-token-prediction layer to guess with",
+            f"this `{model_type}` model has no multi-token-prediction layer to guess tokens with",
             why=f"its config.json has no `{field_of(facts)}`",
             fix=["--set rollout.speculative.kind=ngram", OFF],
         )
@@ -167,10 +167,10 @@ def check_speculation(
 def _require_whole(model_type: str) -> None:
     if model_type in NO_DRAFTS:
         raise RecipeError(
-            f"a draft model of type `{model_type}` cannot guess",
-            why="SGLang 0.5.20 takes one of this type for a multi-token-prediction layer, and "
-            "finds none of its weights",
-            fix=[OFF, "--set rollout.speculative.model=FOLDER   # of a dense model"],
+            f"a draft model of type `{model_type}` cannot guess tokens",
+            why="SGLang 0.5.20 takes a model of this type for a multi-token-prediction layer, "
+            "and does not find its weights",
+            fix=[OFF, "--set rollout.speculative.model=FOLDER   # a dense model"],
         )
 
 
@@ -181,8 +181,8 @@ def _require_on_cpu(model_type: str, name: str, *, can: set[str]) -> None:
     if pieces - can or (family and family.windows):
         raise MachineError(
             f"a {name} of type `{model_type}` cannot speculate on a CPU",
-            why="its layers keep a state, or look at a window, that cannot be taken back when a "
-            "guess is wrong"
+            why="its layers keep a state, or use a window, that cannot be restored after a "
+            "wrong guess"
             if family
             else "it is not served there",
             fix=OFF,
@@ -196,8 +196,8 @@ def _require_same_vocabulary(
     if sizes[0] != sizes[1]:
         raise RecipeError(
             "the draft model has another vocabulary than the model",
-            why=f"it has {sizes[1]} tokens, the model {sizes[0]}",
-            fix=[OFF, "--set rollout.speculative.model=FOLDER   # of the model's own family"],
+            why=f"it has {sizes[1]} tokens, and the model has {sizes[0]}",
+            fix=[OFF, "--set rollout.speculative.model=FOLDER   # a model of the same family"],
         )
 
 
@@ -208,8 +208,8 @@ def require_compiler(name: str) -> None:
     missing = [tool for tool in (compiler, "ninja") if shutil.which(tool.split()[0]) is None]
     if missing:
         raise MachineError(
-            f"{name} cannot guess by n-grams on this machine",
-            why=f"SGLang builds their table, 1,500 lines of C++, and there is no "
+            f"{name} cannot use n-grams on this machine",
+            why="SGLang compiles 1,500 lines of C++ for the n-gram table, and there is no "
             f"{' and no '.join(f'`{tool}`' for tool in missing)}",
             fix=["apt-get install g++ ninja-build", OFF],
         )

@@ -101,11 +101,11 @@ class _Channel:
             if not is_difference:
                 raise
             raise MismatchError(
-                "an engine does not hold the weights that were sent: "
+                "an engine does not hold the weights that the trainer sent: "
                 f"{finding.strip(chr(34) + '}')}",
                 why=f"{error.what.split(' refused')[0]} was compared bit for bit after the publish",
-                fix="stop here: the engine samples from another policy than the one that is "
-                "trained; report this with the recipe",
+                fix="stop the run: the engine samples from another policy than the trained one; "
+                "please report this with the recipe",
             ) from None
 
     def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:

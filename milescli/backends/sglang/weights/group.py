@@ -82,7 +82,7 @@ class WeightGroup:
         self._orders.finish([future for future in joining if future in done])
         if error := forming.exception():
             raise WorkerDied(
-                "the weight group was not formed",
+                "the process group for weights could not be formed",
                 why=f"{type(error).__name__}: {error}",
                 fix="read the engines' logs",
             ) from error
@@ -129,8 +129,8 @@ class WeightGroup:
                     if not future.done()
                 ]
                 raise WaitTimeout(
-                    f"{' and '.join(late)} did not take a bucket of weights",
-                    why=f"the broadcast of {flat.numel()} bytes was not done within "
+                    f"{' and '.join(late)} did not receive a bucket of weights",
+                    why=f"the broadcast of {flat.numel()} bytes did not finish within "
                     f"{format_duration(self._orders.timeout_s)}",
                     fix="read the engines' logs",
                 )
@@ -140,7 +140,7 @@ class WeightGroup:
         except RuntimeError as error:  # a peer left: its own order says which, and how
             self._orders.finish(loading)
             raise WorkerDied(
-                "an engine left the weight group",
+                "an engine left the process group for weights",
                 why=f"{type(error).__name__}: {error}",
                 fix="read the engines' logs",
             ) from error

@@ -128,13 +128,13 @@ def _no_room(size_bytes: int) -> MachineError:
     stats = os.statvfs(FOLDER)
     free, size = (blocks * stats.f_frsize for blocks in (stats.f_bavail, stats.f_blocks))
     return MachineError(
-        f"{FOLDER} is full: weights cannot be sent to the engines",
-        why=f"{format_bytes(size_bytes)} are needed for one bucket of weights, and two are held at "
-        f"a time; {format_bytes(free)} of {format_bytes(size)} are free, also after "
+        f"{FOLDER} is full, so weights cannot be sent to the engines",
+        why=f"one bucket of weights needs {format_bytes(size_bytes)}, and two are stored at a "
+        f"time; {format_bytes(free)} of {format_bytes(size)} are free, even after "
         f"{ROOM_WITHIN_S:.0f} s",
         fix=[
             "--set weights.bucket_mib=16",
-            f"ls -lS {FOLDER} | head   # what fills it",
+            f"ls -lS {FOLDER} | head   # what uses the space?",
             f"mount -o remount,size={(size + 4 * size_bytes) // MIB + 1}m {FOLDER}   # as root; in "
             "Docker: docker run --shm-size=...",
         ],

@@ -48,7 +48,7 @@ def part(tests: Sequence[str]) -> Parted:
         try:
             body = ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise Ungradable(f"assert {number + 1} is no Python: {error}") from None
+            raise Ungradable(f"assert {number + 1} is not valid Python: {error}") from None
         for statement in _flat(body):
             parting.add(statement)
     if not parting.made.num_asserts:

@@ -56,7 +56,7 @@ def read_label(label: str | None) -> Tests:
     try:
         read = json.loads(label)
     except (ValueError, RecursionError) as error:
-        raise Ungradable(f"it is no JSON: {error}") from None
+        raise Ungradable(f"it is not valid JSON: {error}") from None
     if not isinstance(read, dict):
         raise Ungradable(f"it is a {type(read).__name__}, not a JSON object")
     if "asserts" in read:
@@ -67,7 +67,7 @@ def read_label(label: str | None) -> Tests:
     if not read.get("fn_name"):
         return Programs(inputs=_texts(inputs, "inputs"), outputs=_texts(outputs, "outputs"))
     if not isinstance(read["fn_name"], str) or not read["fn_name"].isidentifier():
-        raise Ungradable(f"`fn_name` is no name: {read['fn_name']!r}")
+        raise Ungradable(f"`fn_name` is not a name: {read['fn_name']!r}")
     calls = [_arguments(one) for one in inputs]
     return Calls(
         name=read["fn_name"],
@@ -91,7 +91,7 @@ def names_of(tests: Tests) -> set[str]:
 
 def _listed(value: object, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise Ungradable(f"`{name}` is no list")
+        raise Ungradable(f"`{name}` is not a list")
     return value
 
 
@@ -102,7 +102,7 @@ def _texts(value: object, name: str) -> list[str]:
         for one in _listed(value, name)
     ]
     if not texts or not all(isinstance(one, str) for one in texts):
-        raise Ungradable(f"`{name}` is no list of texts")
+        raise Ungradable(f"`{name}` is not a list of texts")
     return texts
 
 

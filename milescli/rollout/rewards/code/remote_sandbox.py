@@ -62,9 +62,9 @@ class RemoteSandbox:
     ) -> Session:
         """Raises MachineError."""
         raise MachineError(
-            "a remote sandbox has no sessions",
-            why=f"{self.url}{PATH} runs whole programs and keeps nothing between them",
-            fix="apt-get install bubblewrap   # and run the code on this machine",
+            "a remote sandbox does not support sessions",
+            why=f"{self.url}{PATH} only runs whole programs and keeps no state between them",
+            fix="apt-get install bubblewrap   # then the code runs on this machine",
         )
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Gsm8k:
         """See the class."""
         wanted = None if label is None else _of_label(label)
         if wanted is None:
-            raise ValueError(f"the label holds no number: {label!r}")
+            raise ValueError(f"the label does not contain a number: {label!r}")
         return float(_stated(response) == wanted)
 
     def answer(self, response: str) -> str | None:

@@ -152,7 +152,7 @@ class Graders:
             process.end("it did not start")
             raise RewardError(
                 "the `math` reward did not start",
-                why=str(error) or f"math-verify said nothing for {START_TIMEOUT_S:g} s",
+                why=str(error) or f"math-verify did not respond for {START_TIMEOUT_S:g} s",
                 fix="pip install 'math-verify[antlr4_13_2]'",
             ) from None
         return process

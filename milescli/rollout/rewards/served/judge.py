@@ -174,13 +174,13 @@ def _template(prompt: str | None) -> str | None:
             raise RecipeError(
                 f"the judge's prompt `{prompt}` cannot be read",
                 why=getattr(error, "strerror", None) or "it is not UTF-8 text",
-                fix=[f"ls -l {prompt}", f"--set {SECTION}.prompt=null   # ask as built in"],
+                fix=[f"ls -l {prompt}", f"--set {SECTION}.prompt=null   # use the built-in prompt"],
             ) from None
     if "{response}" not in text:
         raise RecipeError(
             "the judge would not see the response",
-            why=f"`{SECTION}.prompt` has no {{response}} in it",
-            fix=f"--set {SECTION}.prompt=null   # ask as built in",
+            why=f"`{SECTION}.prompt` does not contain {{response}}",
+            fix=f"--set {SECTION}.prompt=null   # use the built-in prompt",
         )
     return text
 

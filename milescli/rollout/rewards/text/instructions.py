@@ -94,7 +94,7 @@ def _bound(name: object, given: object) -> Callable[[str], bool]:
     if not isinstance(name, str) or name not in CHECKS:
         guess = nearest(str(name), CHECKS)
         hint = f"; nearest is `{guess}`" if guess else ""
-        raise ValueError(f"no instruction is called `{name}`{hint}")
+        raise ValueError(f"there is no instruction `{name}`{hint}")
     check = CHECKS[name]
     parameters = list(inspect.signature(check).parameters)[1:]
     filled: Mapping[str, Any] = {
@@ -118,8 +118,8 @@ def _loosened(text: str) -> list[str]:
 def _without_langdetect(label: str) -> RecipeError:
     names = [name for name in DETECTING if name in label]
     return RecipeError(
-        "the reward `instructions` cannot tell languages",
-        why=f"a label asks for {' and '.join(names)}, and langdetect is not installed",
+        "the reward `instructions` cannot detect languages",
+        why=f"a label needs {' and '.join(names)}, but langdetect is not installed",
         fix=_PIP,
     )
 

@@ -77,7 +77,7 @@ class MultipleChoice:
         """Return 1.0 or 0.0. Raises ValueError where the label is no letter."""
         wanted = None if label is None else _letters(label)
         if wanted is None:
-            raise ValueError(f"the label is no letter: {label!r}")
+            raise ValueError(f"the label is not a letter: {label!r}")
         return float(_chosen(response) == wanted)
 
     def answer(self, response: str) -> str | None:
@@ -88,7 +88,7 @@ class MultipleChoice:
         """Return why no response can be right; None: one can."""
         if label is None:
             return "`multiple_choice` needs a label"
-        return "it is no letter" if _letters(label) is None else None
+        return "it is not a letter" if _letters(label) is None else None
 
 
 def _chosen(response: str) -> frozenset[str] | None:

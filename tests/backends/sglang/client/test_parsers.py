@@ -191,15 +191,15 @@ def test_a_process_that_was_killed_or_hangs_is_replaced(
 
 
 def test_a_name_that_sglang_does_not_have_is_refused_with_a_near_one(replies: Replies) -> None:
-    with pytest.raises(RecipeError, match="knows no parser `qwen26`") as caught:
+    with pytest.raises(RecipeError, match="has no parser `qwen26`") as caught:
         replies.parse("x", tool_parser="qwen26")
     assert caught.value.fixes == ["--set rollout.tool_parser=qwen25"]
 
 
 def test_the_same_name_is_refused_without_sglang() -> None:
     check_parsers(Rollout(tool_parser="kimi_k2", reasoning_parser="deepseek-r1"))
-    with pytest.raises(RecipeError, match="knows no parser `qwen26`"):
+    with pytest.raises(RecipeError, match="has no parser `qwen26`"):
         check_parsers(Rollout(tool_parser="qwen26"))
-    with pytest.raises(RecipeError, match="knows no parser `qwen33`") as caught:
+    with pytest.raises(RecipeError, match="has no parser `qwen33`") as caught:
         check_parsers(Rollout(reasoning_parser="qwen33"))
     assert caught.value.fixes == ["--set rollout.reasoning_parser=qwen3"]

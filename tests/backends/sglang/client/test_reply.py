@@ -76,7 +76,7 @@ def test_an_image_is_sent_as_one_token_in_every_part():
     made.extend(replace(reply(2, None), num_prompt_tokens=3))
     assert made.body["input_ids"] == [5, 6, 0, 1]
     assert made.body["image_data"] == ["data:image/png;base64,cG5n"]
-    with pytest.raises(MismatchError, match="6 tokens of a prompt with images that has 5"):
+    with pytest.raises(MismatchError, match="6 tokens in a prompt with images that has 5"):
         made.extend(replace(reply(1, None), num_prompt_tokens=6))
 
 
@@ -91,7 +91,7 @@ def test_no_record_is_asked_for_where_none_is_wanted():
 def test_an_engine_that_keeps_no_record_is_named(sent: bytes | None):
     made = PartialResponse(request=wanted())
     made.extend(reply(4, sent))
-    with pytest.raises(MachineError, match="keep no record") as caught:
+    with pytest.raises(MachineError, match="do not record") as caught:
         made.completion(StopReason.STOP, routing_shape=SHAPE)
     assert caught.value.fixes == ["--set train.routing_replay=false"]
 

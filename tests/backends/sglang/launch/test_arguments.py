@@ -48,7 +48,9 @@ def test_an_abbreviation_of_what_the_recipe_decides_is_refused_with_its_key(fold
 
 
 def test_what_sglang_does_not_know_is_refused_in_its_words(folder) -> None:
-    with pytest.raises(RecipeError, match="is not what SGLang's server takes") as caught:
+    with pytest.raises(
+        RecipeError, match=r"SGLang's server does not accept `engines\.extra`"
+    ) as caught:
         check(folder, "--no-such-thing")
     assert "unrecognized arguments: --no-such-thing" in caught.value.why
 

@@ -72,13 +72,13 @@ def test_weights_that_guess_survive_the_sleep_of_an_engine_on_a_gpu(tmp_path: Pa
             "ngram",
             {"return_routed_experts": True, "device_kind": "cuda"},
             MachineError,
-            "replayed of tokens that were guessed on CUDA",
+            "replayed for tokens that were guessed on CUDA",
         ),
         (
             "mtp",
             {"return_routed_experts": True, "device_kind": "cuda"},
             MachineError,
-            "replayed of tokens that were guessed on CUDA",
+            "replayed for tokens that were guessed on CUDA",
         ),
         ("draft", {"draft_vocab": 7}, RecipeError, "another vocabulary"),
         ("mtp", {}, RecipeError, "has no multi-token-prediction layer"),
@@ -111,7 +111,7 @@ def test_a_machine_that_cannot_build_the_table_of_ngrams_is_told_what_is_missing
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError, match=r"engine 0 cannot guess by n-grams") as caught:
+    with pytest.raises(MachineError, match=r"engine 0 cannot use n-grams") as caught:
         EngineServer(_spec(tmp_path, "ngram"))
     assert "no `c++` and no `ninja`" in caught.value.why
     EngineServer(_spec(tmp_path, "draft"))

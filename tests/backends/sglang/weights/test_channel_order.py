@@ -130,4 +130,4 @@ def test_two_ranks_stay_together_and_raise_the_same(tmp_path):
     assert first["cut_short"]["failure"] == second["cut_short"]["failure"] == "HTTP 400: no room"
     assert first["no_room"]["orders"] == [], "though rank 0 has room"
     for said_by in (first, second):
-        assert "are needed for one bucket" in said_by["no_room"]["failure"]
+        assert "one bucket of weights needs" in said_by["no_room"]["failure"]

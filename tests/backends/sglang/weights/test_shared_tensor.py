@@ -76,7 +76,7 @@ def test_a_full_dev_shm_is_named_with_its_fix_and_nothing_stays_there(monkeypatc
     monkeypatch.setattr(os, "posix_fallocate", _full)
     with pytest.raises(MachineError, match="/dev/shm is full") as caught:
         shared_tensor.SharedBuffer(3 * 2**20, torch.device("cpu"))
-    assert "3.0 MiB are needed" in caught.value.why
+    assert "needs 3.0 MiB" in caught.value.why
     assert caught.value.fixes[0] == "--set weights.bucket_mib=16"
     assert _files() == []
 

@@ -93,5 +93,5 @@ def test_nobody_there_is_named() -> None:
 
 
 def test_it_has_no_sessions() -> None:
-    with pytest.raises(MachineError, match="no sessions"):
+    with pytest.raises(MachineError, match="not support sessions"):
         asyncio.run(RemoteSandbox("http://127.0.0.1:1").open())

@@ -61,8 +61,8 @@ def test_a_group_is_sent_at_once_and_is_a_part_beside_others() -> None:
     [
         ({"reward": "1.0"}, "must be a number"),
         ('{"reward": NaN}', "must be finite"),
-        ({}, "must be a number, and is None"),
-        ([1.0], "must be a number, and is None"),
+        ({}, "must be a number, but is None"),
+        ([1.0], "must be a number, but is None"),
     ],
 )
 def test_what_is_no_reward_stops_the_run(body: object, why: str) -> None:

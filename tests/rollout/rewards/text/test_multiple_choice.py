@@ -99,8 +99,8 @@ def test_an_article_is_no_choice() -> None:
 
 
 def test_a_label_that_is_no_letter_is_a_fault() -> None:
-    assert multiple_choice.check_label("Paris") == "it is no letter"
-    assert multiple_choice.check_label("A or B") == "it is no letter"
+    assert multiple_choice.check_label("Paris") == "it is not a letter"
+    assert multiple_choice.check_label("A or B") == "it is not a letter"
     assert multiple_choice.check_label(None) == "`multiple_choice` needs a label"
-    with pytest.raises(ValueError, match="no letter"):
+    with pytest.raises(ValueError, match="not a letter"):
         _grade("B", "Paris")
