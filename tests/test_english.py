@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.english_texts import texts_of_the_program
+
 ROOT = Path(__file__).resolve().parents[1]
 
 PHRASES: tuple[tuple[str, str, str], ...] = (
@@ -158,7 +160,7 @@ def pages() -> Iterator[tuple[str, str]]:
             yield page.relative_to(ROOT).as_posix(), _prose(page.read_text(encoding="utf-8"))
 
 
-SOURCES: tuple[Callable[[], Iterator[tuple[str, str]]], ...] = (pages,)
+SOURCES: tuple[Callable[[], Iterator[tuple[str, str]]], ...] = (pages, texts_of_the_program)
 """What is checked: functions that yield (where, text)."""
 
 

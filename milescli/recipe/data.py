@@ -95,7 +95,7 @@ class Data(Section):
     dedup: Literal["none", "exact"] = "none"
     """exact: keep only the first of several identical training prompts; none: keep all of them."""
     shuffle: bool = True
-    """Shuffle each epoch anew, in an order that the run's seed fixes."""
+    """Shuffle every epoch, in an order that the run's seed fixes."""
     curriculum: str = "none"
     """How a step chooses its prompts among the next ones of the epoch. none: all, in order;
     learnable: those that the policy answers correctly about half of the time, untried ones first;

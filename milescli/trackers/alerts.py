@@ -276,7 +276,7 @@ def require_target(entry: str, environ: Mapping[str, str]) -> Iterator[str]:
         port = environ[SMTP].rpartition(":")[2]
         if not port.isdigit() or not 0 < int(port) < 65536:
             raise RecipeError(
-                f"{SMTP} is no mail server",
-                why="it is HOST or HOST:PORT",
+                f"{SMTP} does not name a mail server",
+                why="it must be HOST or HOST:PORT",
                 fix=f"export {SMTP}=localhost:25",
             )

@@ -39,7 +39,7 @@ def not_finite(case: Case) -> Finding | None:
         "The loss is not a number",
         evidence=seen,
         advice=(
-            "launch anew with a lower rate: --set train.optimizer.lr=...",
+            "launch again with a lower rate: --set train.optimizer.lr=...",
             "--set train.optimizer.clip_grad=1.0",
             "read the samples of that step: the usual cause is an empty or a very long response",
         ),

@@ -115,7 +115,7 @@ def ratio_stuck(case: Case) -> Finding | None:
         evidence=f"train/ratio_mean is within 1 +- {STILL:.1g} at all {case.num_steps} steps, "
         f"although each has {updates} updates",
         advice=(
-            "the old log-probs are computed anew at each update: --set train.old_logprobs=trainer",
+            "the old log-probs are computed again at each update: --set train.old_logprobs=trainer",
             "a custom objective must use `Stream.OLD`, not the log-probs of the current pass",
             "check whether anything is trained: see train/grad_norm, and which weights are frozen",
         ),
