@@ -8,8 +8,7 @@ import pytest
 
 from tests.english_texts import FORBIDDEN, texts_of_the_program
 
-TEXTS = [one for one in texts_of_the_program() if not one[0].startswith("milescli/web/")]
-"""Without the texts of the page."""
+TEXTS = list(texts_of_the_program())
 
 
 @pytest.mark.parametrize("phrase", FORBIDDEN)

@@ -36,7 +36,7 @@ def file_within(folder: Path, name: str) -> Path:
             raise NotFound(
                 f"there is no file `{name[:200]}`",
                 why=f"it is not in {folder}",
-                fix=f"ls {folder}   # what is there",
+                fix=f"ls {folder}   # list its files",
             )
     except (OSError, RuntimeError) as error:  # a link to itself, a name too long, not ours
         raise Forbidden(
@@ -56,7 +56,7 @@ def readable(file: Path) -> Iterator[None]:
         raise Forbidden(
             f"{file} cannot be read",
             why=f"{type(error).__name__}: {error}",
-            fix=f"ls -l {file}   # whose is it?",
+            fix=f"ls -l {file}   # check its owner",
         ) from None
 
 
@@ -199,6 +199,6 @@ def static_file(name: str) -> tuple[bytes, str]:
     file = below(folder, name.removeprefix("vendored/"))  # a link, where a tool installs by links
     if file.suffix not in TYPES or not file.is_file():
         raise NotFound(
-            f"there is no page `{name[:200]}`", why="it is no file of the page", fix="open /"
+            f"there is no page `{name[:200]}`", why="the page has no such file", fix="open /"
         )
     return file.read_bytes(), TYPES[file.suffix]

@@ -98,5 +98,5 @@ def require_readable(run: RunDir) -> None:
         raise Forbidden(
             f"the events of run `{run.name}` cannot be read",
             why=f"{type(error).__name__}: {error}",
-            fix=f"ls -l {run.events_file}   # whose is it? you are {os.getuid()}",
+            fix=f"ls -l {run.events_file}   # check its owner; your user id is {os.getuid()}",
         ) from None

@@ -60,7 +60,7 @@ class ShownRuns:
             return ShownRun(id=run_id, run=RunDir(above.adapters_dir / adapter), above=above)
         guess = nearest(run_id, runs)
         raise NotFound(
-            f"no run is called `{run_id[:100]}`",
+            f"there is no run `{run_id[:100]}`",
             why=f"{len(runs)} runs are shown" + (f", of {self.folder}" if self.folder else ""),
             fix=f"ask for `{guess}`" if guess else "/api/runs lists them",
         )
@@ -115,5 +115,5 @@ def _require_listing(folder: Path, *, what: str) -> None:
         raise MachineError(
             f"the {what} {folder} cannot be read",
             why=f"{type(error).__name__}: {error}",
-            fix=[f"ls -ld {folder}   # whose is it?", "ask its owner for the right to read it"],
+            fix=[f"ls -ld {folder}   # check its owner", "ask its owner for the right to read it"],
         ) from None

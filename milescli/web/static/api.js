@@ -47,7 +47,7 @@ export async function get(path, query, { signal } = {}) {
     if (signal?.aborted) throw error;
     if (limit.aborted) {
       throw new ApiError({
-        what: "The server did not answer in time",
+        what: "The server did not reply in time",
         why: `No answer to ${path} after ${LIMIT_MS / 1000} s.`,
         fix: "Try again; if it stays so, stop `miles ui` with Ctrl-C and start it again.",
       });

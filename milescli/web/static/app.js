@@ -111,7 +111,7 @@ function runsChanged() {
     live.follow(null);
     show(
       at("main"),
-      empty("No run yet", "As soon as a run begins in this folder, it shows up here by itself."),
+      empty("No run yet", "A run appears here as soon as it starts in this folder."),
     );
     drawSide(at("side"), [], null, sideButtons());
     return;

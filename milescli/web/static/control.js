@@ -18,7 +18,7 @@ export function runButtons(run) {
   if (run.state === "running") {
     return [button("Stop", () => ask({
       title: `Stop ${run.name}?`,
-      about: "It finishes nothing more, saves a checkpoint and ends. It can be resumed.",
+      about: "The run saves a checkpoint and stops. You can resume it later.",
       command: `miles stop ${shown}`,
       act: "Stop the run",
       start: () => post(`${path}/stop`),
@@ -27,8 +27,8 @@ export function runButtons(run) {
   if (!GOES_ON.includes(run.state) && run.state !== "done") return [];
   return [button("Resume", () => ask({
     title: `Resume ${run.name}?`,
-    about: run.state === "done" ? "It is done. Give it more steps, such as --steps 60."
-      : "It goes on from its newest checkpoint.",
+    about: run.state === "done" ? "The run is done. To continue it, give it more steps."
+      : "The run continues from its newest checkpoint.",
     command: `miles resume ${shown}`,
     more: run.state === "done" ? `--steps ${2 * (run.num_steps ?? 10)}` : "",
     act: "Resume the run",
@@ -40,7 +40,7 @@ export function runButtons(run) {
 export function launchButton() {
   return h("button", { class: "plain", id: "launch-button", on: { click: () => ask({
     title: "Launch a run",
-    about: "A recipe, and settings. `miles recipes` lists recipes.",
+    about: "Name a recipe and settings. The command miles recipes lists recipes.",
     command: "miles launch",
     more: "quickstart",
     act: "Launch",
@@ -89,8 +89,8 @@ async function follow(id, body, dialog) {
 }
 
 function jobText(job) {
-  const state = job.exit_code === null ? "It runs. You can close this; it goes on."
-    : job.exit_code === 0 ? "It has ended well." : `It ended with exit code ${job.exit_code}.`;
+  const state = job.exit_code === null ? "The command is running. You can close this window; it continues."
+    : job.exit_code === 0 ? "The command has finished." : `The command failed with exit code ${job.exit_code}.`;
   return [
     h("p", { class: "command-line" }, h("code", {}, job.command)),
     h("p", { role: "status" }, state),

@@ -22,9 +22,9 @@ export function endingCard(why) {
       part(`Attempt ${why.attempt} (UTC)`, why.timeline.map(([time, text]) =>
         `${time.slice(11, 19).padEnd(8)}  ${text}`)),
       part("Memory", memory(why.memory)),
-      part("Kernel", why.kernel === null ? ["This user may not read its log."]
+      part("Kernel", why.kernel === null ? ["You may not read the kernel's log."]
         : why.kernel.length ? why.kernel
-          : ["It says nothing of memory or GPUs since the attempt began."])),
+          : ["It reports nothing about memory or GPUs since the attempt began."])),
   );
 }
 

@@ -29,7 +29,7 @@ class ChatPage {
     this.start = h("button", { class: "main-button", id: "chat-start",
       on: { click: () => this.begin() } }, "Start");
     this.note = h("p", { class: "muted small", role: "status" },
-      "Each model is started in an engine of its own, which takes memory until you leave this page.");
+      "Each model gets its own engine, which uses memory until you leave this page.");
     this.columns = h("div", { class: "chats" });
     this.text = h("textarea", { id: "chat-text", rows: 3, placeholder: "Say something; Enter sends "
       + "it, Shift+Enter begins a new line", "aria-label": "Say something", disabled: true,
@@ -42,7 +42,7 @@ class ChatPage {
     addEventListener("pagehide", this.leave);
     show(root, h("div", { class: "card stack" }, h("div", { class: "tools" },
       h("label", {}, "Step", this.step),
-      h("label", {}, this.isBeside, "beside it the model before the first step"),
+      h("label", {}, this.isBeside, "next to the model before the first step"),
       this.start), this.note), this.columns, this.text);
   }
 

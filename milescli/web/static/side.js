@@ -40,8 +40,8 @@ export function drawSide(side, runs, current, themeButton) {
 function noteText(runs) {
   if (runs.length > 1) {
     return saved ? "Tick runs to compare them in the curves."
-      : "Tick runs to compare them in the curves. A click on the number of runs shows all of them "
-        + "in a table.";
+      : "Tick runs to compare them in the curves. Click the number of runs to see "
+        + "all of them in a table.";
   }
   return saved ? "" : "Further runs of this folder show up here by themselves, with a tick to "
     + "compare them in the curves.";
