@@ -79,7 +79,7 @@ def _tight(gib: float, *, free: float | None = None) -> Machine:
 def test_a_refusal_on_a_cpu_has_fixes_that_were_tried_and_are_of_an_evaluation() -> None:
     recipe, facts = _recipe(), _facts("Qwen/Qwen3-8B")
     machine = _tight(36)
-    with pytest.raises(FitError, match="does not fit into the main memory") as refused:
+    with pytest.raises(FitError, match="does not fit in the main memory") as refused:
         plan_engines(recipe, machine, facts)
     error = refused.value
     assert type(error) is FitError and "trainer rank" not in error.why

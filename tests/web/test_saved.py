@@ -192,7 +192,7 @@ def test_findings_memory_and_results_of_miles_eval_are_told(tmp_path: Path) -> N
     answers = answers_of(make_sick(tmp_path / "sick"))
     findings = {one["name"]: one for one in answers["summary"]["verdict"]["findings"]}
     found = findings["entropy-explosion"]
-    assert found["advice"] and found["source"] and "nats a token" in found["evidence"]
+    assert found["advice"] and found["source"] and "nats per token" in found["evidence"]
     assert found["steps"] == [65, 80]
     (result,) = answers["evaluations"]["sets"]
     assert result["set"] == "hard <sums>"

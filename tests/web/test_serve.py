@@ -124,7 +124,7 @@ def test_a_run_that_is_not_ours_to_read_is_refused(run: WrittenRun) -> None:
         check=False,
     )
     assert done.returncode == ExitCode.NOT_READY, done.stderr
-    assert f"the run {run.path} may not be read" in done.stderr, done.stderr
+    assert f"the run {run.path} cannot be read" in done.stderr, done.stderr
     assert "Permission denied" in done.stderr and "chmod -R a+rX" in done.stderr, done.stderr
 
 

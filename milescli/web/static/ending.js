@@ -60,7 +60,7 @@ function memory(known) {
       `${gib(size)} at ${time.slice(11, 19)}`).join(", ")}`,
     `at most: ${Object.entries(known.peak).map(([name, size]) =>
       `${name} ${gib(size)}`).join(", ")}`,
-    known.oom_kills === null ? "" : `ended by the kernel for want of memory: ${known.oom_kills}`,
+    known.oom_kills === null ? "" : `killed by the kernel for lack of memory: ${known.oom_kills}`,
   ].filter(Boolean);
 }
 

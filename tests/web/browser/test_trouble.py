@@ -137,7 +137,7 @@ def test_a_run_that_is_not_there_is_said_to_be_so(url: str, tab: Opener) -> None
     page = told.open("run=nobody-1")
     with page.expect_response("**/live"):
         pass
-    assert "no run is called nobody-1" in told.text("#main [role=alert]")
+    assert "there is no run nobody-1" in told.text("#main [role=alert]")
     assert told.text("#banner") == ""
 
 
