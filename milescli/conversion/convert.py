@@ -113,13 +113,14 @@ def _require_room(part: PartFolder, left: int) -> None:
 def _disk_full(part: PartFolder, files: Sequence[PlannedFile]) -> CheckpointError:
     left, free = _bytes_left(part, files) + _SPARE_BYTES, integrity.free_bytes(part.path)
     missing = (
-        f"{format_bytes(left - free)} more" if left > free else "more than a quota or limit grants"
+        f"free another {format_bytes(left - free)}"
+        if left > free
+        else "a quota or a limit on the size of files may allow less"
     )
     return CheckpointError(
         "the disk is full",
         why=f"{format_bytes(part.finished_bytes)} are finished and stored in {part.path}; "
-        f"{format_bytes(left)} remain to be written, but {format_bytes(free)} are free: free "
-        f"another {missing}",
+        f"{format_bytes(left)} remain to be written, and {format_bytes(free)} are free: {missing}",
         fix=_ways_out(part),
     )
 

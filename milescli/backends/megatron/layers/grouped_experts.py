@@ -15,11 +15,14 @@ from megatron.core.transformer.moe.experts import SequentialMLP
 from milescli.models.costs import groups_experts
 from milescli.platform import exact
 
+ALIGNMENT_BYTES = 16
+"""PyTorch's `grouped_mm` accepts only rows whose length is a multiple of it."""
+
 
 class GroupedExperts(SequentialMLP):
     """Computes the experts of a rank together. Falls back to Megatron's loop where a layer of an
-    expert has hooks (an adapter beside it), where bits are to be exact, and where a loop is
-    faster."""
+    expert has hooks (an adapter beside it), where bits are to be exact, where rows are not aligned,
+    and where a loop is faster."""
 
     def forward(
         self,
@@ -55,6 +58,11 @@ class GroupedExperts(SequentialMLP):
             len(self.local_experts) > 1
             and not hooked
             and not exact.is_on()
+            and all(
+                size * first.itemsize % ALIGNMENT_BYTES == 0
+                for linear in linears[:2]
+                for size in linear.weight.shape
+            )
             and groups_experts(
                 numbers=first.numel(), dtype=first.dtype, on_cpu=first.device.type == "cpu"
             )
