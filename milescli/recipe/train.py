@@ -29,9 +29,9 @@ KlEstimator = Literal["k1", "k2", "k3", "low_var"]
 OF_PAIRS = ("preference", "reward_model")
 """Built-in objectives that learn from pairs of `data.train`."""
 OF_ROWS = ("supervised", "distillation", *OF_PAIRS)
-"""Those that learn from its rows."""
+"""Built-in objectives that learn from rows of `data.train`."""
 OF_SCORES = ("reward_model",)
-"""Those whose model gives a score instead of a next token."""
+"""Objectives whose model returns a score instead of a next token."""
 
 
 class Optimizer(Section):
