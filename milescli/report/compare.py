@@ -355,7 +355,7 @@ def _curve_words(
 
 def _winner(difference: MeanDifference | None, *, rises: bool, names: tuple[str, str]) -> str:
     if difference is None:
-        return "there are too few steps for a conclusion."
+        return "too few steps for a conclusion."
     if not difference.is_seen:
         return f"{NO_DIFFERENCE}."
     return f"{names[0] if (difference.value > 0) == rises else names[1]} is better."

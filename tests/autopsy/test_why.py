@@ -68,7 +68,7 @@ def test_the_first_that_was_not_replaced_is_named_with_the_end_of_its_log(tmp_pa
     assert why.first_log == str(run.attempts()[-1] / "engine-1-server.log")
     assert "last words" in why.last_lines
     told = [text for _, text in why.timeline]
-    assert "engine 0 was there again, after 5.0 s" in told
+    assert "engine 0 was back after 5.0 s" in told
     assert not any("engine 7" in text for text in told), "of another attempt"
     assert not any("step 1 of 40" in text for text in told) and "step 2 of 40 was done" in told
     assert why.next == ["less log", f"miles resume {run.shown}   # goes on from step 2"]
@@ -81,7 +81,7 @@ def test_the_first_that_was_not_replaced_is_named_with_the_end_of_its_log(tmp_pa
 @pytest.mark.parametrize(
     ("verdict", "said"),
     [
-        ({"outcome": "done", "step": 40}, "one ended well, at step 40"),
+        ({"outcome": "done", "step": 40}, "one finished normally at step 40"),
         ({"outcome": "stopped", "step": 3}, "one was stopped by its user after step 3, and saved"),
         (
             {
@@ -157,7 +157,7 @@ def test_the_curve_ends_with_the_last_look_and_kills_are_those_of_the_attempt(
     assert memory.peak == {"driver": 100 * 2**30, "engine-0-server": 2**21}
     assert memory.oom_kills == 1
     assert "100.0 GiB at" in memory.lines()[0]
-    assert memory.lines()[-1].endswith("for want of memory: 1")
+    assert memory.lines()[-1].endswith("for lack of memory: 1")
 
 
 def test_a_process_without_a_name_is_called_by_its_number(tmp_path: Path) -> None:

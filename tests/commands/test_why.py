@@ -26,6 +26,6 @@ def test_a_bad_end_is_a_page_and_an_object(miles: Miles) -> None:
 
 def test_a_good_end_is_a_line_and_no_run_is_an_error(miles: Miles) -> None:
     make_run("one", outcome="done", steps=3)
-    assert miles("why", "one").out == "one ended well, at step 3\n"
+    assert miles("why", "one").out == "one finished normally at step 3\n"
     said = miles("why", "two")
     assert said.code == 6 and "no run `two`" in said.err

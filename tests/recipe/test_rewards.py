@@ -38,7 +38,7 @@ def test_a_mapping_takes_the_place_of_a_name_and_the_other_way_round(place: Plac
         (["rollout.reward=length", "rollout.length.target_tokens=256"], "cannot start at 256"),
         (["rollout.reward=judge"], "`judge` needs an address"),
         (JUDGE[:2], "the judge needs a model"),
-        ([*JUDGE, "rollout.judge.parse=("], "no regular expression"),
+        ([*JUDGE, "rollout.judge.parse=("], "not a valid regular expression"),
         ([*JUDGE, "rollout.judge.parse=7"], "first group is the score"),
         (
             [JUDGE[0], JUDGE[2], "rollout.judge.url=localhost:8000"],
