@@ -10,7 +10,8 @@ from typing import Any
 
 MAX_CHARACTERS = 1000
 MAX_DIGITS = 4000
-"""Of a power's result; more would take the calculator's time, not the model's."""
+"""Largest number of digits of a power; a larger result would take the calculator's time, not the
+model's."""
 _OF_TWO: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -21,7 +21,7 @@ from milescli.workers.async_worker import CallProcess, NewCallProcess, QuickCall
 from milescli.workers.worker import CallFailed
 
 NUM_LINES_TOLD = 6
-"""Of where a call is, the innermost."""
+"""Number of innermost frames of a call that an error shows."""
 MAX_IDLE = 256
 """Environments that are kept for later episodes."""
 
@@ -229,7 +229,8 @@ class EnvironmentFleet:
             episode.end()
 
     def move(self, episode: Episode) -> None:
-        """From a place on another node, whose process has ended, to the least busy one."""
+        """Move an environment from a place on another node, whose process has ended, to the least
+        busy one."""
         if episode.place.node:
             episode.place.num_episodes -= 1
             episode.place = self._least_busy()
@@ -240,7 +241,7 @@ class EnvironmentFleet:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that run on this computer."""
+        """Return the ids of the processes on this computer."""
         pids = [place.process.pid for place in self._places]
         return [pid for pid in pids if pid is not None]
 
@@ -250,9 +251,9 @@ class EnvironmentFleet:
             place.give_up(place.process)  # an episode that ends later finds its own gone
 
     async def asked(self, episode: Episode, what: Asked) -> Any:
-        """Of one process, once. Raises AgentError where the environment raises or hangs,
-        CallFailed where its process has ended. Where nobody waits any more, `episode.left` is what
-        it is still at."""
+        """Send one request to a process, once, and return the reply. Raises AgentError if the
+        environment raises or hangs, CallFailed if its process has ended. If nobody waits any more,
+        `episode.left` is the request that is still running."""
         place = episode.place
         sent = _Sent(what=what, place=place, process=place.process)
         limit_s = self._settings.step_timeout_s + (0 if place.has_begun else _FIRST_TIMEOUT_S)
@@ -264,7 +265,7 @@ class EnvironmentFleet:
             raise
 
     async def reply_to(self, sent: _Sent, episode: Episode) -> Any:
-        """Of what was sent, now or before. Raises as `asked`."""
+        """Return the reply to a request that was sent now or before. Raises as `asked`."""
         place, process = sent.place, sent.process
         try:
             async with asyncio.timeout_at(sent.ends):
@@ -381,7 +382,7 @@ class Episode:
 
 
 def num_processes(settings: EnvironmentSettings, *, num_cores: int) -> int:
-    """Of a node with that many cores."""
+    """Return the default number of processes on a node with that many cores."""
     return settings.processes or max(num_cores // 2, 1)
 
 

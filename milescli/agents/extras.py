@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from milescli.core.errors import MachineError
 
 EXTRA = "agents"
-"""Of pyproject.toml, that names them all."""
+"""Extra of pyproject.toml that contains all of these packages."""
 
 
 def require_package(module: str, *, asked_by: str) -> None:

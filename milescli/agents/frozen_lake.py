@@ -20,8 +20,8 @@ SIZE, NUM_HOLES, MIN_STEPS = 4, 2, 2
 """Of the boards of `task:frozen_lake`."""
 NUM_ROWS, NUM_HELDOUT, HELDOUT_MODULUS = 8192, 256, 16
 STOPPED_SHARE = 0.7
-"""Of the demonstrations: they stop at once, as whoever stays on the shore never falls in. The
-others walk to the goal."""
+"""Fraction of the demonstrations that stop at once, because a player who stays on the shore never
+falls in. The others walk to the goal."""
 _ABOUT = "Walk from P to G. O is a hole."
 Place = tuple[int, int]
 Board = Sequence[str]

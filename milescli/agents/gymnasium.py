@@ -13,7 +13,7 @@ from milescli.rollout.environments import Step
 _SHOWN_IN_COLOUR = re.compile(r"\x1b\[[0-9;]*m(.+?)\x1b\[0m")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 MAX_ACTIONS = 64
-"""That a model can be told of."""
+"""Largest number of actions that a model can be told about."""
 
 
 class GymnasiumText:
@@ -78,7 +78,7 @@ class GymnasiumText:
         )
 
     def close(self) -> None:
-        """Of what it holds."""
+        """Release what the environment holds."""
         self._environment.close()
 
     def _shown(self, observation: Any) -> str:

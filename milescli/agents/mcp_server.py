@@ -30,7 +30,7 @@ CLOSE_TIMEOUT_S = 10.0
 MAX_LOST = 8
 """Times in a row that a server may be lost; then the run stops."""
 MAX_PAGES = 100
-"""Of a list of tools."""
+"""Largest number of pages of a list of tools."""
 _TAIL_BYTES = 2048
 _LAST_WORDS_S = 1.0
 _MIN_SECRET = 6
@@ -62,7 +62,7 @@ class _Printed:
         self._is_over.set()
 
     async def last(self) -> str:
-        """Of one that has ended, or will soon."""
+        """Return the last error output of a server that has ended, or is about to."""
         await in_thread(lambda: self._is_over.wait(_LAST_WORDS_S))
         return self.tail.decode("utf-8", "replace").strip()
 
@@ -146,7 +146,7 @@ class ServerLink:
             )
 
     def blotted(self, text: str) -> str:
-        """Without the values of the variables that the server was given."""
+        """Return the text without the values of the variables that the server received."""
         for name in [*self.settings.env, *filter(None, [self.settings.api_key_env])]:
             value = os.environ.get(name, "")
             if len(value) >= _MIN_SECRET:

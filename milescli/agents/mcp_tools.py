@@ -60,7 +60,7 @@ class McpTool:
 
 @dataclass(eq=False)
 class McpServers:
-    """Those of one recipe, in this process."""
+    """Holds the MCP servers of one recipe in this process."""
 
     settings: Mapping[str, McpServer]
     _tools: list[McpTool] | None = None
@@ -112,8 +112,8 @@ _SERVERS: dict[str, McpServers] = {}
 
 
 def servers_of(rollout: Rollout) -> McpServers:
-    """Those of `rollout.mcp` in this process; none is started yet. Raises RecipeError where the
-    package that speaks to them is not installed."""
+    """Return the servers of `rollout.mcp` in this process; none is started yet. Raises RecipeError
+    if the package mcp is not installed."""
     require_package(rollout)
     key = rollout.model_dump_json(include={"mcp"})
     if key not in _SERVERS:

@@ -61,7 +61,7 @@ def _number(value: object) -> int:
 
 
 MAX_CHOICES = 128
-"""Of one request."""
+"""Largest number of choices of one request."""
 Body = Mapping[str, Any]
 Json = dict[str, Any]
 
@@ -73,7 +73,7 @@ class Asked:
     messages: Sequence[Json] = ()
     tools: Sequence[Json] = ()
     prompt: str | list[int] = ""
-    """Of a request without messages: text or token ids."""
+    """Prompt of a request without messages: text or token ids."""
     num_choices: int = 1
     max_new_tokens: int | None = None
     stop: list[str] | None = None
@@ -81,7 +81,7 @@ class Asked:
     wants_logprobs: bool = False
     wants_token_ids: bool = False
     wants_usage: bool = False
-    """Of a stream, at its end."""
+    """True if the request wants the usage at the end of the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Answered:
     pieces: Sequence[str] = field(default=())
     """[num_response_tokens] text of each token, where log-probs are wanted."""
     reply: Reply | None = None
-    """Of a chat."""
+    """Reply of a chat."""
 
     @property
     def finish_reason(self) -> str:

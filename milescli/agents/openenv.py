@@ -77,7 +77,7 @@ class OpenEnvEnvironment:
         return Step(**step)
 
     def close(self) -> None:
-        """Of its session."""
+        """Close the session."""
         if self._session is not None:
             self._ask("end", session=self._session)
             self._session = None

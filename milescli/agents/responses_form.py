@@ -55,7 +55,7 @@ class ResponseAsked(Asked):
     is_kept: bool
     """It can be gone on from by its id."""
     repeated: Json
-    """Of the response, as the request said it."""
+    """Fields of the response that repeat the request."""
 
 
 def response_asked(body: Body, kept: Kept) -> ResponseAsked:

@@ -114,7 +114,7 @@ class OpenFunction:
 
 @dataclass(slots=True)
 class Record:
-    """Of one tool, over all episodes of this process."""
+    """Counts the calls of one tool over all episodes of this process."""
 
     has_worked: bool = False
     num_failures: int = 0

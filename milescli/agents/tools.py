@@ -18,7 +18,8 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Session, ToolCall
 
 MAX_FAILURES = 32
-"""Of one tool, before it has ever worked: then it is the tool that is wrong, and the run stops."""
+"""Number of failures of one tool before its first success: then the tool is wrong, and the run
+stops."""
 OF_THE_MODEL = (ValueError, ArithmeticError, LookupError)
 """What a tool raises for arguments that make no sense."""
 

@@ -67,8 +67,8 @@ class CheckpointManifest:
     """Prompts behind `prompt_position` that steps have taken, by their place in the source
     (`rollout.order=done`)."""
     warmup_steps: int | None = None
-    """Of a run that was stopped before its first step: supervised steps of its warm-up that are
-    done. None: the state is that of `step`."""
+    """Number of completed warm-up steps, if the run was stopped before its first step. None: the
+    state is that of `step`."""
 
 
 def checksum_of(record: dict[str, object]) -> str:

@@ -38,7 +38,7 @@ class NodeReport:
     interfaces: dict[str, str]
     """Address -> name of the network interface that holds it."""
     variables: dict[str, str]
-    """Those of `INTERFACE_VARIABLES` that somebody set there."""
+    """Variables of `INTERFACE_VARIABLES` that are set there."""
 
 
 def node_report() -> NodeReport:

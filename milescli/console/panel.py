@@ -27,7 +27,7 @@ OTHER_LINES = 14
 """Lines of the panel that are no rows of the table."""
 VERDICT_FINDINGS = 2
 ADAPTER_LINES = 4
-"""Of each of several."""
+"""Number of lines for each of several adapters."""
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 SMALLEST_SHARE = 0.01

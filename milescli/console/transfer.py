@@ -105,7 +105,7 @@ class Transfer:
 
     @property
     def per_s(self) -> float:
-        """Of this attempt, in its unit."""
+        """Return the rate of this attempt, in its unit per second."""
         return (self.done - self._before) / max(self.seconds, 1e-6)
 
     @property
@@ -141,7 +141,7 @@ class _Line(ProgressColumn):
         self._say, self._width = said, width
 
     def render(self, task: Task) -> Text:
-        """See rich."""
+        """Render the progress, as rich requires."""
         return bar_line(
             task.description, self._say(), share=(task.percentage or 0) / 100, width=self._width
         )

@@ -17,11 +17,11 @@ class Said(TypedDict, total=False):
     run: str
     """Its run's directory."""
     token: str
-    """By which the processes of the run are known."""
+    """Token that identifies the processes of the run."""
     scratch_dir: str
-    """That the watchdog removes at the end."""
+    """Folder that the watchdog removes at the end."""
     log_dir: str
-    """Of its attempt."""
+    """Log directory of the attempt."""
     max_restarts: int
     """`fault.max_restarts` of the run."""
     window_s: float

@@ -97,7 +97,8 @@ class MachineError(MilesError, RuntimeError):
 
 
 def unreadable(folder: Path, error: OSError, *, what: str) -> MachineError:
-    """Of a folder that another user keeps to himself. `what`: run, or runs folder."""
+    """Return the error for a folder that another user does not share. `what`: run, or runs
+    folder."""
     return MachineError(
         f"the {what} {folder} cannot be read",
         why=f"{error.strerror}: {error.filename}; only the owner can read a run",

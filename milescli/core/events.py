@@ -91,7 +91,7 @@ class PhaseSeconds:
 
 
 PHASES = ("rollout", "pack", "train", "save", "publish")
-"""Of a step, in the order in which the loop goes through them."""
+"""Phases of a step, in the order in which the loop runs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +103,9 @@ class PublishStats:
     wait_s: float = 0.0
     """Seconds until none was running any more: the drain, where `rollout.on_update` says so."""
     discarded_tokens: int = 0
-    """Of responses that were given up since the change before, by `rollout.on_update=abort` or by
-    whoever asked; what an engine has made since then and not sent is not in it."""
+    """Tokens of responses that were discarded since the previous publish, by
+    `rollout.on_update=abort` or by their caller; tokens that an engine has made since then and not
+    sent are not included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,7 @@ class FlowStats:
     stale_groups: int = 0
     """Given up, as they would have been older than `rollout.max_staleness` allows."""
     wasted_tokens: int = 0
-    """Of the samples of those groups that were done."""
+    """Tokens of the finished samples of those groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class StepDone:
     rollout_tokens_per_s: float
     train_tokens_per_s: float
     publish: PublishStats = PublishStats()
-    """Of the step's weights."""
+    """Statistics of publishing the step's weights."""
     flow: FlowStats = FlowStats()
 
 
@@ -213,7 +214,7 @@ class EngineTrainerChecked:
     """As `diff_mean`, of the trainer against itself when its layers are rounded otherwise."""
     floor_max: float
     kl: float
-    """Of engine and trainer, in nats a token."""
+    """KL between engine and trainer, in nats per token."""
     floor_kl: float
     far: float
     """Share of tokens whose ratio is outside of [1/2, 2]."""
@@ -271,7 +272,7 @@ class WorkerReplaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictGiven:
-    """Whether the run is learning, and what is wrong with it: told where that has changed."""
+    """Reports whether the run is learning and what is wrong with it; sent when that changes."""
 
     step: int
     """Steps done."""
@@ -296,7 +297,7 @@ class WorkerMemory:
     reserved_bytes: int | None = None
     """Most that torch held for them; None on a CPU."""
     used_bytes: int | None = None
-    """Of the whole device by all processes, at the end of the step; None on a CPU."""
+    """Bytes that all processes use of the whole device, at the end of the step; None on a CPU."""
     total_bytes: int | None = None
     """That the device has."""
 

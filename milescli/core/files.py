@@ -15,8 +15,8 @@ _CHUNK_BYTES = 16 * 2**20
 
 
 def sha256_of(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
-    """Of the file's bytes, 64 hex digits. `progress` is told how many more were read. Raises
-    OSError."""
+    """Return the SHA-256 of the file's bytes, 64 hex digits. `progress` receives how many more
+    bytes were read. Raises OSError."""
     with path.open("rb") as file:
         if progress is None:
             return hashlib.file_digest(file, "sha256").hexdigest()

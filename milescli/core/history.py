@@ -93,7 +93,7 @@ class Evaluation:
     """When it was done, seconds since 1970."""
     seconds: float
     path: str
-    """Of its samples, relative to the run directory."""
+    """Path of its samples, relative to the run directory."""
     figures: dict[str, float]
     """Its other scalars: truncated_fraction, response_tokens_mean, those of `eval.metrics`."""
 
@@ -137,7 +137,7 @@ class NoticeEntry:
     level: str = "info"
     """info, warning or error."""
     seconds: float = 0.0
-    """That it took, up to then."""
+    """Seconds that it took so far."""
     step: int | None = None
 
 
@@ -157,7 +157,7 @@ class History:
     name: str = ""
     columns: Columns = field(default_factory=Columns)
     num_steps: int | None = None
-    """That the run is to do; None: no step was done yet."""
+    """Number of steps that the run will do; None: no step was done yet."""
     learns_from_rows: bool = False
     reward_histograms: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """(step, groups by mean reward: 0, nine tenths between, 1), see `RolloutStats`."""
@@ -166,16 +166,16 @@ class History:
     warmup: Columns = field(default_factory=Columns)
     """Steps of the warm-up: loss, grad_norm, num_tokens, step_s."""
     warmup_steps: int = 0
-    """That the warm-up is to do."""
+    """Number of steps that the warm-up will do."""
     healings: list[Healing] = field(default_factory=list)
     notices: list[NoticeEntry] = field(default_factory=list)
     phase: str = ""
-    """That the run is in."""
+    """Current phase of the run."""
     phase_detail: str = ""
     phase_s: float = math.nan
     """When it entered it, seconds since 1970."""
     spans: list[Span] = field(default_factory=list)
-    """Of phases that are over, of all attempts, in order."""
+    """Finished phases of all attempts, in order."""
     before: tuple[str, str] = ("", "")
     """Phase and detail that an evaluation interrupted."""
     began_s: float = math.nan

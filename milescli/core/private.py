@@ -25,13 +25,14 @@ WORDS = frozenset(
         "WEBHOOK",
     }
 )
-"""Of names, between underscores: a TOKENIZERS_PARALLELISM or an NCCL_IB_PKEY is none."""
+"""Parts of names, between underscores, that mark a secret: TOKENIZERS_PARALLELISM or NCCL_IB_PKEY
+do not count."""
 OURS = ("MILES_", "RAY_")
 """Names that begin so are of the run itself: its mark, and Ray's."""
 
 
 def is_secret(name: str) -> bool:
-    """Whether a name is that of a secret: WANDB_API_KEY, HF_TOKEN, db_password."""
+    """Return True if the name is that of a secret: WANDB_API_KEY, HF_TOKEN, db_password."""
     is_ours = name.startswith(OURS) and name != SMTP_PASSWORD
     return not is_ours and not WORDS.isdisjoint(name.upper().split("_"))
 

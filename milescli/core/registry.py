@@ -38,8 +38,8 @@ class PlugPoint:
     others: tuple[tuple[str, ...], ...] = ()
     """Parameters that a plug-in may take in place of those of `signature`."""
     runs_in: Literal["driver", "rank", "room"] = "driver"
-    """Who calls it: the driver, which calls the user's in a process of their own; a trainer's rank,
-    which calls them itself and bounds them; or the room of this point, in a way of its own."""
+    """Caller of the plug-in: the driver, which runs user code in a separate process; a trainer's
+    rank, which calls it directly and bounds it; or this point's own package, in its own way."""
     off: str | None = None
     """The name that stands for no plug-in, where there is one."""
     lane: str = "pieces"

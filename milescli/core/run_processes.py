@@ -47,20 +47,20 @@ def cpu_seconds(pid: int) -> float:
 
 
 BUSY_SHARE = 0.05
-"""Of a core, between two looks: a process that waits for others takes less, and one that computes
-takes more on the busiest machine that is of use."""
+"""Fraction of a core between two looks that counts as busy: a process that waits for others uses
+less, and one that computes uses more, even on the busiest useful machine."""
 
 
 @dataclass(slots=True)
 class CpuClock:
-    """Whether a process computes, which is seen of its processor time from one look to the next."""
+    """Tells from the processor time between two looks whether a process computes."""
 
     _cpu_s: float = float("inf")
     _looked: float = 0.0
 
     def is_busy(self, cpu_s: float) -> bool:
-        """Whether it has computed since the last look. `cpu_s`: its processor time by now. False
-        at the first look."""
+        """Return True if it has computed since the last look. `cpu_s`: its processor time so far.
+        False at the first look."""
         now = monotonic()
         had_s, passed_s = cpu_s - self._cpu_s, now - self._looked
         self._cpu_s, self._looked = cpu_s, now

@@ -15,7 +15,7 @@ from milescli.core.events import WorkerSilent
 from milescli.core.run_processes import state_of
 
 SHOWN_AFTER = 1 / 3
-"""Of the bound, until the user is told."""
+"""Fraction of the bound after which the user is notified."""
 UNSURE = 2.0
 """Times the bound, for one that may be busy: the system lets it run, and it does not answer."""
 _MAX_COUNTED_S = 15.0
@@ -60,7 +60,7 @@ class Silence:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the worker counts as hung."""
+        """Return True if the worker counts as hung."""
         return self.seconds >= self.limit_s
 
     def news(self, step: int) -> WorkerSilent | None:
@@ -111,7 +111,7 @@ def py_spy() -> str | None:
 
 
 def is_stopped_process(pid: int) -> bool:
-    """Whether the system holds it, by SIGSTOP or by a debugger."""
+    """Return True if the system has stopped it, by SIGSTOP or by a debugger."""
     return state_of(pid) in ("T", "t")
 
 
@@ -130,7 +130,6 @@ _MARKS = (
 
 
 def sounds_like_lost_peer(text: str) -> bool:
-    """Whether an error with this text may be a symptom, so that its cause is to be looked for in
-    another process."""
+    """Return True if an error with this text may be a symptom whose cause is in another process."""
     lowered = text.lower()
     return any(mark in lowered for mark in _MARKS)

@@ -117,8 +117,8 @@ class RoutedExperts:
 
     @property
     def bytes_per_number(self) -> int:
-        """Of each expert's number: 1 where the model has at most 256 experts, else 2; 4 (signed) in
-        journals that older versions wrote."""
+        """Return the bytes per expert index: 1 if the model has at most 256 experts, else 2; 4
+        (signed) in journals that older versions wrote."""
         count = self.num_tokens * self.num_layers * self.topk
         return len(self.indices) // count if count else 1
 
@@ -199,7 +199,7 @@ class Guesses:
     """What engines guessed ahead, and what came of it."""
 
     num_passes: int = 0
-    """Of the model over guesses; each makes one token more than were right."""
+    """Number of the model's passes over guesses; each yields one token more than were correct."""
     num_guessed: int = 0
     num_right: int = 0
 
@@ -228,13 +228,13 @@ class Sample:
     text: str
     """What the reward scored, decoded, without special tokens."""
     stop_reason: StopReason
-    """Of the last turn."""
+    """Stop reason of the last turn."""
     reward: float | None = None
     """None until it is scored."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     """Where `rollout.reward` names several: what each gave, before its weight."""
     role_texts: Mapping[str, str] = field(default_factory=dict)
-    """Of roles that have a reward of their own, and spoke: what it scores."""
+    """Texts that the rewards of roles score, for roles that have their own reward and spoke."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
     """What it gave; trajectories of other roles share `reward`."""
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -266,7 +266,7 @@ class Sample:
 
     @property
     def version_spans(self) -> list[VersionSpan]:
-        """Of all trajectories."""
+        """Return the weight versions of all trajectories, from the oldest to the newest."""
         return [span for trajectory in self.trajectories for span in trajectory.version_spans]
 
     @property
@@ -284,8 +284,7 @@ class Group:
     epoch: int = 0
     """Which pass over the prompts this group belongs to."""
     greedy_reward: float | None = None
-    """Of the response without chance, where the advantage estimator asks for it; never trained
-    on."""
+    """Reward of the greedy response, if the advantage estimator needs it; never trained on."""
 
     @property
     def rewards(self) -> list[float]:
@@ -321,7 +320,7 @@ class Pair:
 
     @property
     def num_tokens(self) -> int:
-        """Of the longer side, prompt included."""
+        """Return the number of tokens of the longer side, prompt included."""
         return max(side.num_tokens for side in self.sides)
 
 

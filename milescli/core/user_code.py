@@ -33,7 +33,7 @@ GRACE_S = 5.0
 _SHOWN_FRAMES = 4
 _is_bounded = False
 in_user_process = False
-"""Whether this process is there for code of the user's alone."""
+"""True if this process only runs a user's code."""
 
 
 def user_traceback(error: BaseException) -> str:

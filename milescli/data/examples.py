@@ -211,8 +211,8 @@ def _spelled_out(rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: 
             said = [turn for turn in side.turns if turn["role"] != "assistant"]
             if found := sorted(tokenizer.special_texts_in(said)):
                 return (
-                    f"row {row.index + 1} of {path} spells out `{found[0]}`, which the model reads "
-                    "as a special token: text of users can open or end a turn there"
+                    f"row {row.index + 1} of {path} contains the text `{found[0]}`, which the "
+                    "model reads as a special token: text of users can open or end a turn there"
                 )
     return ""
 

@@ -26,7 +26,8 @@ _WHOLE_NAME = "processor_config.json"
 """Of newer folders: the settings are its `image_processor`."""
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64 * 10**6
-"""Of a file before it is resized; a larger one is no picture of a prompt, but fills the memory."""
+"""Largest number of pixels of a file before it is resized; a larger picture would only fill the
+memory."""
 _MAX_ASPECT = 200
 """Longest side by shortest, beyond which transformers' processor refuses a picture."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")

@@ -53,15 +53,15 @@ class PromptImages:
     token_id: int
     """The token that stands for a part of an image."""
     reserved_ids: tuple[int, ...] = ()
-    """That token and the one of videos: behind either an engine wants the picture, so that a
-    response ends where one is sampled."""
+    """The image token and the video token: after either, an engine expects a picture, so a response
+    ends if one is sampled."""
     mark_ids: tuple[int, ...] = ()
     """The tokens that mark the place of an image: its token between a start and an end."""
     opening_id: int | None = None
     """The token that chat templates write for an image, in whose place come its own between two
     ends, on lines by themselves (Gemma 3); None: they write `token_id`."""
     fetches: bool = False
-    """Whether images at an address are fetched (`data.remote_images`)."""
+    """True if images at an address are downloaded (`data.remote_images`)."""
 
     @cached_property
     def processor(self) -> ImageProcessor:

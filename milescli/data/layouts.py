@@ -150,7 +150,7 @@ class Columns:
     prompt: str | None = None
     label: str | None = None
     needs_label: bool = False
-    """Whether a row without a label is bad."""
+    """True if a row without a label is bad."""
     demonstration: str | None = None
     """The worked response to a prompt."""
     chat: str | None = None
@@ -165,9 +165,9 @@ class Columns:
     ignored: frozenset[str] = frozenset()
     """`data.ignore_columns`."""
     is_prompt_given: bool = False
-    """Whether a key names the prompt, and so sets other columns aside that could be it."""
+    """True if a key names the prompt, so that other candidate columns are ignored."""
     sees_images: bool = False
-    """Whether the model does; else a column of images is one that would be left out."""
+    """True if the model accepts images; otherwise a column of images would be ignored."""
     known: dict[tuple[str, ...], Beside] = field(default_factory=dict)
     """Columns of a row -> what stands beside the prompt."""
 

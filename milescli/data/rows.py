@@ -89,7 +89,7 @@ class Parsed(NamedTuple):
     """Equal for equal prompts, or for equal rows to learn from, within this process."""
     label_hash: int
     is_worked: bool
-    """Whether the row has a worked response."""
+    """True if the row has a worked response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +104,13 @@ class RowForm:
     label_key: str | None = None
     system_prompt: str | None = None
     needs_label: bool | None = True
-    """Whether the reward compares with a label; None if that is not known."""
+    """True if the reward compares with a label; None if that is unknown."""
     max_tokens: int | None = None
     """Longer prompts are not used, so the tokeniser may stop behind this length."""
     ignored: frozenset[str] = frozenset()
     """Columns that are set aside, though they look like part of the prompt."""
     is_raw: bool = False
-    """Whether a prompt is read as the text that it is, a dialogue in one text too."""
+    """True if a prompt is used as raw text, including a dialogue in one text."""
     images: PromptImages | None = None
     """How the model sees images; None: it sees none."""
 

@@ -14,7 +14,7 @@ END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_sta
 token."""
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""Of a model that sees images, with the ids 3 to 6."""
+"""Special tokens of a model that accepts images, with the ids 3 to 6."""
 
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 """The vocabulary has all bytes, so that any text can be encoded, and the special tokens."""

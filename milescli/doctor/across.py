@@ -15,7 +15,7 @@ CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 300.0
 """Events of several nodes are ordered by their time stamps, and steps take seconds; Kerberos (five
 minutes by default) and with it some shared file systems refuse a clock that is further off."""
 SLOW_SHARE = 0.5
-"""Of the median pair."""
+"""Fraction of the median pair below which a pair counts as slow."""
 SETTLE = (
     "a firewall, a wrong route, or an address of another network: every port between nodes must "
     "be open"

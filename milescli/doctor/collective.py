@@ -33,13 +33,13 @@ STEP_S = 30.0
 CONNECT_S = 5.0
 """Bound on a connection to one of them."""
 NUM_PINGS = 20
-"""Of which the quickest counts."""
+"""Number of pings, of which the fastest counts."""
 MOST_PAIRS = 28
 """All pairs of eight. Among more, those of neighbours are measured."""
 BUFFER_BYTES = {"cpu": 4 * MIB, "cuda": 256 * MIB}
-"""That are added at once: enough to fill a link, and quick."""
+"""Bytes that are added at once: enough to fill a link, and fast."""
 ROUNDS = 5
-"""Of which the mean time counts, after one that is not measured."""
+"""Number of measured rounds, whose mean counts, after an unmeasured one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Place:
     """Where rank 0 awaits the others."""
     backend: Literal["gloo", "nccl"]
     device: int | None = None
-    """Of the accelerator, as torch counts; None: on the host."""
+    """Index of the accelerator, as torch counts; None: on the host."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -52,7 +52,8 @@ class Check:
     run: Callable[[], list[Finding]]
     """Called in a thread of its own. A MilesError becomes a `fail`."""
     timeout_s: float = 30.0
-    """From when it begins: after what it needs, and after other heavy ones."""
+    """Timeout from its start, which comes after the checks that it needs, and after other heavy
+    ones."""
     is_heavy: bool = False
     """Takes a core or more: few of these run at once."""
     needs: tuple[str, ...] = ()

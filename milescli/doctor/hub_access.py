@@ -19,7 +19,7 @@ from milescli.recipe.schema import Recipe
 
 PUBLIC = "https://huggingface.co"
 TIMEOUT_S = 10.0
-"""Of one request to the hub."""
+"""Timeout of one request to the hub."""
 NO_HUB = (407, 500, 502, 503, 504)
 """Proxy authentication required, and what gateways say of a server that is down."""
 

@@ -16,8 +16,8 @@ from milescli.platform.probe import Accelerators
 MOST_NAMED = 6
 """Pairs in one line."""
 SHARE_WANTED = 0.5
-"""Of the link. A collective of two ranks reaches about 0.7 to 0.8 in others' reports; below a half
-something is wrong."""
+"""Expected fraction of the link's bandwidth. A collective of two ranks reaches about 0.7 to 0.8 in
+others' reports; below a half something is wrong."""
 
 
 def check_topology(accelerators: Accelerators) -> list[Finding]:

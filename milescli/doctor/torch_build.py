@@ -14,9 +14,10 @@ from milescli.platform.machine import Machine
 
 REINSTALL = "docker/install.sh .venv {kind}"
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx942", "gfx950")
-"""That SGLang's kernels are built for."""
+"""Architectures that SGLang's kernels are built for."""
 MEMORY_SHARE = 0.9
-"""Of a device's memory as the vendor's tool shows it: torch sees a little less."""
+"""Fraction of a device's memory, as the vendor's tool shows it, that torch should see: a little
+less than all."""
 
 
 def describe_torch() -> dict[str, Any]:

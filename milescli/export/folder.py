@@ -82,7 +82,7 @@ class _Job:
     """In the form of the names of the base model's folder."""
     choices: Mapping[str, Choice]
     scheme: Scheme | None
-    """Of the tensors that are quantised."""
+    """Quantisation scheme of the quantised tensors."""
     read: ReadTensors
     base: Source | None
     dtypes: dict[str, torch.dtype]
@@ -91,7 +91,7 @@ class _Job:
     """Told of the bytes of each tensor that was dealt with."""
     copied_mtp: list[str] = field(default_factory=list)
     absent_mtp: list[str] = field(default_factory=list)
-    """Of layers that config.json has and neither the weights nor the base model."""
+    """Names of MTP tensors that config.json has, but neither the weights nor the base model."""
 
     @property
     def num_bytes(self) -> int:

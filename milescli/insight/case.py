@@ -59,7 +59,7 @@ class Verdict:
     headline: str
     """One sentence: is it learning, and if not, why?"""
     is_learning: bool | None
-    """Whether its reward (or its loss over rows) gets better; None: too early to say."""
+    """True if the reward (or the loss on rows) improves; None: too early to say."""
     findings: Sequence[Finding] = ()
     """The worst first; empty: nothing is wrong."""
     facts: Sequence[str] = field(default=())
@@ -93,9 +93,9 @@ class Case:
     history: History
     facts: RunFacts = field(default_factory=RunFacts)
     samples: Sequence[KeptSample] = ()
-    """Of the newest steps."""
+    """Samples of the newest steps."""
     first_samples: Sequence[KeptSample] = ()
-    """Of the first step that has any."""
+    """Samples of the first step that has any."""
     now_s: float | None = None
     """Seconds since 1970, where the run goes on; None: it does not, or that is not known."""
 
@@ -141,7 +141,7 @@ class Case:
 
     @cached_property
     def progress(self) -> Trend:
-        """Of the reward; of a run over rows, of its loss downwards."""
+        """Test the progress of the reward; for a run on rows, the fall of its loss."""
         values = -self.column(LOSS) if self.history.learns_from_rows else self.column(REWARD)
         return rise(values)
 
@@ -157,13 +157,13 @@ class Case:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether all mean rewards lie in 0..1."""
+        """Return True if all mean rewards are in 0..1."""
         rewards = series.finite(self.column(REWARD))
         return bool(len(rewards)) and bool(((rewards >= 0) & (rewards <= 1)).all())
 
     @property
     def is_at_ceiling(self) -> bool:
-        """Whether the reward has little left to gain."""
+        """Return True if the reward can hardly improve further."""
         return self.is_bounded and self.recent(REWARD) >= CEILING
 
     @property
@@ -183,7 +183,7 @@ class Case:
         columns: Sequence[str],
         steps: tuple[int, int] | None = None,
     ) -> Finding:
-        """Of the newest steps, unless other ones are said."""
+        """Make a finding about the newest steps, unless other steps are given."""
         return Finding(
             name=name,
             level=level,
@@ -197,8 +197,8 @@ class Case:
 
 
 def rise(values: Sequence[float]) -> Trend:
-    """Of a series that may rise fast and then stay: the surer of the line through all of it and of
-    the change from its first steps to its last ones."""
+    """Test a series that may rise fast and then stay: use the surer one of the line through the
+    whole series and the change from its first steps to its last ones."""
     line, ends = series.trend(values), series.change(values)
     return max((line, ends), key=_sureness)
 

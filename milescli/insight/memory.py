@@ -29,7 +29,7 @@ class DeviceMemory:
     """The most that was seen; of main memory without what others answer for of pages that they
     share."""
     planned_bytes: int | None
-    """Of the plan: for the fullest device, or this process; None: it foresees none."""
+    """Planned bytes, for the fullest device or for this process; None: the plan has no estimate."""
     total_bytes: int | None
 
 

@@ -31,13 +31,13 @@ class RunState:
 
     name: str
     state: str
-    """See `state_of`."""
+    """State of the run, as `state_of` returns it."""
     step: int
     num_steps: int | None
     reward: float | None
     """Mean of the last step."""
     accuracy: float | None
-    """Of the last evaluation."""
+    """Accuracy of the last evaluation."""
     changed_s: float | None
     """When it wrote its newest event, seconds since 1970; None where that cannot be read."""
     created_s: float | None = None

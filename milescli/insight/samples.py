@@ -15,7 +15,7 @@ import orjson
 from milescli.checkpoint.run_dir import RunDir
 
 MAX_IMAGE_BYTES = 64 * 2**20
-"""Of a picture that is shown: no prompt's is larger."""
+"""Largest picture to show, in bytes: no prompt's picture is larger."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 

@@ -21,7 +21,7 @@ class Trend:
     """The straight line through a series."""
 
     change: float
-    """From the first to the last step, on the line."""
+    """Change from the first to the last step, on the line."""
     error: float
     """Standard error of the change, where neighbouring steps resemble each other, too."""
 
@@ -87,8 +87,8 @@ def trend(values: Sequence[float]) -> Trend:
 
 
 def change(values: Sequence[float]) -> Trend:
-    """From the mean of the first steps to the mean of the last ones. The error takes the noise of
-    each window, without its own line."""
+    """Return the change from the mean of the first steps to the mean of the last ones. The error
+    includes the noise of each window, without its own line."""
     first, last = early(values), recent(values)
     if len(finite(values)) < 2 * LEAST:
         return Trend(change=math.nan, error=math.nan)

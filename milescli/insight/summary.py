@@ -42,7 +42,7 @@ class Course:
     """The course of a figure from its first step to its last."""
 
     first: float
-    """Of the first step that has it."""
+    """Value at the first step that has one."""
     last: float
     best: float
     best_step: int
@@ -66,9 +66,9 @@ class Wait:
     who: str
     for_whom: str
     seconds: float
-    """Of a step, mean of the newest ones."""
+    """Seconds of a step, mean over the newest ones."""
     share: float
-    """Of the step."""
+    """Fraction of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Summary:
 
     name: str
     state: str
-    """See `state_of`."""
+    """State of the run, as `state_of` returns it."""
     phase: str
     phase_detail: str
     phase_s: float | None
@@ -86,7 +86,7 @@ class Summary:
     num_steps: int | None
     share_done: float | None
     elapsed_s: float | None
-    """Of this attempt, until now or until its end."""
+    """Seconds of this attempt, until now or until its end."""
     left: Left | None
     """None: nothing is left, or there is nothing to go by."""
     learns_from_rows: bool
@@ -101,9 +101,9 @@ class Summary:
     """Model FLOPs of training over what the devices can do at most; None where either is not
     known, as on a CPU."""
     phases: Sequence[Phase]
-    """Of a step."""
+    """Seconds of a step by phase."""
     run_phases: Sequence[Phase]
-    """Of all attempts together: start, warmup, train, eval, ...; the longest first."""
+    """Seconds of all attempts by phase: start, warmup, train, eval, ...; the longest first."""
     staleness_mean: float | None
     staleness_max: int | None
     waits: Sequence[Wait]

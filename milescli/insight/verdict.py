@@ -72,8 +72,8 @@ def read_verdict(
     now_s: float | None = None,
     state: str | None = None,
 ) -> Verdict:
-    """Of a run and its samples on the disk. Of several adapters the worst, by name. Else as
-    `verdict_of`."""
+    """Return the verdict on a run and its samples on disk; with several adapters, that of the worst
+    one, by name. Otherwise as `verdict_of`."""
     if history.adapters:
         return _of_adapters(run, history, facts=facts, now_s=now_s, state=state)
     steps = sample_steps(run)

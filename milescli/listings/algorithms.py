@@ -11,7 +11,7 @@ from milescli.recipe.algorithms import ALGORITHMS, Setting, settings_of
 from milescli.recipe.templates import templates_dir
 
 MEASURED_FILE = "algorithms.json"
-"""Beside the recipes: what `bench/learn.py` saw."""
+"""File next to the recipes with the results of `bench/learn.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

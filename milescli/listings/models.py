@@ -94,7 +94,7 @@ class ModelNumbers:
     cache_bytes_per_token: int
     """bfloat16, layers that keep every position."""
     cache_bytes_at_context: int
-    """Of one sequence of `context` tokens."""
+    """Cache bytes of one sequence of `context` tokens."""
     context: int
     forward_flops_per_token: float
     """Mean over a sequence of `context` tokens; backward is twice as much."""

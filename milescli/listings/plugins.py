@@ -242,7 +242,7 @@ def point_that_fits(path: str) -> PlugPoint:
     raise RecipeError(
         f"the kind of the plug-in `{path}` is unclear",
         why=f"its parameters are ({', '.join(sorted(names))}), like those of "
-        f"{'several do' if fitting else 'none does'}",
+        f"{'several plug points' if fitting else 'no plug point'}",
         fix=[f"miles plugins check {path} {kind}" for kind in kinds[:3]]
         + ["miles plugins   # lists the signature of each plug point"] * (not fitting),
     )

@@ -38,16 +38,17 @@ class RecipeRow:
     """Name on the hub; `made here` for one from scratch."""
     family: str
     num_parameters: int | None
-    """Without multi-token-prediction layers and vision tower; None: not measured."""
+    """Number of parameters without multi-token-prediction layers and vision tower; None: not
+    measured."""
     num_active_parameters: int | None
-    """Of one token."""
+    """Number of parameters that one token uses."""
     algorithm: str
     """A row of `miles algorithms`, or what else the recipe learns by: supervised, dpo, ..."""
     prompts: str
     """What it trains on: prompts, or rows."""
     eval: str | None
     smallest_machine: str | None
-    """By the planner's estimate, in H100s; None: not known."""
+    """Smallest machine by the planner's estimate, in H100s; None: unknown."""
 
 
 def recipe_rows() -> list[RecipeRow]:

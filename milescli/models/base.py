@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "config.json"
 VISION_PREFIX = "vision."
-"""Of Megatron's names of a vision tower's weights."""
+"""Prefix of Megatron's names of a vision tower's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ class Layer:
     """True if sparse attention reuses the positions that the layer before chose, and has no indexer
     (arXiv 2603.12201)."""
     compression: Literal["none", "sparse", "heavy"] = "none"
-    """Of compressed attention: beyond the window it sees nothing, entries that an indexer chooses,
-    or all entries of a coarser kind."""
+    """Kind of compressed attention: beyond the window, the layer sees nothing, entries that an
+    indexer chooses, or all entries of a coarser kind."""
     hash_routing: bool = False
     """The token's number alone chooses its experts, by a table."""
 
@@ -73,8 +73,8 @@ class Rope:
     """Dims are rotated in neighbouring pairs (0, 1), (2, 3) as GPT-J did, instead of halves as
     GPT-NeoX did."""
     proportional: bool = False
-    """Of the angles of the whole head, the first `share` turn and the rest stand still (Gemma 4);
-    else the head's first dims have angles of their own."""
+    """True if, of the angles of the whole head, the first `share` rotate and the rest stay fixed
+    (Gemma 4); otherwise the head's first dims have their own angles."""
     scaling: RopeScaling | None = None
     sections: tuple[int, int, int] | None = None
     """M-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1): how many angles turn with a token's time,

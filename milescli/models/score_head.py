@@ -15,7 +15,7 @@ from milescli.models.transforms import alone, same, shapes
 SUFFIX = "ForSequenceClassification"
 HEAD = "score.weight"
 OUTPUT = "output_layer.weight"
-"""Of Megatron's model, whichever head it has."""
+"""Name of the output layer in Megatron's model, whichever head it has."""
 
 SCORE = Rule(
     hf=(HEAD,),

@@ -71,7 +71,7 @@ class TrainerBytes:
     workspace: int = 0
     """Short-lived tensors, and the process itself. An estimate."""
     host: int = 0
-    """Of the node's main memory: optimizer states that are offloaded, what a sleeping rank, a
+    """Bytes of the node's main memory: offloaded optimizer states, what a sleeping rank, a
     reference or a teacher keeps there, and a checkpoint that is being written."""
     copies: int = 0
     """Copies of the state for `fault.copy_every`, included in `host`."""

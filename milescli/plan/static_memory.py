@@ -268,7 +268,8 @@ class TrainerLoad:
     row_tokens: int
     """Tokens of the longest row on one rank: the microbatch cap."""
     distinct_tokens: int | None = None
-    """Of them those that are computed at most, where sequences share their prompts; None: all."""
+    """Largest number of these tokens that are computed if sequences share their prompts; None: all
+    of them."""
     num_microbatches: int
     """Microbatches of one rank in one update."""
     keeps_reference: bool

@@ -56,7 +56,7 @@ class State:
     last_step: int
     """The last that is, once it is done."""
     seconds: float = 0.0
-    """From the first to the last."""
+    """Seconds from the first to the last."""
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Results by number of the rank: `file`, or `error`; `seconds`; `memory`."""
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)

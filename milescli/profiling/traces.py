@@ -45,7 +45,7 @@ class Traced:
     """Holds where the time of a rank went."""
 
     seconds: float
-    """From the beginning of the trace to its end."""
+    """Seconds from the start of the trace to its end."""
     kinds: dict[str, Kind]
     """Times by kind of work, the longest first; they sum to the trace."""
     is_device: bool

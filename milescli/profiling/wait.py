@@ -20,13 +20,13 @@ from milescli.profiling.request import Progress, Request, State
 
 POLL_S = 0.25
 LEAST_BOUND_S = 300.0
-"""Without any word of the run: an evaluation or a save may take so long."""
+"""Shortest bound on the silence of the run: an evaluation or a save may take this long."""
 STEPS_OF_SILENCE = 5.0
 """Or so many times its last step."""
 SPARE_STEPS = 3
 """More than were to be waited for: then the driver does not heed the request."""
 MORE_STEPS = 20
-"""Of a run that has done all of its own, to see some."""
+"""Number of further steps for a run that has completed all of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Pace:
     step: int | None
     """Done last; None: none is yet."""
     step_s: float
-    """That it took; 0: unknown."""
+    """Seconds that a step took; 0: unknown."""
     silent_s: float
     """Since its last event."""
 

@@ -287,7 +287,7 @@ def _within(key: RecipeKey, location: tuple[int | str, ...]) -> str:
         return ""
     which = f"number {inner[0] + 1}" if isinstance(inner[0], int) else f"`{inner[0]}`"
     if len(inner) == 1:
-        return f", and {which} of them is not a mapping"
+        return f", of which {which} is not a mapping"
     known = {item.name: f" ({item.wants})" for item in key.items}
     dotted = [".".join(map(str, inner[1:end])) for end in range(len(inner), 1, -1)]
     name = next((name for name in dotted if name in known), dotted[0])

@@ -33,6 +33,7 @@ class MachineSettings(Section):
     gpus: NonNegative | None = None
     """GPUs per node; null: all visible ones; 0: the CPU."""
     nodes: Positive = 1
+    """Number of nodes."""
     address: str | None = None
     """HOST:PORT of a running Ray cluster, or auto; null: start Ray on this machine only."""
     cpu_threads: Positive | None = None
@@ -171,6 +172,7 @@ class RunSettings(Section):
     dir: str = "runs"
     """Folder in which run directories are created."""
     seed: NonNegative = 0
+    """Random seed of the run: data order, sampling and new weights."""
     trackers: list[str] = Field(default=["tensorboard"])
     """Trackers that receive the metrics of every step, evaluation and event (docs/metrics.md):
     tensorboard (in the run directory), wandb, mlflow, trackio, opentelemetry; or import paths

@@ -13,7 +13,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.section import NonNegative, PositiveFloat, Section
 
 EXAMPLE_URL = "http://127.0.0.1:8000/v1"
-"""Of an OpenAI-compatible endpoint."""
+"""Example address of an OpenAI-compatible endpoint."""
 _HERE = ("localhost", "::1")
 """And 127.0.0.0/8."""
 

@@ -48,13 +48,18 @@ class Rollout(Section):
     """How the policy samples responses, and how they are scored."""
 
     prompts_per_step: Positive = 32
+    """Number of prompts in one step."""
     samples_per_prompt: Positive = 8
+    """Number of responses to each prompt: the size of a group."""
     max_response_tokens: Positive = 256
+    """Longest response in tokens."""
     precision: Literal["same", "bf16", "fp8_block", "mxfp8", "int4", "nvfp4"] = "same"
     """Number format of the engines' weights. same: exactly the numbers that the trainer multiplies
     by; bf16: those numbers, stored without quantisation."""
     temperature: PositiveFloat = 1.0
+    """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Sample only among the likeliest tokens that together have this probability; 1: all tokens."""
     top_k: int = -1
     """Sample only among this many likeliest tokens; -1: the whole vocabulary."""
     stop: list[str] = Field(default=[])
@@ -110,6 +115,7 @@ class Rollout(Section):
     import path `mypkg.rewards:strict`; or several with their weights, `{math: 1.0, format: 0.1}`.
     The reward is then the weighted sum, and each part is a metric of each step."""
     reward_timeout_s: PositiveFloat = 30.0
+    """Time limit of one call of the reward."""
     reward_memory_gib: PositiveFloat = 8.0
     """Memory limit of each process that runs your own reward or agent; allocations beyond it
     fail."""
@@ -120,7 +126,9 @@ class Rollout(Section):
     all equal; pass_rate: groups whose mean reward is outside `pass_rate_low` and `pass_rate_high`;
     or an import path."""
     pass_rate_low: float = 0.1
+    """pass_rate: lowest mean reward of a group to keep."""
     pass_rate_high: float = 0.95
+    """pass_rate: highest mean reward of a group to keep."""
     over_sampling: Annotated[float, Field(ge=1.0)] = 1.0
     """Start this many times the prompts of a step, and use as many groups as the step needs (see
     `selection`)."""

@@ -20,10 +20,10 @@ ALIASES = {
 }
 """Other names that `--recipe` takes -> the recipe that is meant."""
 MODELS_FILE = "models.json"
-"""Beside the recipes: what their models are, measured from their published config.json."""
-SHAPES_FILE = "shapes.json"
-"""Beside the recipes: name on the hub -> what ModelFacts are made of, from its published
+"""File next to the recipes with the sizes of their models, computed from their published
 config.json."""
+SHAPES_FILE = "shapes.json"
+"""File next to the recipes: name on the hub -> the ModelFacts, from its published config.json."""
 
 
 def templates_dir() -> Path:

@@ -29,9 +29,9 @@ KlEstimator = Literal["k1", "k2", "k3", "low_var"]
 OF_PAIRS = ("preference", "reward_model")
 """Built-in objectives that learn from pairs of `data.train`."""
 OF_ROWS = ("supervised", "distillation", *OF_PAIRS)
-"""Those that learn from its rows."""
+"""Built-in objectives that learn from rows of `data.train`."""
 OF_SCORES = ("reward_model",)
-"""Those whose model gives a score instead of a next token."""
+"""Objectives whose model returns a score instead of a next token."""
 
 
 class Optimizer(Section):
@@ -40,7 +40,9 @@ class Optimizer(Section):
     rule: str = "adamw"
     """Update rule: adamw; lion; sgd, with momentum `beta1`; or an import path."""
     lr: PositiveFloat = 1e-6
+    """Learning rate after the warm-up."""
     min_lr: NonNegativeFloat = 0.0
+    """Learning rate at which `schedule` ends."""
     schedule: str = "constant"
     """Learning-rate schedule after the warm-up: constant; linear or cosine down to `min_lr`; or an
     import path."""
@@ -162,6 +164,7 @@ class Train(Section):
     """A row of `miles algorithms`: it sets those keys below that you do not set. null: use each key
     as it is."""
     steps: Annotated[Positive, Field(le=10**9)] = 100
+    """Number of training steps."""
     epochs: PositiveFloat | None = None
     """Number of passes over the rows of `data.train`, instead of `steps`; null: `steps` sets the
     length."""

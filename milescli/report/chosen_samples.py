@@ -18,7 +18,7 @@ from milescli.insight.samples import (
 )
 
 MAX_CHARACTERS = 2000
-"""Of a prompt or a response; the middle of a longer one is left out."""
+"""Longest prompt or response to show, in characters; the middle of a longer one is omitted."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 """What no page should get: it is shown as the mark of a missing letter."""
 
@@ -46,7 +46,7 @@ class ShownStep:
     label: str
     """Empty where none is known."""
     rewards: Sequence[float]
-    """Of all samples of the group that were kept."""
+    """Rewards of all stored samples of the group."""
     samples: Sequence[ShownSample]
 
 

@@ -110,7 +110,7 @@ class HeldOut:
     """Keys by which the two were asked otherwise."""
     difference: Difference
     short: str
-    """Who is better, where both were asked alike."""
+    """Names the better run, if both were evaluated alike."""
     sentence: str
     """And by how much."""
 
@@ -197,7 +197,7 @@ class CurveComparison:
     """Reward (or loss) of two runs over the steps that both have done."""
 
     name: str
-    """Of metrics.jsonl."""
+    """Name of the metric in metrics.jsonl."""
     word: str
     """reward or loss."""
     num_steps: int
@@ -207,12 +207,12 @@ class CurveComparison:
     b_area: float
     """Under the curve, as a mean height over the common steps."""
     level: float | None
-    """That both reach."""
+    """Level that both runs reach."""
     a_reached: int | None
     b_reached: int | None
     """Step at which each does."""
     short: str
-    """Who is better."""
+    """Names the better run."""
     sentence: str
     """And by how much."""
 
@@ -225,7 +225,7 @@ class Speed:
     """Geometric mean over the common steps; of few steps that of the medians."""
     low: float | None
     high: float | None
-    """Of the LEVEL interval."""
+    """Upper end of the LEVEL interval."""
     sentence: str
 
 
@@ -355,7 +355,7 @@ def _curve_words(
 
 def _winner(difference: MeanDifference | None, *, rises: bool, names: tuple[str, str]) -> str:
     if difference is None:
-        return "there are too few steps for a conclusion."
+        return "too few steps for a conclusion."
     if not difference.is_seen:
         return f"{NO_DIFFERENCE}."
     return f"{names[0] if (difference.value > 0) == rises else names[1]} is better."

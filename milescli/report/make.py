@@ -58,7 +58,7 @@ def without_places(value: Any) -> Any:
 HTML, MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 """Ends of names."""
 HTML_MARK = '<meta name="generator" content="miles report">'
-"""By which an HTML file of ours is known."""
+"""Mark that identifies an HTML file as a report."""
 _MARKS = (HTML_MARK.encode(), MARK.encode())
 _HEAD_BYTES = 4096
 """In which a mark of ours stands."""

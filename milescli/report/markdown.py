@@ -27,7 +27,7 @@ from milescli.report.formats import (
 from milescli.report.subject import Subject
 
 MARK = "<!-- miles report -->"
-"""By which a file of ours is known; nobody sees it."""
+"""Invisible mark that identifies a file as a report."""
 _SPARK = 32
 _SPECIAL = re.compile(r"([\\`*_\[\]<>&|~])")
 

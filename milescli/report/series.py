@@ -102,7 +102,7 @@ class MeanDifference:
     value: float
     low: float
     high: float
-    """Of the LEVEL interval."""
+    """Upper end of the LEVEL interval."""
     p_value: float
     num_waves: int
     """Degrees of freedom: 0.4 x steps^(2/3), as the source recommends."""

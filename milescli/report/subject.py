@@ -36,7 +36,7 @@ class ShownKey:
     name: str
     """Dotted: train.optimizer.lr"""
     value: str
-    """Without secrets and places of the machine."""
+    """Value without secrets and paths of the machine."""
     origin: str
     """default, recipe quickstart.yaml:6, --set, ..."""
 
@@ -94,14 +94,14 @@ class Subject:
     history: History
     facts: RunFacts
     summary: Summary
-    """Of an adapter with the state of the whole run."""
+    """Summary of the run; for an adapter, with the state of the whole run."""
     keys: Sequence[ShownKey]
     samples: Sequence[ShownStep]
-    """Of the first, a middle and the last step."""
+    """Samples of the first, a middle and the last step."""
     evaluations: Sequence[ShownEvaluation]
     """On the run's own held-out prompts, by step."""
     sets: Sequence[ShownSet]
-    """Of `miles eval`."""
+    """Results of `miles eval`."""
     memory: Memory | None
     adapters: Sequence[Subject] = ()
     made_s: float = math.nan

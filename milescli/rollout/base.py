@@ -58,7 +58,7 @@ class Completion:
     version_spans: list[VersionSpan]
     """Relative to the response."""
     routed_experts: RoutedExperts | None = None
-    """Of prompt and response, without the first `num_known_routes` tokens."""
+    """Experts of prompt and response, without the first `num_known_routes` tokens."""
     guesses: Guesses = NO_GUESSES
     """What the engine guessed ahead."""
 
@@ -202,9 +202,9 @@ class Outcome:
     """[len(session.turns)] whom the policy played in each turn, where it plays several: the turns
     of a role are trajectories of its own."""
     role_texts: Mapping[str, str] = field(default_factory=dict)
-    """By role that spoke: what its own reward scores, where `rollout.roles` gives it one."""
+    """Texts by role that spoke: what its own reward scores, if `rollout.roles` sets one."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """By role: its own reward, where the agent knows it itself."""
+    """Rewards by role, if the agent determines them itself."""
     is_cut: bool = False
     """The episode was ended by a bound: it counts as truncated."""
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -250,7 +250,7 @@ class RolloutEngine(Protocol):
 
     @property
     def engines(self) -> Sequence[EngineAddress]:
-        """Those that can be asked now."""
+        """Return the engines that can be called now."""
         ...
 
     async def remove_dead(self) -> bool:

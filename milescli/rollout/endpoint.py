@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from milescli.core.errors import MilesError, RecipeError, RewardError
 
 CHAT_PATH = "/chat/completions"
-"""Of an OpenAI-compatible endpoint, below its version."""
+"""Path of chat completions at an OpenAI-compatible endpoint, below its version."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 """Between two attempts, whatever a server asks for."""
@@ -43,7 +43,7 @@ class Endpoint:
     asker: str
     """Whose requests they are, for errors: the reward `judge`."""
     section: str
-    """Of the recipe, that holds its settings."""
+    """Section of the recipe that holds the endpoint's settings."""
     error: type[MilesError] = RewardError
     """Raised where it fails."""
     url: str

@@ -23,7 +23,7 @@ class Step:
     observation: str = ""
     """What the policy is told; nothing where the episode has ended."""
     reward: float = 0.0
-    """Of this turn. The reward of the episode is their sum."""
+    """Reward of this turn. The reward of the episode is the sum of them."""
     ended: bool = False
     figures: Mapping[str, float] = field(default_factory=dict)
     """What the episode was like, by name; of several steps the last counts."""

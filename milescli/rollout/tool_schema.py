@@ -49,7 +49,7 @@ def schema_of(tool: Any, *, name: str) -> Mapping[str, Any]:
 
 
 def parameters_of(tool: Any) -> list[inspect.Parameter]:
-    """Those that a model may give, by name."""
+    """Return the parameters that a model may set, by name."""
     call = tool.__call__ if inspect.isclass(tool) else tool
     parameters = list(inspect.signature(call).parameters.values())
     if inspect.isclass(tool):
@@ -58,7 +58,8 @@ def parameters_of(tool: Any) -> list[inspect.Parameter]:
 
 
 def fits(value: object, parameter: inspect.Parameter) -> bool:
-    """Whether a value out of JSON is of the plain type that a parameter says, where it says one."""
+    """Return True if a value from JSON has the plain type that a parameter declares, if it declares
+    one."""
     wanted = parameter.annotation
     plain = wanted if isinstance(wanted, type) else _NAMED.get(wanted)
     if plain not in _TYPES:

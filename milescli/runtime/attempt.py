@@ -237,7 +237,7 @@ class Attempt:
         )
 
     def keep_engines(self, fleet: WatchedFleet, name: str, *, join: Join) -> EngineKeeper:
-        """From now on, replace a dead engine of the fleet of that name."""
+        """Start replacing dead engines of the fleet of that name."""
         engines, builder = self.engines, self.session.builder
         keeper = keep_engines(fleet, name, engines, builder, repairs=self.repairs, join=join)
         if fleet is engines.fleet and engines.router is not None:

@@ -68,8 +68,8 @@ class ExportSummary:
     num_quantised: int | None
     """Matrices that are stored in the quantised format; None where all is plain."""
     relative_error: float | None
-    """Of them, read back: root mean square of the differences to bfloat16, relative to the
-    weights'."""
+    """Error of the quantised weights, read back: root mean square of the differences to bfloat16,
+    relative to the weights'."""
     worst_share_of_bound: float | None
     """The largest difference, as a part of what the format's rounding allows."""
     copied: list[str]
@@ -95,7 +95,7 @@ class _Weights:
     base_model: str | None = None
     """Name on the hub of what the weights were made from, where no story tells."""
     adapter: Adapter | None = None
-    """That a run trained over `base`; `open` gives both in one."""
+    """Adapter that a run trained over `base`; `open` returns both merged."""
     is_untied: bool = False
     """True if the output layer is tied in `base` and not in these weights."""
 

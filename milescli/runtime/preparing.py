@@ -117,7 +117,7 @@ class Prepared:
     plan: Plan
     """For the model that is there."""
     adapters: Mapping[str, RunSpec]
-    """See RunSpec."""
+    """Adapters of the run, as RunSpec holds them."""
 
 
 def prepare_all(

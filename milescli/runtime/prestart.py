@@ -36,7 +36,7 @@ class Prestarted:
     """What the processes of a run share, fixed before the first of them starts."""
 
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    """By which watchdogs know the processes of the run."""
+    """Token by which watchdogs identify the processes of the run."""
     api_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     """What engines ask for, also on loopback: a computer may have other users."""
     warm: WarmProcess | None = None
@@ -110,7 +110,7 @@ class RaySession:
     cluster: Cluster
     watchdog: Watchdog
     processes: SessionProcesses
-    """Those of Ray itself."""
+    """Return Ray's own processes."""
     temp_dir: Path
     """Short, ours alone, gone afterwards; TMPDIR lies within."""
 

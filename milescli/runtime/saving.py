@@ -24,7 +24,8 @@ from milescli.runtime.spec import RunSpec
 from milescli.train.base import Trainer
 
 LOOK_EVERY_S = 0.2
-"""Whether a checkpoint is written is asked of idle ranks; a step that runs is not held up."""
+"""Seconds between questions to idle ranks whether a checkpoint is written; they do not delay a
+running step."""
 
 
 def version_of(step: int) -> WeightVersion:
@@ -66,7 +67,7 @@ class Saver:
     newest: Path | None = None
     """Newest checkpoint that this attempt completed."""
     newest_step: int | None = None
-    """Of that, or of the checkpoint that the attempt goes on from."""
+    """Step of that checkpoint, or of the one that the attempt continues from."""
     failure: CheckpointError | None = None
     """Why the last one that was begun is not there."""
     _unfinished: int | None = None

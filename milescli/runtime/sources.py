@@ -33,7 +33,7 @@ class Source:
     """Base: supervised steps by the recipe's `train`."""
 
     phase = "train"
-    """Of the steps, as an event names it."""
+    """Phase of the steps, as an event names it."""
     samples = False
     """Engines sample what is learned from, by the weights of the step before."""
     updates = 1

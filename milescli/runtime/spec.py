@@ -32,7 +32,7 @@ class RunSpec:
     some are lost; None: it has all."""
 
     adapters: Mapping[str, RunSpec] = field(default_factory=dict)
-    """Of a run of several adapters: each as a run of its own, within this one's directory. Then the
+    """Adapters of a run of several: each is a run of its own, within this one's directory. Then the
     run itself learns nothing, and has neither prompts nor checkpoints."""
 
     @property
@@ -48,7 +48,7 @@ class RunSpec:
 
     @property
     def num_steps(self) -> int:
-        """That it is to do; of several adapters, the one that does the most."""
+        """Return the number of steps to do; of several adapters, that of the one with the most."""
         recipes = [one.recipe for one in self.adapters.values()] or [self.recipe]
         return max(recipe.train.steps for recipe in recipes)
 

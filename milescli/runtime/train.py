@@ -71,9 +71,9 @@ class RunSummary:
     checkpoint: str | None
     """Newest complete checkpoint; None where each adapter has its own."""
     seconds: float
-    """Of this attempt, start-up and shut-down included."""
+    """Seconds of this attempt, including start-up and shut-down."""
     adapters: Mapping[str, AdapterSummary] = field(default_factory=dict)
-    """Of several: what each reached."""
+    """Summary of each of several adapters."""
     memory: list[DeviceMemory] = field(default_factory=list)
     """What each process or device held at most, and what was planned for it."""
 

@@ -20,7 +20,7 @@ class Limits:
     """Limits one run or a whole session, over all its processes."""
 
     wall_s: float = 10.0
-    """From the first instruction to the end of the last process."""
+    """Seconds from the first instruction to the end of the last process."""
     cpu_s: float = 10.0
     """User and system time together."""
     memory_bytes: int = 512 * _MIB
@@ -40,7 +40,7 @@ class Ran:
     stdout: str
     stderr: str
     exit_code: int | None
-    """Of a cell 0, or 1 where it raised. None where it did not end by itself."""
+    """Exit code; for a cell 0, or 1 if it raised. None if it did not end by itself."""
     ended: Ended
     seconds: float
     """Wall time inside of the sandbox, without its start."""

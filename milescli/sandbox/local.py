@@ -41,7 +41,7 @@ Reply = dict[str, Any]
 
 
 class LocalSandbox:
-    """By bubblewrap or Landlock; see `choose`."""
+    """Runs programs isolated by bubblewrap or Landlock; `choose` selects which."""
 
     def __init__(self, kind: str, *, bwrap: str = "", packages: str | None = None) -> None:
         """`packages`: a folder of modules that the code may import besides the standard library,
@@ -87,12 +87,12 @@ class LocalSandbox:
 
     @property
     def folder(self) -> str | None:
-        """Of the supervisor: of Landlock each run has one in it."""
+        """Return the folder of the supervisor; with Landlock, each run has its own folder in it."""
         return self._supervisor.folder if self._supervisor else None
 
     @property
     def pid(self) -> int | None:
-        """Of the supervisor; None where there is none now."""
+        """Return the process id of the supervisor; None if there is none now."""
         return self._supervisor.pid if self._supervisor else None
 
     async def _warm(self) -> _Supervisor:
@@ -260,7 +260,7 @@ class _Supervisor(Worker):
 
 
 def ran(reply: Reply) -> Ran:
-    """Of a reply of the supervisor."""
+    """Return the result that the supervisor's reply describes."""
     fields = ("stdout", "stderr", "exit_code", "ended", "seconds", "is_truncated", "why")
     return Ran(**{name: reply[name] for name in fields})
 

@@ -115,9 +115,10 @@ SAME_USER = {
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
 }
-"""Of Landlock without another uid: it does not hold what changes a file's properties."""
+"""System calls to forbid with Landlock without another uid: it does not restrict changes of a
+file's properties."""
 TRUNCATE = {"truncate": (76, 45)}
-"""Of Landlock before its version 3."""
+"""System calls to forbid with Landlock before its version 3."""
 SIGNALS = {
     "kill": (62, 129),
     "tkill": (200, 130),
@@ -126,7 +127,8 @@ SIGNALS = {
     "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424),
 }
-"""Of Landlock before its version 6, without another uid: they would reach our own processes."""
+"""System calls to forbid with Landlock before its version 6, without another uid: signals would
+reach our own processes."""
 _CLONE, _CLONE3, _PRLIMIT = (56, 220), (435, 435), (302, 261)
 _SOCKETPAIR, _IOCTL = (53, 199), (16, 29)
 _NAMESPACES = 0x7E020080

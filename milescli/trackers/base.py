@@ -32,7 +32,7 @@ class TrackedRun:
     folder: Path
     """The run's directory; what a tracker keeps on this disk goes below it."""
     version: str
-    """Of miles."""
+    """Version of miles."""
     first_step: int = 0
     """Steps that were done before: 0, or those of the checkpoint that the run goes on from."""
     recipe: Mapping[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from milescli.trackers.base import KEY, TrackedRun, require_package
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 ID_TAG = "miles.run_id"
-"""By which a run that is resumed finds what was begun before."""
+"""Tag by which a resumed run finds the one that was started before."""
 _AT_ONCE = 100
 """Parameters of one request, at most."""
 _LONGEST = 5000

@@ -41,7 +41,7 @@ class Family:
     labels: tuple[str, ...] = ()
     """Names of those that tell its series apart, beside `adapter`; of `events` their fields."""
     events: tuple[str, ...] = ()
-    """That give it a value."""
+    """Events that set its value."""
     value: str = ""
     """Their field that does; empty: 1."""
 

@@ -106,7 +106,7 @@ class Judgement:
     """The difference over the floor, of the typical token; without experts, also of the tenth of
     the tokens that differ most, and of the worst, which may differ by more."""
     most_times: float
-    """From which on engine and trainer do not agree."""
+    """Multiple of rounding from which engine and trainer count as disagreeing."""
 
     @property
     def text(self) -> str:

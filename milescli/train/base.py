@@ -41,10 +41,10 @@ class TrainSequence:
     loss_mask: np.ndarray
     """[n] bool; True where the token is trained on."""
     streams: Mapping[str, np.ndarray]
-    """By `Stream`, or a name of the objective's own: [n] float32, or [n, k]. All sequences of
-    a step have the same."""
+    """Values by `Stream`, or by a name of the objective's own: [n] float32, or [n, k]. All
+    sequences of a step have the same streams."""
     token_weight: float
-    """Of the loss of each trained token, in the numerator of the update's mean."""
+    """Weight of the loss of each trained token, in the numerator of the update's mean."""
     share: float
     """What the sequence adds to the divisor of the update's mean, if a token of it is trained."""
     group: int
@@ -74,7 +74,7 @@ class TrainShard:
     sequence_ids: np.ndarray
     """[N] int64 number of each sequence in the whole batch."""
     num_sequences: int
-    """Of the whole batch, for messages."""
+    """Number of sequences of the whole batch, for messages."""
     cu_seqlens: np.ndarray
     """[N + 1] int64 ascending; sequence i is tokens cu_seqlens[i] .. cu_seqlens[i + 1]."""
     token_ids: np.ndarray
@@ -129,9 +129,9 @@ class Stepped:
 
     report: StepReport
     logprobs: Mapping[int, np.ndarray] = field(default_factory=dict)
-    """By number of the sequence: [n] float32 log-prob of each trained token given those before it,
-    by the policy before the first update of the step; 0.0 for others. Without those that only later
-    updates have read."""
+    """Log-probs by number of the sequence: [n] float32 log-prob of each trained token given those
+    before it, under the policy before the first update of the step; 0.0 for others. Sequences that
+    only later updates have read are missing."""
     memory: tuple[WorkerMemory, ...] = ()
     """[ranks] what each held."""
 

@@ -48,7 +48,7 @@ class PackedTokens:
     """[S] float32; the loss of an update is the sum of weight * token loss over its trained
     tokens."""
     streams: Mapping[str, torch.Tensor]
-    """By `Stream`, or a name of the objective's own: [S] float32, or [S, k]. Asked for by
+    """Values by `Stream`, or by a name of the objective's own: [S] float32, or [S, k]. Read with
     `tokens[stream]`."""
     logprobs: torch.Tensor | None = None
     """[S] by the current policy, with gradient; 0.0 off the mask, as are the next two. In `loss`

@@ -157,16 +157,16 @@ class QuickCall:
             self.future.set_exception(error)
 
     def set_running_or_notify_cancel(self) -> bool:
-        """See Reply."""
+        """Do what Reply requires before a result is set."""
         return True
 
     def set_result(self, value: Any) -> None:
-        """See Reply."""
+        """Set the result, as Reply requires."""
         assert self._settle_soon is not None
         self._settle_soon((self, value, None))
 
     def set_exception(self, error: BaseException) -> None:
-        """See Reply."""
+        """Set the exception, as Reply requires."""
         assert self._settle_soon is not None
         self._settle_soon((self, None, error))
 
@@ -213,7 +213,7 @@ class QuickCalls(AsyncWorker):
         """Known from the first call on."""
 
     async def begin(self, *args: Any) -> QuickCall:
-        """See CallProcess. CallFailed has the function's traceback."""
+        """Start the process, as CallProcess requires. CallFailed has the function's traceback."""
         if self._worker is None or not self._is_ready:
             self._loop = asyncio.get_running_loop()
             await self._started()
@@ -226,7 +226,7 @@ class QuickCalls(AsyncWorker):
         return call
 
     def close(self) -> None:
-        """See AsyncWorker."""
+        """Close the process, as AsyncWorker requires."""
         self._is_ready = False
         super().close()
 

@@ -25,7 +25,7 @@ FIRST_WHILE_S, LONGEST_WHILE_S = 0.05, 1.0
 MAX_THREADS = 4096
 """Calls that may be slow at once; further ones wait."""
 STACK_BYTES = 1024**2
-"""Of each thread: all stacks count against the memory of the process."""
+"""Stack of each thread in bytes: all stacks count against the memory of the process."""
 _PIECE = 1 << 16
 """Bytes that are read at a time; a pipe holds as much."""
 _QUIET_ROUNDS = 50

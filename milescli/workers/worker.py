@@ -25,7 +25,7 @@ START_TIMEOUT_S = 120.0
 MAX_PRINTED_BYTES = 8 * 1024**2
 """Between two replies of a user's process."""
 MEMORY_BYTES = 8 * 1024**3
-"""Of a user's process, where nothing else is said."""
+"""Default memory of a process that runs a user's code."""
 _TAIL_BYTES = 4096
 _LAST_WORDS_S = 3.0
 """For what a process says where it hangs."""

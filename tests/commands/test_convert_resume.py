@@ -147,7 +147,7 @@ def test_the_disk_that_is_full_is_told_with_the_same_command(
     with monkeypatch.context() as patch:
         patch.setattr("milescli.checkpoint.integrity.free_bytes", lambda folder: 1000)
         said = miles(*command)
-    assert said.code == 6 and "room" in json.loads(said.err.splitlines()[-1])["error"]
+    assert said.code == 6 and "space" in json.loads(said.err.splitlines()[-1])["error"]
     assert _pasted(_fixes(said)[0]) == command
     assert miles(*command).code == 0
     assert not same_bytes(source, Path("out"), "config.json"), "dtype is bfloat16 now"

@@ -33,7 +33,7 @@ def test_a_file_shows_its_columns_repeated_prompts_and_lengths(miles: Miles, fol
     (folder / "a.jsonl").write_text(_lines(_row("a"), _row("bcd"), _row("a", "2")))
     said = miles("data", "check", "a.jsonl")
     assert said.code == 0 and "a run would accept it" in said.err
-    assert "prompt, label" in said.out and "line 3: the prompt of line 1 again" in said.out
+    assert "prompt, label" in said.out and "line 3: the prompt repeats that of line 1" in said.out
     payload = miles("data", "check", "a.jsonl", "--json").result
     (part,) = payload["parts"]
     (file,) = part["files"]

@@ -58,7 +58,7 @@ def test_a_good_environment_is_told_in_numbers(miles: Miles) -> None:
         ([f"{HERE}:Forgets"], "the same seed (0) and actions do not give the same"),
         ([f"{HERE}:Count", "--settings", "{size: 3}"], "does not accept its settings"),
         (["frozen_leak"], "no environment `frozen_leak`"),
-        ([f"{HERE}:Step"], "has no reset but no step"),
+        ([f"{HERE}:Step"], "has no reset and no step"),
     ],
 )
 def test_a_bad_one_is_refused(miles: Miles, words: list[str], told: str) -> None:

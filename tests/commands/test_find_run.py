@@ -1,4 +1,4 @@
-"""RUN, as a user types it, where it may not be read."""
+"""RUN, as a user types it, where it cannot be read."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def test_a_run_that_is_somebody_elses_is_refused_with_what_opens_it(tmp_path: Pa
     finally:
         process.join(120)
         run.chmod(0o700)
-    assert "may not be read" in refused.what and "chmod -R a+rX" in refused.fixes[0]
+    assert "cannot be read" in refused.what and "chmod -R a+rX" in refused.fixes[0]
     assert refused.exit_code is ExitCode.NOT_READY

@@ -86,4 +86,4 @@ def test_watching_tells_of_a_run_that_falls_silent(
     with lock(run):
         said = miles("status", "one", "--watch", "-q").out.splitlines()
     assert [line.split("\t")[1] for line in said] == ["running", "running", "killed"]
-    assert ["nothing was heard" in line for line in said] == [False, True, False]
+    assert ["been silent for a long time" in line for line in said] == [False, True, False]

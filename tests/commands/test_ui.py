@@ -63,7 +63,7 @@ def test_who_lets_others_in_is_told_what_it_means(
     miles: Miles, run_dir: Path, ends_at_once: list[serve.Door]
 ) -> None:
     said = miles("ui", "--host", "0.0.0.0")
-    assert said.code == 0 and said.err.startswith("warning: 0.0.0.0 can be reached")
+    assert said.code == 0 and said.err.startswith("warning: other computers can reach 0.0.0.0")
     assert "not encrypted" in said.err and "ssh -L" in said.err
 
 

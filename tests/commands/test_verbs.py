@@ -159,7 +159,7 @@ def test_a_dry_run_refuses_what_a_launch_here_would(
     elsewhere = miles(*command, "--on", "8xH200")
     assert (
         elsewhere.code == 0
-        and f"warning: not on this computer: {said.err[7:].splitlines()[0]}"
+        and f"warning: on this computer it would fail: {said.err[7:].splitlines()[0]}"
         in (" ".join(elsewhere.err.split()))
     )
 

@@ -274,7 +274,7 @@ def test_what_templates_write_otherwise_is_learned_as_it_was_generated(
 def test_a_row_of_which_the_template_loses_a_part_is_refused_by_its_name(
     tokenizers: dict[str, ChatTokenizer], kind: str, turns: Sequence[Turn], lost: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"the chat template leaves out {lost}"):
+    with pytest.raises(ValueError, match=f"the chat template omits {lost}"):
         marked_chat(tokenizers[kind], turns)
 
 

@@ -164,7 +164,7 @@ BAD_CHATS: list[tuple[object, str]] = [
     ({**CHAT, "tools": [1]}, "`tools` must be a list of tools"),
     ({"messages": [USER, {**HELLO, "content": "\ud800"}]}, "half of a surrogate pair"),
     ({"messages": [USER, {**HELLO, "tool_calls": "x"}]}, "UndefinedError: 'str object' has no"),
-    ([1], "a JSON object is wanted, not a list"),
+    ([1], "a row must be a JSON object, not a list"),
     (b'{"messages": [', "not JSON"),
     (b'{"messages": "\xff"}', "not UTF-8"),
 ]

@@ -29,7 +29,7 @@ def _read(path: Path, **changes: object) -> tuple[Columns, list[DataRow]]:
         (b'{"prompt": "a", "label": ', "not JSON"),
         (b'{"prompt": "\xff", "label": "1"}', "not UTF-8 \\(byte 13"),
         (b"", "an empty line"),
-        (b"[1]", "a JSON object is wanted, not a list"),
+        (b"[1]", "a row must be a JSON object, not a list"),
         (b'{"prompt": "a"}', "`label` is missing"),
         (b'{"label": "1"}', "`prompt` is missing"),
         (b'{"prompt": null, "label": "1"}', "`prompt` is null"),

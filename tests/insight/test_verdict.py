@@ -324,7 +324,7 @@ def test_the_cause_is_named_and_not_its_symptom() -> None:
 
 def test_more_devices_for_the_slower_side_are_advised_with_their_number() -> None:
     [rollout] = SLOW["rollout-bound"].verdict().findings
-    assert rollout.advice[0].startswith("of 8 devices 6 for rollout and 2 for training")
+    assert rollout.advice[0].startswith("of 8 devices, 6 for rollout and 2 for training")
     [train] = SLOW["train-bound"].verdict().findings
     assert train.advice[0].startswith("of 8 devices 2 for rollout and 6 for training")
     ahead = Planted(**{**vars(SLOW["train-bound"]), "plan": {"max_staleness": 1}}).verdict()

@@ -84,8 +84,8 @@ def test_the_kind_is_told_by_the_parameters() -> None:
     assert point_that_fits(f"{bad_rewards.__name__}:good").kind == "reward"
     assert point_that_fits("milescli.train.surrogates:sapo").kind == "surrogate"
     for path, why in (
-        ("milescli.rollout.collect.selectors:keep_all", "those of several do"),
-        ("os:getcwd", "as none does"),
+        ("milescli.rollout.collect.selectors:keep_all", "those of several plug points"),
+        ("os:getcwd", "those of no plug point"),
     ):
         with pytest.raises(RecipeError, match="is unclear") as refused:
             point_that_fits(path)

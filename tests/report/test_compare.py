@@ -89,7 +89,7 @@ def test_rewards_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("rollout:\n", 'rollout:\n  reward: "x:y"  # --set\n'))
     told = compared(a, b)
     assert told.curve is None and told.held_out == []
-    assert "scored otherwise, by rollout.reward" in told.headline
+    assert "scored differently, by rollout.reward" in told.headline
 
 
 def test_prompts_that_only_one_was_asked_are_counted_and_left_out(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_a_comparison_is_not_signed_with_the_versions_of_the_first(
 def test_few_steps_are_not_tested(tmp_path: Path) -> None:
     a, b = (make_planted(tmp_path / name, steps=12, eval_every=0) for name in ("a", "b"))
     result = compared(a, b)
-    assert result.headline == "Reward: too few steps to say."
-    assert result.sentences[0].startswith("The reward of 12 common steps was not tested: 16 are")
+    assert result.headline == "Reward: too few steps for a conclusion."
+    assert result.sentences[0].startswith("The reward of 12 common steps was not tested: at least 16")
     assert (
         result.sentences[1] == "A step of a takes 1.00 times as long as one of b, by their medians."
     )

@@ -106,7 +106,7 @@ def rows_of(host: ForeignHost, method: str, **params: Any) -> list[dict[str, Any
 
 
 def without_rows(package: str) -> RecipeError:
-    """Of a task of a package that is asked for without a recipe that says which."""
+    """Return the error for a task of a package that is used without a recipe."""
     return RecipeError(
         f"`task:{package}` needs a recipe",
         why=f"its `rollout.{package}` defines the tasks",

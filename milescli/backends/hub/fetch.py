@@ -82,7 +82,7 @@ def chosen_files(repo: Repo, listing: Listing, choose: Choose) -> list[str]:
 
 
 def missing_files(repo: Repo, listing: Listing, chosen: Sequence[str]) -> list[str]:
-    """Those of them that are not in the cache."""
+    """Return the files that are not in the cache."""
     return [path for path in chosen if not repo.is_cached(path, commit=listing.commit)]
 
 

@@ -64,7 +64,7 @@ class Repo:
         return cache_of(self.kind, self.name)
 
     def is_cached(self, path: str, *, commit: str) -> bool:
-        """Whether one of its files is in the cache."""
+        """Return True if one of its files is in the cache."""
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(self.name, path, revision=commit, repo_type=self.kind)

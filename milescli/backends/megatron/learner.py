@@ -47,7 +47,7 @@ class Learner:
     teachers: list[LoadedModel]
     """Models of `train.distill.teachers`, in order; empty if the run needs none."""
     shares_prompts: bool = False
-    """See `BatchPlan.shares_prompts`."""
+    """True if sequences share their prompts, as `BatchPlan.shares_prompts` says."""
     _objectives: dict[str, Objective[Any]] = field(default_factory=dict)
     _before_log_probs: Any = field(init=False)
 

@@ -44,7 +44,7 @@ class ActorHandle:
     node: ClusterNode
     """Where it runs."""
     kwargs: dict[str, Any] = field(repr=False)
-    """From which `start` builds the hosted object."""
+    """Arguments from which `start` builds the hosted object."""
 
     async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
         """Call a method of the hosted object. Raises what it raised, WorkerKilled where its process

@@ -27,13 +27,15 @@ from milescli.core.private import hidden_secrets
 from milescli.plan.types import Plan
 
 OBJECT_STORE_BYTES = 512 * 1024**2
-"""Of a cluster that we start on a CPU: batches are small, and /dev/shm may be too."""
+"""Size of the object store of a cluster that miles starts on a CPU: batches are small, and /dev/shm
+may be too."""
 ACTORS_PER_SLOT = 2
 """A trainer rank and an engine, one of Ray's CPUs each, whatever they use."""
 LEAVE_TIMEOUT_S = 15.0
 """For Ray to let this process go; it waits for its own processes."""
 CALLS_AT_ONCE = 8
-"""Of one actor: `run` on its work thread, `status` and `peek` beside it."""
+"""Number of concurrent calls of one actor: `run` on its work thread, `status` and `peek` beside
+it."""
 
 
 class Cluster:

@@ -100,7 +100,7 @@ def patiently() -> Iterator[None]:
 
 
 def raylet_lives() -> bool:
-    """Whether this process has one among its children that has not ended."""
+    """Return True if a child of this process is a raylet that has not ended."""
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:

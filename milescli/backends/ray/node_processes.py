@@ -28,15 +28,15 @@ from milescli.workers.async_worker import QuickCall
 from milescli.workers.worker import CallFailed
 
 START_TIMEOUT_S = 60.0
-"""Of an actor that takes the place of one that died."""
+"""Timeout for starting an actor that replaces one that died."""
 REPLY_TIMEOUT_S = POLL_S + 30.0
-"""Of an actor that does nothing but hand calls on: one that takes longer is ended."""
+"""Timeout of an actor that only forwards calls: one that takes longer is ended."""
 MAX_LOST = 3
 """Actors in a row that may end without one reply; then the run stops."""
 
 
 class NodeProcesses:
-    """Those of one node. Belongs to one event loop."""
+    """Holds the processes of one node. Belongs to one event loop."""
 
     def __init__(
         self, cluster: Cluster, *, number: int, tell: Callable[[str], None], name: str
@@ -58,7 +58,7 @@ class NodeProcesses:
         return await handle.run("num_cores", timeout_s=timeout_s)
 
     def process(self, target: str, *, memory_bytes: int, memory_key: str) -> NodeCalls:
-        """See NewCallProcess; begun with its first call."""
+        """Return the process, started with its first call, as NewCallProcess describes."""
         opened = Opened(
             process=next(self._numbers),
             target=target,

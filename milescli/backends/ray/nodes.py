@@ -51,7 +51,7 @@ class ClusterNode:
 
     node_id: str
     address: str
-    """By which the other nodes reach it."""
+    """Address at which the other nodes reach it."""
     host_name: str
     is_driver: bool
     """This process runs there."""
@@ -63,7 +63,8 @@ class ClusterNode:
 
 
 def living_nodes() -> list[ClusterNode]:
-    """Of the cluster that this process is in: the driver's first, then by address."""
+    """Return the living nodes of the cluster that this process is in: the driver's first, then by
+    address."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()

@@ -77,7 +77,7 @@ class ProcessHost:
         self._running: set[asyncio.Task[None]] = set()
 
     def num_cores(self) -> int:
-        """That this process may use."""
+        """Return the number of cores that this process may use."""
         return len(os.sched_getaffinity(0))
 
     async def take(self, orders: Sequence[Order]) -> None:

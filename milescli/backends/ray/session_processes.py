@@ -22,7 +22,7 @@ from milescli.core.silence import Silence, is_stopped_process
 
 LOOK_EVERY_S = 0.1
 NUM_LINES = 4
-"""Of its log, in the error."""
+"""Number of lines of its log in the error."""
 END_WITHIN_S = 5.0
 """For this process to end in order after such a death; then it ends itself by SIGKILL, as calls to
 Ray may wait for a minute or for ever."""

@@ -30,8 +30,8 @@ from milescli.checkpoint.formats.fp8_block import LARGEST as LARGEST_E4M3
 from milescli.checkpoint.formats.fp8_block import ROUNDS_TO_LARGEST
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""By code: sign, two bits of exponent, one of mantissa (OCP Microscaling Formats v1.0, section
-5.3.3)."""
+"""Values by code: sign, two bits of exponent, one of mantissa (OCP Microscaling Formats v1.0,
+section 5.3.3)."""
 LARGEST = 6.0
 NV_BLOCK, MX_BLOCK = (1, 16), (1, 32)
 

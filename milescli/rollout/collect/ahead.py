@@ -32,7 +32,7 @@ class _PendingBatch:
     step: int
     task: asyncio.Task[Batch] | None = None
     start_position: int | None = None
-    """Of the source; None until it has begun."""
+    """Position of the source at the start; None until it has started."""
 
 
 class AheadCollector:
@@ -64,7 +64,7 @@ class AheadCollector:
 
     @property
     def refused(self) -> list[Group]:
-        """By the filter, in the last step taken."""
+        """Return the groups that the filter rejected in the last step taken."""
         return self._collector.refused
 
     @property

@@ -50,7 +50,7 @@ class Batch:
     kept: list[Group]
     """In the order of their prompts."""
     refused: list[Group]
-    """By the filter."""
+    """Groups that the filter rejected."""
     start_position: int
     """Position of the source before the batch's first prompt was taken."""
 
@@ -63,7 +63,7 @@ class Progress:
     num_samples: int = 0
     num_done: int = 0
     num_tokens: int = 0
-    """Of those that are done."""
+    """Number of tokens of the finished samples."""
     last_done: float = field(default_factory=time.monotonic)
 
 
@@ -232,7 +232,7 @@ class Collector:
         raise too_few_kept(rollout, kept, refused, step=step, rounds=rounds)
 
     async def is_kept(self, group: Group) -> bool:
-        """Whether the recipe's filter lets it pass."""
+        """Return True if the recipe's filter keeps the group."""
         settings = self._recipe.rollout
         if settings.filter in FILTERS.builtin:
             return is_kept(self._keep, group, settings=settings)

@@ -36,8 +36,8 @@ from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
 from milescli.rollout.collect.selectors import Tried
 
 MAX_RETRIES = 3
-"""Of one prompt whose groups become too old: one that takes longer than max_staleness + 1 steps
-would be begun for ever."""
+"""Number of retries of one prompt whose groups become too old: one that takes longer than
+max_staleness + 1 steps would be restarted for ever."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class _Slot:
 
     @property
     def num_tokens(self) -> int:
-        """Of its samples that are done."""
+        """Return the number of tokens of its finished samples."""
         if self.group is None:
             return self.progress.num_tokens
         return sum(sample.num_loss_tokens for sample in self.group.samples)
@@ -123,7 +123,7 @@ class DoneFirstCollector:
 
     @property
     def refused(self) -> list[Group]:
-        """By the filter, between the last two steps taken."""
+        """Return the groups that the filter rejected between the last two steps taken."""
         return self._collector.refused
 
     @property

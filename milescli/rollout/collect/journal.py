@@ -27,13 +27,14 @@ class BatchRecord:
     kept: list[int]
     """Positions of the groups that the step trains on, in this order."""
     refused: list[int]
-    """Of those that the filter refused."""
+    """Records of groups that the filter rejected."""
     dropped: list[int] = field(default_factory=list)
-    """Of prompts that are left out from this step on, as their groups were too old."""
+    """Positions of prompts that are skipped from this step on, because their groups were too
+    old."""
 
     @property
     def positions(self) -> list[int]:
-        """Of all its groups."""
+        """Return the positions of all its groups."""
         return [*self.kept, *self.refused]
 
 

@@ -54,11 +54,11 @@ class _Said:
 
 @dataclass(slots=True, kw_only=True)
 class Conversations:
-    """Those of one sample. They form a tree: any turn can be gone on from."""
+    """Holds the conversations of one sample. They form a tree: any turn can be continued."""
 
     tokenizer: ChatTokenizer
     images: Sequence[Image] = ()
-    """Of the prompt: its messages have a mark for each."""
+    """Images of the prompt: its messages have a mark for each."""
     _said: list[_Said] = field(default_factory=list)
 
     def asked(self, messages: Sequence[Message], tools: Sequence[Message]) -> Asked:

@@ -104,15 +104,15 @@ class Episodes:
     settings: GenerateRequest
     """How to sample; prompt and seed are filled in."""
     max_tokens: int
-    """Of one trajectory."""
+    """Largest number of tokens of one trajectory."""
     vocab_size: int
-    """Of the model."""
+    """Size of the model's vocabulary."""
     teachers: Teaching | None = None
     """None: nobody is taught, or the trainer's ranks hold them."""
     chat_form: ChatForm | None = None
     """None: no agent chats."""
     policies: Mapping[str, RolloutEngine] = field(default_factory=dict)
-    """By role, engines of a model of its own that plays it."""
+    """Engines by role, for roles that have their own model."""
     untrained_roles: frozenset[str] = frozenset()
     """What the policy says there is not learned."""
     retries: int = 0

@@ -29,7 +29,7 @@ class RoleTurn:
 
 
 def roles_of(rollout: Rollout) -> Mapping[str, Role]:
-    """Those that speak; none where the agent has no roles."""
+    """Return the roles that speak; none if the agent has no roles."""
     return rollout.roles if rollout.agent == "multi_agent" else {}
 
 

@@ -346,8 +346,8 @@ class RecordingSession(Served):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Of a sample that chatted: turns, tool calls, those that could not be read, and how often
-        the template had written earlier turns otherwise."""
+        """Return the metrics of a sample that chatted: turns, tool calls, those that could not be
+        parsed, and how often the template rendered earlier turns differently."""
         if self._conversations is None or not self._turns:
             return {}
         return {

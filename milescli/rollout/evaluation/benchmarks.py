@@ -30,15 +30,15 @@ class Benchmark:
     hub: str
     """As `data.eval` names it."""
     columns: Sequence[str]
-    """That a row must have."""
+    """Columns that a row must have."""
     question: Callable[[Row, int, Sequence[Row]], Question]
-    """Of a row, its place, and the worked examples."""
+    """Makes the question from a row, its place, and the worked examples."""
     source: str
     """Where its form is published."""
     num_prompts: int
     """As published."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """By the recipe's keys; what the user sets wins."""
+    """Settings by recipe key; the user's own settings win."""
     examples_hub: str | None = None
     """Worked examples that are put before each question; None: there are none."""
 
@@ -198,7 +198,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         },
     ),
 }
-"""By the name that `--data` takes."""
+"""Benchmarks by the name that `--data` accepts."""
 
 OF_ALL: Mapping[str, object] = {
     "rollout.agent": "single_turn",

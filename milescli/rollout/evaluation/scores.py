@@ -26,15 +26,15 @@ class DomainScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Of one set of prompts."""
+    """Scores of one set of prompts."""
 
     samples_per_prompt: int
-    """Of the prompt that has fewest."""
+    """Number of samples of the prompt that has the fewest."""
     estimates: Mapping[str, Estimate]
     """avg@n, the mean reward; pass@k, one of k samples is right (reward above 0); maj@k, the most
     frequent answer of k is, where the reward can read answers."""
     domains: Mapping[str, DomainScore] = field(default_factory=dict)
-    """By name, in alphabetical order; empty where the prompts have none."""
+    """Scores by domain, in alphabetical order; empty if the prompts have none."""
 
 
 def scores_of(

@@ -22,7 +22,7 @@ class Estimate:
     value: float
     low: float
     high: float
-    """Of the LEVEL interval."""
+    """Upper end of the LEVEL interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,7 @@ class _Checks:
             thread.start()
 
     def finish(self, timeout_s: float) -> bool:
-        """Whether all labels are checked, waiting so long at most."""
+        """Return True if all labels are checked, after waiting at most this long."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

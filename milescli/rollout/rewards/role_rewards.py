@@ -25,7 +25,7 @@ class ByRole:
 
     @property
     def scores_groups(self) -> bool:
-        """Of the episode's reward."""
+        """Return True if the episode's reward scores groups."""
         return self._episodes.scores_groups
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:

@@ -40,7 +40,7 @@ def may_pass(error: BaseException | None) -> bool:
 
 
 def is_async(reward: object) -> bool:
-    """Whether its calls are awaited."""
+    """True if its calls are awaited."""
     call = getattr(reward, "__call__", reward)  # noqa: B004 - an object's own `async def __call__`
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
 
@@ -51,7 +51,7 @@ class Response:
 
     text: str
     num_tokens: int = 0
-    """That the policy sampled."""
+    """Number of tokens that the policy sampled."""
     token_ids: Sequence[int] = ()
     """Prompt and response, as the policy saw and made them; of several trajectories the last."""
 
@@ -74,7 +74,7 @@ class Scoring(Protocol):
 
     @property
     def scores_groups(self) -> bool:
-        """Whether it takes all responses to a prompt at once: `scored_group`."""
+        """Return True if it takes all responses to a prompt at once: `scored_group`."""
         ...
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
@@ -126,7 +126,7 @@ class Scorer:
 
     @property
     def scores_groups(self) -> bool:
-        """Whether the reward takes all responses to a prompt at once: `score_group`."""
+        """Return True if the reward takes all responses to a prompt at once: `score_group`."""
         return getattr(self._reward, "scores_groups", False)
 
     async def score(self, prompt: Prompt, response: str) -> float:
@@ -279,7 +279,7 @@ class BySource:
 
     @property
     def scores_groups(self) -> bool:
-        """Of the usual one; ask `of`."""
+        """Return True if the usual reward scores groups; use `of` for that of a prompt."""
         return self._usual.scores_groups
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:

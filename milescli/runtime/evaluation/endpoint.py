@@ -75,8 +75,8 @@ def evaluate_endpoint(
 
 
 def checked_url(url: str) -> str:
-    """Without what the program adds itself. Raises RecipeError for what no request can go to, and
-    for a key in it, which would be written to disk."""
+    """Return the address without what the program adds itself. Raises RecipeError for an address
+    that cannot receive requests, and for a key in it, which would be written to disk."""
     parts = urlsplit(url)
     if not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
         raise RecipeError(

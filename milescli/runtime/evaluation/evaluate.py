@@ -84,7 +84,7 @@ class Subject:
     name: str
     """As the user would type it."""
     first_step: int = 0
-    """Of the model that the engines are started with."""
+    """Step of the model that the engines are started with."""
     others: Models = field(default_factory=lambda: iter(()))
     """Whose weights they are given after it."""
 

@@ -60,7 +60,8 @@ class Evaluator:
     folder: Path
     """Where samples are written; the run's `eval/`."""
     set_name: str = ""
-    """Of the prompts: a folder in `folder`; empty: the run's own held-out ones, in `folder`."""
+    """Name of the set of prompts: a folder in `folder`; empty: the run's own held-out prompts, in
+    `folder`."""
     watch: Watch = lambda total: nullcontext(lambda num: None)
     """Sees how many samples are done."""
     side: SideFiles | None = None

@@ -19,7 +19,7 @@ from milescli.rollout.evaluation.scores import Answer, DomainScore, is_right
 from milescli.rollout.evaluation.statistics import Difference, Estimate, compared, in_words
 
 SCHEMA = 1
-"""Of the JSON; rises when a field changes its meaning or goes away."""
+"""Version of the JSON; it rises when a field changes its meaning or is removed."""
 HELDOUT = "heldout"
 """The name of the recipe's own `data.eval`; its files lie in `eval/` itself."""
 Row = dict[str, object]
@@ -32,7 +32,7 @@ class SetResult:
     model: str
     """As the user named it."""
     step: int
-    """Of the checkpoint; 0: a model that no run of miles trained."""
+    """Step of the checkpoint; 0: a model that no run of miles trained."""
     set: str
     """Name of the set; heldout: the run's own `data.eval`."""
     accuracy: float
@@ -49,7 +49,7 @@ class SetResult:
     path: str
     """Samples, relative to the run directory; beside it the same as .parquet, and this as .json."""
     data_sha256: str
-    """Of the prompts and labels that were asked, in order."""
+    """SHA-256 of the evaluated prompts and labels, in order."""
     settings: Mapping[str, object]
     """What else the figures depend on."""
     rewards: Sequence[float]

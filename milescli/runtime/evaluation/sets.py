@@ -53,7 +53,7 @@ class EvalWish:
     data: Sequence[str] = ()
     """NAME=FILE or FILE; empty: the recipe's own held-out prompts."""
     ks: Sequence[int] = ()
-    """Of pass@k and maj@k; empty: 1, 2, 4, ... up to the samples of a prompt."""
+    """The k of pass@k and maj@k; empty: 1, 2, 4, ... up to the samples of a prompt."""
     domain: str | None = None
     """Column; None: `domain`, where the file has one."""
     sets: Sequence[str] = ()
@@ -61,7 +61,7 @@ class EvalWish:
     flags: Mapping[str, str] = field(default_factory=dict)
     """Options that are short for a --set."""
     against: Sequence[SetResult] = ()
-    """Of another model, which must have been asked the same."""
+    """Results of another model, which must have been evaluated on the same prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +70,13 @@ class EvalSet:
 
     name: str
     recipe: Recipe
-    """Of the model, with the set's `data.eval`, `eval` and reward."""
+    """Recipe of the model, with the set's `data.eval`, `eval` and reward."""
     ks: Sequence[int]
     domain: str | None
     copy: str | None = None
-    """Of a benchmark, a local one; None: the hub's."""
+    """Local copy of a benchmark; None: the hub's."""
     against: SetResult | None = None
-    """Of another model."""
+    """Results of another model."""
 
     @property
     def folder(self) -> str:
@@ -91,7 +91,7 @@ class LoadedSet:
     set: EvalSet
     prompts: list[Prompt]
     domains: Mapping[int, str]
-    """By the index of a prompt; empty without a column."""
+    """Domains by the index of a prompt; empty without a column."""
 
 
 def set_names(wish: EvalWish) -> list[str]:

@@ -116,7 +116,7 @@ class DataCheck:
     """Errors with which a run would be refused."""
     warnings: list[str] = field(default_factory=list)
     checked: list[Outcome] = field(default_factory=list)
-    """Of the table of comparisons; empty for a file alone."""
+    """Results of the table of comparisons; empty for a file alone."""
 
 
 def check_file_alone(

@@ -26,7 +26,7 @@ BESIDE_THE_DRIVER = ("openenv",)
 
 TRY_THERE = "milescli.agents.environment:try_there"
 TRY_TIMEOUT_S = 180.0
-"""Of a node, for the imports of an environment and the beginning of an episode."""
+"""Time that a node has to import an environment and start an episode."""
 
 
 def require_environments(recipe: Recipe, inputs: RunInputs, nodes: RunNodes) -> None:

@@ -59,9 +59,9 @@ class FileLook:
     words: list[str] = field(default_factory=list)
     """Labels that other programs write for a gap, as `NA`; they are read as texts."""
     unit: str = "line"
-    """Whether rows are named by line or by row."""
+    """Unit that names a row: line or row."""
     has_images: bool = False
-    """Whether rows that were looked at have images."""
+    """True if the inspected rows have images."""
     problem: DataError | None = None
     """The error with which a run would refuse the file."""
 
@@ -80,9 +80,9 @@ class ImageLook:
     tokens_min: int
     tokens_max: int
     tokens: int
-    """Of all."""
+    """Number of tokens of all images."""
     size_bytes: int
-    """Of the different ones, as they are held in memory."""
+    """Bytes of the different images, as they are stored in memory."""
 
 
 def look_at_images(rows: Iterable[Sequence[Image]]) -> ImageLook | None:

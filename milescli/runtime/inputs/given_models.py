@@ -46,11 +46,11 @@ class GivenModel:
     what: str
     """`teacher`, `reward model`."""
     key: str
-    """Of the recipe."""
+    """Key of the recipe that names it."""
     path: str
     revision: str | None = None
     step: int | None = None
-    """Of a run; None: its newest checkpoint."""
+    """Step of a run; None: its newest checkpoint."""
 
     def facts(self, longest: int) -> ModelFacts:
         """Return the model's facts, without making or loading it. `longest`: tokens of a sequence

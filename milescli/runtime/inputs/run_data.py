@@ -52,7 +52,7 @@ class RunData:
     validation: list[Any] = field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
     reports: Reports = field(default_factory=dict)
-    """By data field."""
+    """Reports by data field."""
 
 
 def load_data(

@@ -69,7 +69,7 @@ class RunInputs:
     demonstrations: list[Trajectory]
     """For the warm-up, the worked responses on their loss masks; empty without one."""
     reports: dict[str, SourceReport | ExampleReport]
-    """By data field."""
+    """Reports by data field."""
     rows: Examples[Any] | None = None
     """Trajectories or pairs of `data.train`; None where the run learns from what is sampled."""
     critic_dir: Path | None = None
@@ -84,7 +84,7 @@ class RunInputs:
     """Hugging Face folders of `rollout.policies`, which play roles, in order: engines of their own,
     the last ones of the plan, are started on them."""
     served: tuple[str, ...] = ()
-    """Of its served teachers: address, and what is served there."""
+    """Served teachers of the run: address, and what is served there."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
     checked: list[Outcome] = dataclasses.field(default_factory=list)

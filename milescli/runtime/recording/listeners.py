@@ -33,7 +33,7 @@ from milescli.runtime.recording.side_files import LineFile, SideFiles
 EVERY_S = 10.0
 """Between two looks, at least."""
 SHARE = 0.02
-"""Of the time that may be spent on looking."""
+"""Fraction of the time that may be spent on looking."""
 END_S = 10.0
 """Bound on the last look, at the end of a run."""
 

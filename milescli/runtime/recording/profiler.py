@@ -32,7 +32,7 @@ class _Active:
     """Whose steps are counted: several adapters have a loop each."""
     began: float
     records: dict[int, ActorHandle] = field(default_factory=dict)
-    """By engine: the actors that record."""
+    """Actors that record, by engine."""
 
 
 class Profiler:

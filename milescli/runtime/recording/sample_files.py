@@ -19,7 +19,7 @@ from milescli.runtime.recording.side_files import SideFiles
 from milescli.train.base import TrainSequence
 
 DETAILED_TOKENS = 32_768
-"""Of one step, that are told of one by one; what follows is text alone."""
+"""Number of tokens of one step that are recorded one by one; the rest is text alone."""
 Place = tuple[int, int, int]
 """(group, sample, trajectory), each counted from 0."""
 TrainerLogprobs = Mapping[Place, Sequence[float]]

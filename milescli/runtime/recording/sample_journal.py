@@ -63,7 +63,7 @@ class Kept:
 
     step: int
     position: int
-    """Of the source."""
+    """Position of the source."""
 
 
 @dataclass(slots=True)

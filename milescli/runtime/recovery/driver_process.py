@@ -283,7 +283,7 @@ _SHARED = (
 _OWN_GROUP = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 """Passed on to a child with a group of its own."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""By which a user ends a run."""
+"""Signals with which a user ends a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ class Ended:
 
     pid: int
     said: Said
-    """By itself."""
+    """What it reported itself."""
     code: int
     """Exit code of the process; -N: ended by signal N."""
     stopped_by: int | None

@@ -34,8 +34,8 @@ from milescli.runtime.recovery.healing_trainer import HealingTrainer
 from milescli.runtime.recovery.restarts import Repairs, beyond
 
 ASKED_AFTER_S = 5.0
-"""Without a reply, while requests wait: then it is asked whether it is well. So long it may take to
-say so, too, before it counts as silent."""
+"""Seconds without a reply, while requests wait, after which miles asks the engine for its health.
+The reply may take as long before the engine counts as silent."""
 PASS_TOKENS = 16_384
 """New tokens that an engine takes in one pass at most, between two of which it answers."""
 SLOWEST_FLOPS = {"cpu": 1e9, "cuda": 1e13, "rocm": 1e13}

@@ -106,25 +106,25 @@ class Engines:
     """Manages all engines of a run, with router and clients."""
 
     actors: dict[int, EngineActors] = field(default_factory=dict)
-    """By their place in the plan."""
+    """Actors by their place in the plan."""
     router: RouterServer | None = None
     fleet: SglangFleet | None = None
     evaluation: SglangFleet | None = None
-    """Of the engines that are kept for evaluations; None: the plan keeps none."""
+    """Engines reserved for evaluations; None: the plan reserves none."""
     policies: dict[str, SglangFleet] = field(default_factory=dict)
-    """Of the engines that serve `rollout.policies`, by their name there."""
+    """Engines that serve `rollout.policies`, by their name there."""
     adapters: dict[str, SglangFleet] = field(default_factory=dict)
-    """Of several adapters: the same engines, as each of them asks."""
+    """Engines as each of several adapters uses them: the same ones."""
     scorer: RankGroup | None = None
     """Holds the reward model, where the recipe asks one; from `keep_scorer` on it is kept alive."""
     scores: ScoreClient | None = None
     scorer_keeper: Keeper | None = None
     keepers: list[Keeper] = field(default_factory=list)
-    """Of each fleet that is kept alive; none: the death of an engine is an error."""
+    """Keepers of each fleet that is kept alive; none: the death of an engine is an error."""
 
     @property
     def heads(self) -> list[EngineSpec]:
-        """Of each engine the part that answers requests, in the plan's order."""
+        """Return the part of each engine that answers requests, in the plan's order."""
         return [self.actors[index].specs[0] for index in sorted(self.actors)]
 
     async def probe(self) -> None:

@@ -69,7 +69,7 @@ class RecordedCalls:
     done: int = 0
     """Mark of the ranks as they are."""
     size_bytes: int = 0
-    """Of the batches in the recorded calls."""
+    """Bytes of the batches in the recorded calls."""
     _saved: dict[str | None, int] = field(default_factory=dict)
     """By adapter: mark of its newest checkpoint that is complete."""
     _lost: dict[str | None, int] = field(default_factory=dict)

@@ -27,7 +27,7 @@ TOO_LONG = ("AgentTimeoutError",)
 
 
 class Trials:
-    """Of the tasks in one folder."""
+    """Runs trials of the tasks in one folder."""
 
     def __init__(self):
         self._tasks, self._agent, self._environment = [], {}, {}

@@ -18,10 +18,10 @@ from openenv.core.generic_client import GenericEnvClient
 READY_TIMEOUT_S = 110.0
 """For a server that is started here."""
 TAIL_BYTES = 1000
-"""Of what it prints, for the error where it ends too early."""
+"""Bytes of the server's last output that an error shows if it ends too early."""
 LAST_WORDS_S = 1.0
 MESSAGE_TIMEOUT_S = 3600.0
-"""Who asks has a bound of its own."""
+"""Timeout of one message; the caller has its own bound."""
 TOLD_APART = ("done", "reward", "metadata")
 """Fields of an observation that are no observation."""
 TYPES_OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
@@ -29,7 +29,7 @@ TYPES_OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
 
 
 class Sessions:
-    """Of one server."""
+    """Holds the sessions of one server."""
 
     def __init__(self):
         self._url = self._server = self._action = self._observation = None

@@ -17,7 +17,7 @@ CLOSE_TIMEOUT_S = 20.0
 """For what the tasks that are given up, and the handler, have to clean up."""
 LINE_BYTES = 1 << 28
 NUM_FRAMES = 3
-"""Of a traceback in an error, the innermost."""
+"""Number of innermost frames of a traceback in an error."""
 
 
 def serve(handler):

@@ -115,7 +115,7 @@ class PackedRow(PackedSeqParams):
     """Where sequences share positions of the row: only there, and in the cells, is all that
     attention needs."""
     chunks: Chunks | None = None
-    """Of the same, for layers with a recurrence; None where there are none."""
+    """The same row in chunks, for layers with a recurrence; None if there are none."""
     chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
     """Chosen positions by layer, for sparse attention whose layers share a choice: filled and read
     by `dsa`."""

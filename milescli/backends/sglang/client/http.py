@@ -62,7 +62,7 @@ class _Call:
 
     url: str
     who: str
-    """Who is asked, for errors."""
+    """Name of the called server, for errors."""
     engines: Sequence[EngineAddress]
     """Engines that may be the cause of a failure."""
     timeout_s: float

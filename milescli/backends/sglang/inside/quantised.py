@@ -57,7 +57,7 @@ class _Layer:
 
     module: Module
     loaded: dict[str, _Loaded]
-    """By name."""
+    """Loaded tensors by name."""
     processed: dict[str, torch.Tensor] = field(default_factory=dict)
     """name -> memory of what stood in its place until the update began"""
 

@@ -82,7 +82,7 @@ class EngineSpec:
     """PEFT folder of the adapter that it begins with, and of which the trainer sends others of the
     same shape; None: it serves the model itself, and is sent all weights."""
     adapter_names: tuple[str, ...] = (SOLE_ADAPTER,)
-    """By which requests ask for it, or for one of several that all begin as it is."""
+    """Names by which requests select it, or one of several that all start as it is."""
     visible_devices: tuple[str, ...] = ()
     """Devices of this engine, as the vendor's variable names them; empty: inherited."""
     extra_env: dict[str, str] = field(default_factory=dict)

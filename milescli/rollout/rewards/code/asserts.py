@@ -31,13 +31,13 @@ class Parted:
     """Steps of the harness."""
 
     asked: list[Step] = field(default_factory=list)
-    """Beside the code of the response."""
+    """Steps that run together with the code of the response."""
     judged: list[Step] = field(default_factory=list)
     """Apart from it; of a `judge` the values are still to come: name -> step of `asked`."""
 
     @property
     def num_asserts(self) -> int:
-        """Of all tests."""
+        """Number of asserts of all tests."""
         return sum("judge" in step for step in self.judged)
 
 

@@ -79,7 +79,7 @@ def decode(value):
 
 
 def main():
-    """See the module."""
+    """Run the tests that standard input describes, as the module says."""
     with open("steps.json", encoding="utf-8") as file:
         asked = json.load(file)
     scope = {"__name__": "solution"}

@@ -28,7 +28,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Of one function, or of a method of `Solution`."""
+    """Calls of one function, or of a method of `Solution`."""
 
     name: str
     inputs: list[list[Any]]

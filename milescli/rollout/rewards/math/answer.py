@@ -28,7 +28,7 @@ class Value:
     number: Fraction | None = None
     """Where it is a plain number, exactly."""
     num_decimals: int | None = None
-    """Of a number that was written with decimals."""
+    """Number of decimals, if the number was written with decimals."""
     unit: str | None = None
     name: str | None = None
     """What it is the value of: x in x = 5."""
@@ -93,7 +93,7 @@ class Ratio:
 
     parts: tuple[str, ...]
     half: str | None = None
-    """Of the day: am or pm."""
+    """Half of the day: am or pm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

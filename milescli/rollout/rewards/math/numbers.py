@@ -10,7 +10,7 @@ from fractions import Fraction
 from milescli.rollout.rewards.math.spelling import WORD
 
 MAX_EXPONENT = 400
-"""Of ten; beyond it algebra decides, within its bounds."""
+"""Largest exponent of ten; beyond it algebra decides, within its bounds."""
 MAX_DIGITS = 2000
 
 
@@ -20,7 +20,7 @@ class Number:
 
     value: Fraction
     num_decimals: int | None = None
-    """Of one that was written with decimals, and ends."""
+    """Number of decimals, if the number was written with decimals that end."""
 
 
 _DECIMAL = r"\d+(?:\.\d*)?|\.\d+"

@@ -18,8 +18,8 @@ class ScoreServer(Protocol):
     """Defines the owner of the reward model."""
 
     async def score(self, token_ids: Sequence[int]) -> float:
-        """Of one line of tokens, read when all of it was. Bounded in time; raises WaitTimeout or
-        WorkerDied with names."""
+        """Return the score of one token sequence, read from its last token. Bounded in time; raises
+        WaitTimeout or WorkerDied with names."""
         ...
 
 

@@ -250,4 +250,4 @@ CHECKS: dict[str, Check] = {
     "punctuation:no_comma": no_comma,
 }
 DETECTING = tuple(name for name in CHECKS if "language" in name or "english" in name)
-"""Those that need langdetect."""
+"""Instructions that need langdetect."""
