@@ -22,8 +22,8 @@ class SpeculativeSettings(Section):
     (docs/speculation.md)."""
 
     kind: Literal["none", "ngram", "draft", "mtp"] = "none"
-    """How tokens are drafted. ngram: the tokens that followed the same n-gram before, in this engine;
-    draft: a smaller model; mtp: the model's own multi-token-prediction layer."""
+    """How tokens are drafted. ngram: the tokens that followed the same n-gram before, in this
+    engine; draft: a smaller model; mtp: the model's own multi-token-prediction layer."""
     model: str | None = None
     """draft: folder or hub name of a model with the policy's tokenizer, or the directory of a run.
     The run trains it to imitate the policy if `train.draft.lr` is set; otherwise its weights stay

@@ -163,7 +163,9 @@ class Control:
         """Start a chat with the checkpoint of step `step`; empty: the newest."""
         step = _text(body, "step")
         if step and not step.isdecimal():
-            raise BadRequest(f"`{step[:40]}` is not a step", why="a step is a whole number", fix="step=0")
+            raise BadRequest(
+                f"`{step[:40]}` is not a step", why="a step is a whole number", fix="step=0"
+            )
         with self._lock:
             open_chats = [one for one in self._chats.values() if one.process.poll() is None]
             if len(open_chats) >= MAX_CHATS:

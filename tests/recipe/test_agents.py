@@ -127,7 +127,7 @@ def test_roles_that_cannot_play_are_refused(place: Place, sets: list[str], what:
         ("{a: {sees: none}}", "`a` is wrong in `sees` (one of all, prompt, others)"),
         ("{a: {endpoint: {retries: -1}}}", "`a` is wrong in `endpoint.retries` (a whole number"),
         ("{a: {endpoint: {uri: x}}}", "wrong in the unknown key `endpoint.uri`"),
-        ("{a: 3}", "`a` of them is not a mapping"),
+        ("{a: 3}", "of which `a` is not a mapping"),
     ],
 )
 def test_a_refusal_says_which_role_and_which_key(place: Place, roles: str, why: str) -> None:

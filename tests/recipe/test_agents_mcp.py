@@ -48,7 +48,7 @@ def test_servers_on_the_command_line_take_the_place_of_the_recipes(tmp_path: Pat
     [
         ("{f: {comand: [a]}}", "`f` is wrong in the unknown key `comand`"),
         ("{f: {command: a}}", r"`f` is wrong in `command` \(a list of texts\)"),
-        ("{f: 3}", "`f` of them is not a mapping"),
+        ("{f: 3}", "`f` is not a mapping"),
         ("[{command: [a]}]", "a mapping of names to mappings, each of command"),
         ("{f: {}}", "sets neither"),
         ("{f: {command: [a], url: 'http://h/mcp'}}", "sets both"),

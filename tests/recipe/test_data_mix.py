@@ -55,7 +55,7 @@ def test_a_mix_on_the_command_line_takes_the_place_of_the_recipes(tmp_path: Path
         ("[{path: a, weight: 0}]", r"number 1 is wrong in `weight` \(a number > 0"),
         ("[{path: a}, {weight: 1}]", "number 2 is wrong in `path`"),
         ("[{path: a, wieght: 1}]", "number 1 is wrong in the unknown key `wieght`"),
-        ("[a.jsonl]", "number 1 of them is not a mapping"),
+        ("[a.jsonl]", "number 1 is not a mapping"),
         ("a.jsonl", "a list of mappings"),
         ("[{path: a, weight: 1, quota: 2}]", "a weight and a quota"),
         ("[{path: a, quota: 2}, {path: b}]", "quotas for some"),

@@ -221,7 +221,7 @@ def test_no_mail_server_is_told_of() -> None:
         ("$MY_WEBHOOK", {}, "names $MY_WEBHOOK, which is not set"),
         ("$MY_WEBHOOK", {"MY_WEBHOOK": "opensesame"}, "cannot send to $MY_WEBHOOK"),
         ("no-such-command x", {}, "the command `no-such-command`, which is not here"),
-        ("mailto:me@example.org", {"MILES_SMTP": "localhost:x"}, "MILES_SMTP does not name a mail server"),
+        ("mailto:me@example.org", {"MILES_SMTP": "localhost:x"}, "does not name a mail server"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_before_the_run(
