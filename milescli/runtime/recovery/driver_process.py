@@ -193,7 +193,7 @@ def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> Miles
             "group meanwhile, because there was no memory left"
         )
     elif ended.code == -signal.SIGKILL and killed == 0:
-        how += "; the kernel ended nothing of this control group for want of memory"
+        how += "; the kernel killed nothing in this control group for lack of memory"
     return WorkerDied(f"the driver{of_run} died", why=how, fix=[])
 
 

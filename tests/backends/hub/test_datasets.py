@@ -37,7 +37,7 @@ def test_a_split_is_fetched_said_first_and_taken_from_the_cache_without_the_hub(
     file = _fetch("hf:org/sums:main:test", tmp_path, output=output)
     assert _questions(file) == ["1*1?"]
     assert (
-        f"fetching the data set `org/sums` (main, commit {COMMIT[:12]}) from the hub: "
+        f"downloading the data set `org/sums` (main, commit {COMMIT[:12]}) from the hub: "
         f"{len(hub.files['datasets/org/sums'][TEST])} B in 1 file" in said.getvalue()
     )
     assert sorted(hub.fetched) == ["README.md", TEST]

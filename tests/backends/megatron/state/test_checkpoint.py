@@ -169,7 +169,7 @@ def test_an_export_overwrites_nothing(
     worlds: Worlds, models: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(CheckpointError, match="there already"):
+    with pytest.raises(CheckpointError, match="already exists"):
         to_hf(worlds.checkpoint("dense3"), tmp_path, model=str(models["dense"]))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
