@@ -56,7 +56,7 @@ def _convert(
 def test_a_name_on_the_hub_is_fetched_and_converted(hub: LoopbackHub, tmp_path: Path) -> None:
     done = _convert(hub, tmp_path, "org/tiny")
     assert done.returncode == 0, done.stderr
-    assert "fetching the model `org/tiny`" in done.stderr
+    assert "downloading the model `org/tiny`" in done.stderr
     assert (tmp_path / "out" / "hf" / "tokenizer.json").exists()
     assert "config.json" in hub.fetched
     assert not {"pytorch_model.bin", "modeling_tiny.py"} & set(hub.fetched), (

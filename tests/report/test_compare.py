@@ -130,8 +130,9 @@ def test_few_steps_are_not_tested(tmp_path: Path) -> None:
     a, b = (make_planted(tmp_path / name, steps=12, eval_every=0) for name in ("a", "b"))
     result = compared(a, b)
     assert result.headline == "Reward: too few steps for a conclusion."
-    said = "The reward of 12 common steps was not tested: at least 16"
-    assert result.sentences[0].startswith(said)
+    assert result.sentences[0].startswith(
+        "The reward of 12 common steps was not tested: at least 16"
+    )
     assert (
         result.sentences[1] == "A step of a takes 1.00 times as long as one of b, by their medians."
     )

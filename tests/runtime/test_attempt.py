@@ -188,7 +188,8 @@ def test_one_that_cannot_be_used_is_told_of_once_and_left_alone(cluster: _Cluste
     stop.check()
     assert cluster.num_asked == 1
     assert [notice.text for notice in told] == [
-        "the cluster has other nodes, which the run does not use: it runs other software: planted"
+        "the cluster has other nodes, which the run does not use: it runs different software: "
+        "planted"
     ]
     cluster.there = ["a", "b", "bad"]  # another comes
     for _ in range(2):

@@ -154,7 +154,7 @@ def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
     assert copied.format == "adapter" and any(
         "folder of this machine" in note for note in copied.notes
     )
-    with pytest.raises(CheckpointError, match="no adapter"):
+    with pytest.raises(CheckpointError, match="is not an adapter"):
         export(tmp_path / "base", tmp_path / "x", merge=True)
     with pytest.raises(CheckpointError) as caught:
         export(tmp_path / "adapter", tmp_path / "x", format="fp8")
@@ -163,7 +163,7 @@ def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
 
 def test_a_run_whose_model_is_gone_needs_it_named(run: Path, base: Path, tmp_path: Path) -> None:
     moved = base.rename(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match="is gone") as caught:
+    with pytest.raises(CheckpointError, match="no longer exists") as caught:
         export(run, tmp_path / "out")
     assert caught.value.fixes[0].startswith("--base DIR")
     assert export(run, tmp_path / "out", base=moved).step == 2

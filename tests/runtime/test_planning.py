@@ -52,7 +52,7 @@ def test_routes_that_no_engine_tells_are_refused_by_the_family_name(
             "qwen3",
             [],
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-            "the quantised `qwen3` model cannot be trained as it is",
+            "the quantised `qwen3` model cannot be trained in this way",
         ),
         (
             "gpt_oss",

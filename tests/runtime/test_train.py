@@ -27,7 +27,9 @@ def test_anything_else_is_itself(tmp_path: Path) -> None:
 def test_a_ctrl_c_while_a_run_ends_says_how_to_go_on(tmp_path: Path) -> None:
     error = explained(KeyboardInterrupt(), RunDir(tmp_path / "mine"))
     assert isinstance(error, Interrupted) and error.exit_code == 130
-    assert error.fixes[0].startswith(f"miles resume {tmp_path / 'mine'}   # begins again")
+    assert error.fixes[0].startswith(
+        f"miles resume {tmp_path / 'mine'}   # starts from the beginning"
+    )
 
 
 def test_a_ctrl_c_while_a_run_ends_changes_nothing_of_what_ended_it(tmp_path: Path) -> None:
@@ -43,7 +45,7 @@ def test_a_ctrl_c_while_a_run_ends_changes_nothing_of_what_ended_it(tmp_path: Pa
 @pytest.mark.parametrize(
     ("step", "where"),
     [
-        (None, "begins again: it had saved nothing"),
+        (None, "starts from the beginning: it had saved nothing"),
         (0, "goes on where it was saved, before step 1"),
         (4, "goes on from step 4"),
     ],

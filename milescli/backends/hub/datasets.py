@@ -207,7 +207,7 @@ def _pick(
         for guess in guesses
     ]
     raise DataError(
-        f"{data.name} has several {kind}s: choose one"
+        f"choose a {kind} of {data.name}"
         if wanted is None
         else f"{data.name} has no {kind} `{wanted}`",
         why=f"it has {', '.join(existing)}",

@@ -196,7 +196,7 @@ async def served_model(endpoint: Endpoint, wanted: str | None) -> str:
     raise RecipeError(
         f"there is no model `{wanted}` at {endpoint.url}"
         if wanted
-        else f"{endpoint.url} serves several models",
+        else f"the model at {endpoint.url} must be named",
         why=f"{endpoint.url} has {len(names)}: {shown}",
         fix=[f"--set {SECTION}.model={name}" for name in names[:3]]
         or f"curl -i {endpoint.url}{_MODELS}",

@@ -158,8 +158,8 @@ class Parent:
             error.fixes.insert(0, go_on)
             if run is not None:
                 error.fixes.append(f"miles why {run.shown}   # {WHAT_IT_TELLS}")
-        if run is not None and _conclude(said, run, error=error):
-            _alert(run, error, output=self.output)
+        if run is not None:
+            _conclude(said, run, error=error)
         return error
 
 
@@ -193,7 +193,7 @@ def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> Miles
             "group meanwhile, because there was no memory left"
         )
     elif ended.code == -signal.SIGKILL and killed == 0:
-        how += "; the kernel killed no process of this control group for lack of memory"
+        how += "; the kernel killed nothing in this control group for lack of memory"
     return WorkerDied(f"the driver{of_run} died", why=how, fix=[])
 
 
@@ -204,36 +204,22 @@ def _name_of(number: int) -> str:
         return f"signal {number}"
 
 
-def _conclude(said: Said, run: RunDir, *, error: MilesError) -> bool:
-    """Write down what the driver could not, and return whether there was something. One that died
-    before its attempt began has left something to write only where the user stopped it."""
+def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
+    """Write down what the driver could not. One that died before its attempt began has left
+    something to write only where the user stopped it."""
     by_user = isinstance(error, BY_USER)
     if "log_dir" in said:
         log_dir = Path(said["log_dir"])
     elif by_user:
         log_dir = run.new_attempt()
     else:
-        return False
+        return
     file = verdict_file(log_dir)
     if file.exists() and '"killed"' not in file.read_text(encoding="utf-8"):
-        return False
+        return
     outcome = "stopped" if by_user else "killed"
     record_end(run, log_dir, error, outcome=outcome, seconds=_seconds_since(log_dir))
     write_why(log_dir)
-    return True
-
-
-def _alert(run: RunDir, error: MilesError, *, output: Output) -> None:
-    """Send the alerts that the driver could not. Imports what this process does without else."""
-    from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.recording.alerting import alert_of_death
-
-    try:
-        settings = load_resolved(run.recipe_file).recipe.run
-    except MilesError:  # a folder that was removed meanwhile
-        return
-    outcome = "stopped" if isinstance(error, BY_USER) else "killed"
-    alert_of_death(run, settings, error, outcome=outcome, output=output)
 
 
 def _seconds_since(log_dir: Path) -> float:

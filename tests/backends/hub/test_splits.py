@@ -92,7 +92,7 @@ def test_a_spoilt_card_is_passed_over(card: str) -> None:
 
 
 def test_what_was_not_said_is_asked_with_what_can_be_pasted() -> None:
-    with pytest.raises(DataError, match="several subsets") as caught:
+    with pytest.raises(DataError, match="choose a subset") as caught:
         _choose("hf:openai/gsm8k", GSM8K)
     assert caught.value.fixes == [
         "--set data.prompts=hf:openai/gsm8k:main:train",

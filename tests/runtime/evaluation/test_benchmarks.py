@@ -188,7 +188,7 @@ def test_another_number_of_questions_than_published_is_told(tmp_path: Path, toke
     inputs: Any = SimpleNamespace(tokenizer=tokenizer, prompts=None)
     said = io.StringIO()
     load_set(one, RunDir(tmp_path), inputs, output=Output(stderr=said))
-    assert "gsm8k: 1 questions are there, and 1,319 were published" in said.getvalue()
+    assert "gsm8k: 1 questions are available, but 1,319 were published" in said.getvalue()
 
 
 def test_a_file_of_other_columns_is_no_copy(tmp_path: Path, tokenizer: Any) -> None:

@@ -136,7 +136,7 @@ def test_extra_fields_are_added_and_null_leaves_one_out(tmp_path: Path) -> None:
     [
         ("{}", ["eval.endpoint.extra=[a=b]"], "cannot be read: a=b"),
         ("{}", ["eval.endpoint.model=big"], "there is no model `big`"),
-        ("{}", ["eval.endpoint.api_key_env=NO_SUCH_KEY"], "has no key"),
+        ("{}", ["eval.endpoint.api_key_env=NO_SUCH_KEY"], "needs an API key"),
         ("{}", ["rollout.agent=mine:agent"], "evaluated in this way"),
         ("{}?key=1", [], "contains more"),
         ("http://me:secret@127.0.0.1:1/v1", [], "contains more"),

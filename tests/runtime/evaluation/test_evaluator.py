@@ -200,6 +200,6 @@ def test_one_whose_engines_died_is_given_up_and_the_next_goes_on() -> None:
     asyncio.run(work())
     assert told[len(FIRST) :] == [
         "asked 1",
-        "the evaluation of step 1 was given up: its engines died",
+        "the evaluation of step 1 was abandoned: its engines died",
         *(*PUBLISH, "asked 2", "done 2"),
     ]

@@ -61,7 +61,7 @@ def test_other_nodes_begin_an_episode_before_a_run_does(asked: list[Sequence[str
     _require(_recipe(), DRIVER, OTHER)
     assert asked == [["b"]]
     broken = COUNT.model_copy(update={"settings": {"size": 3}})
-    with pytest.raises(RecipeError, match=r"does not take its settings on node 10\.0\.0\.2"):
+    with pytest.raises(RecipeError, match=r"does not accept its settings on node 10\.0\.0\.2"):
         _require(_recipe(broken), DRIVER, OTHER)
 
 

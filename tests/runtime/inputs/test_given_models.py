@@ -225,7 +225,7 @@ def test_roles_share_the_engine_of_the_policy_that_plays_them(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("shape", "told"),
-    [({"num_layers": 3}, "its `num_layers` is 3"), ({}, "is not there")],
+    [({"num_layers": 3}, "its `num_layers` is 3"), ({}, "does not exist")],
 )
 def test_what_is_no_version_of_the_policy_is_refused(
     tmp_path: Path, shape: dict[str, int], told: str
@@ -286,7 +286,7 @@ def test_a_teacher_that_lacks_tokens_of_the_policy_is_refused(tmp_path: Path) ->
     teacher = _teacher_model(tmp_path / "teacher", vocab_size=290)
     with pytest.raises(RecipeError, match="another tokenizer") as refused:
         prepare(_teacher_recipe(tmp_path, teacher), RunDir(path=tmp_path / "run"))
-    assert "knows 290 tokens, and the policy has 300" in refused.value.why
+    assert "has 290 tokens, and the policy has 300" in refused.value.why
 
 
 def test_a_teacher_that_cannot_read_so_far_is_refused(tmp_path: Path) -> None:
@@ -316,6 +316,6 @@ def test_a_teacher_that_is_not_there_is_refused_with_what_makes_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    with pytest.raises(RecipeError, match="is not there") as refused:
+    with pytest.raises(RecipeError, match="does not exist") as refused:
         teacher_facts(_teacher_recipe(tmp_path, path))
     assert fix in refused.value.fixes

@@ -141,7 +141,7 @@ def test_a_journal_of_another_past_is_set_aside(tmp_path: Path) -> None:
     rig.identity = Identity(past="another", line="l")
     position = rig.saved[-1].position
     done = rig.attempt()
-    assert "another past" in (done.note or "") and done.seeds >= seeds_of(position)
+    assert "another history" in (done.note or "") and done.seeds >= seeds_of(position)
 
 
 def test_another_layout_takes_what_the_checkpoints_past_sampled_alone(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_disk_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("a file stands where the folder should")
     rig = Rig(tmp_path / "journal", random.Random(0), {"max_staleness": 1})
     assert len(rig.attempt(is_new=True).trained) == STEPS
-    assert len(rig.warned) == 1 and "goes on" in rig.warned[0]
+    assert len(rig.warned) == 1 and "continues" in rig.warned[0]
 
 
 def test_a_record_that_is_damaged_while_the_run_works_is_sampled_anew(tmp_path: Path) -> None:

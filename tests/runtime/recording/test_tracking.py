@@ -164,7 +164,7 @@ def test_one_that_hangs_at_the_end_is_waited_for_within_a_bound(
     finally:
         HELD.set()
     note, warning = said.warnings
-    assert "waiting for" in note and "at most 0.2 s for Hanging" in note
+    assert "waiting at most" in note and "at most 0.2 s for Hanging" in note
     assert "Hanging was not done 0.2 s after the run" in warning
 
 
@@ -181,7 +181,7 @@ def test_prometheus_sees_the_run_and_its_memory_while_it_goes_on(tmp_path: Path)
         with urllib.request.urlopen(url, timeout=120) as reply:
             text = reply.read().decode()
         settings = RunSettings(trackers=[], metrics_address=url.split("/")[2])
-        with pytest.raises(MachineError, match="nobody can listen"):
+        with pytest.raises(MachineError, match="cannot listen"):
             require_tracking(settings)
     assert 'miles_run_info{run="sums"' in text and "miles_step 3.0" in text
     assert 'miles_process_resident_bytes{process="driver"} 4096.0' in text

@@ -142,7 +142,7 @@ def _drive(run: Path, kind: str, num_deaths: int = 0) -> Said:
     ("kind", "what", "why"),
     [
         ("killed", "the driver of run one died", "ended by SIGKILL"),
-        ("exits", "the driver of run one died", "exit code 0, without a word"),
+        ("exits", "the driver of run one died", "exited with code 0 without a message"),
         ("saw", "the raylet died", "SIGKILL"),
     ],
 )

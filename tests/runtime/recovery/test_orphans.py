@@ -109,7 +109,10 @@ def test_the_watchdog_that_is_still_at_work_is_waited_for(
     with taken_over(run, output=Output(Mode.HUMAN)):
         assert engine.poll() is not None and not scratch.exists()
     shown = " ".join(capsys.readouterr().err.split())
-    assert "the driver of logs/attempt_1 was killed: its watchdog ends what it left" in shown
+    assert (
+        "the driver of logs/attempt_1 was killed: its watchdog is ending the remaining processes"
+        in shown
+    )
     assert json.loads(verdict_file(log_dir).read_text())["outcome"] == "killed"
 
 

@@ -213,7 +213,7 @@ def test_beyond_the_bound_copies_are_no_longer_taken_and_the_run_goes_on(tmp_pat
         await rig.trainer.probe()
 
     run(rig, work)
-    assert rig.kinds == [Notice] and "no more copies" in rig.events[0].text  # type: ignore[attr-defined]
+    assert rig.kinds == [Notice] and "no further copies" in rig.events[0].text  # type: ignore[attr-defined]
 
 
 def _rig_of_large_batches(tmp_path: Path, *, every: int) -> CopiedRig:

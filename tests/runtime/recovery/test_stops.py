@@ -48,7 +48,7 @@ def test_its_state_is_stopped_and_the_error_says_what_resume_does(
             run.new_attempt()
         raise raised
     assert caught.value.fixes == [
-        f"miles resume {run.shown}   # begins again: it had saved nothing"
+        f"miles resume {run.shown}   # starts from the beginning: it had saved nothing"
     ]
     assert state_of(run) == "stopped" and len(run.attempts()) == 2
     last = json.loads(run.events_file.read_text().splitlines()[-1])
