@@ -46,7 +46,7 @@ COMMANDS = {
     f"{OWN} --set data.label_key=anser": "no column",
     f"{OWN} --set data.max_prompt_tokens=2": "longer than 2",
     f"{OWN} --set rollout.max_response_tokens=1000": "model's positions",
-    OWN.replace("data.eval=null", "data.eval=sums.jsonl"): "are training prompts",
+    OWN.replace("data.eval=null", "data.eval=sums.jsonl"): "are also training prompts",
     f"{QUICK} --name taken": "is in use",
     "data check sum.jsonl": "there is no file",
     "data check sums.jsonl --prompt-key qestion": "no column `qestion`",
@@ -203,7 +203,7 @@ THEN = {
     f"{QUICK} --set rollout.agent=tols": ("needs tools",),
     f"{QUICK} --set model.path=Tiny-Model --set data.prompts=sums.jsonl": (
         "model's positions",
-        "are training prompts",
+        "are also training prompts",
     ),
     f"{TO_TINY}Tiny-Model": ("model's positions",),
     f"{TO_TINY}./Tiny-Modl": ("designed for a model from scratch",),

@@ -165,7 +165,7 @@ def test_a_plan_that_the_cluster_cannot_hold_is_refused_within_its_bound(session
     wide = replace(
         PLAN, slots=[Slot(node=0, device=index, trainer_rank=index) for index in range(64)]
     )
-    with pytest.raises(FitError, match="did not give 64 device slots"):
+    with pytest.raises(FitError, match="did not provide 64 device slots"):
         asyncio.run(cluster.place(wide, timeout_s=2))
 
 

@@ -149,7 +149,7 @@ def test_an_actor_that_dies_costs_no_episode_and_is_replaced(play, session, node
         [host] = {worker.ppid() for worker in _workers(session)} - {os.getpid()}
         os.kill(host, signal.SIGKILL)
         done = await asyncio.gather(*calls)
-        assert len(TOLD) == 1 and "the environments on node 0 ended, and begin again" in TOLD[0]
+        assert len(TOLD) == 1 and "the environments on node 0 ended, and miles restarts them" in TOLD[0]
         await asyncio.gather(*(_episode(fleet, n, ["y"]) for n in range(4)))
         assert (await node.actor()).handle is not handle
         return done
@@ -160,7 +160,7 @@ def test_an_actor_that_dies_costs_no_episode_and_is_replaced(play, session, node
 
 def test_a_node_that_cannot_make_it_is_named(play) -> None:
     async def use(fleet: EnvironmentFleet) -> None:
-        with pytest.raises(RecipeError, match="does not take its settings on node X"):
+        with pytest.raises(RecipeError, match="does not accept its settings on node X"):
             await _episode(fleet, 1, ["a"])
 
     play(use, _settings("Count", size=3))

@@ -83,7 +83,7 @@ async def _nan_turn(prompt: Prompt, session: Session) -> Outcome:
         (_wordless, "the text of its Outcome is None"),
         (_nan, "the reward must be finite"),
         (_nan_turn, "the reward must be finite"),
-        (_half_rewarded, "rewards of 1 turns, and there were 2"),
+        (_half_rewarded, "rewards of 1 turns, but there were 2"),
     ],
 )
 def test_what_an_agent_does_wrong_is_named(agent: Agent, why: str) -> None:

@@ -102,7 +102,7 @@ def test_what_a_role_that_is_not_trained_says_is_recorded_and_not_learned() -> N
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"turn_roles": ["pro"]}, "roles of 1 turns, and there were 2"),
+        ({"turn_roles": ["pro"]}, "roles of 1 turns, but there were 2"),
         ({"role_rewards": {"pro": float("inf")}}, "the reward must be finite"),
     ],
 )
