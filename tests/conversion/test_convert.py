@@ -230,7 +230,9 @@ def test_a_full_disk_half_way_keeps_what_is_finished(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert "the disk is full" in done.stdout and "kept in" in done.stdout, done.stdout + done.stderr
+    assert "the disk is full" in done.stdout and "stored in" in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert "goes on" in done.stdout and not target.exists()
     assert to_megatron(source, target, file_bytes=28_000).resumed_bytes > 0
 

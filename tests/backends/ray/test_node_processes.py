@@ -149,7 +149,7 @@ def test_an_actor_that_dies_costs_no_episode_and_is_replaced(play, session, node
         [host] = {worker.ppid() for worker in _workers(session)} - {os.getpid()}
         os.kill(host, signal.SIGKILL)
         done = await asyncio.gather(*calls)
-        assert len(TOLD) == 1 and "the environments on node 0 ended, and miles restarts them" in TOLD[0]
+        assert len(TOLD) == 1 and "node 0 ended, and miles restarts them" in TOLD[0]
         await asyncio.gather(*(_episode(fleet, n, ["y"]) for n in range(4)))
         assert (await node.actor()).handle is not handle
         return done
