@@ -118,8 +118,8 @@ def _disk_full(part: PartFolder, files: Sequence[PlannedFile]) -> CheckpointErro
     return CheckpointError(
         "the disk is full",
         why=f"{format_bytes(part.finished_bytes)} are finished and stored in {part.path}; "
-        f"{format_bytes(left)} remain to be written, but {format_bytes(free)} are free: free "
-        f"another {missing}",
+        f"{format_bytes(left)} remain to be written, but {format_bytes(free)} are free: "
+        f"{missing} is needed",
         fix=_ways_out(part),
     )
 
