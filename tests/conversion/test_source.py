@@ -31,7 +31,7 @@ def test_a_folder_of_megatrons_own_needs_the_model_and_takes_it(tmp_path: Path) 
     to_megatron(source, tmp_path / "megatron")
     shutil.copytree(tmp_path / "megatron" / "release", tmp_path / "plain" / "iter_0000100")
     (tmp_path / "plain" / "latest_checkpointed_iteration.txt").write_text("100")
-    with pytest.raises(CheckpointError, match="which model") as caught:
+    with pytest.raises(CheckpointError, match="the model of the checkpoint") as caught:
         to_hf(tmp_path / "plain", tmp_path / "back")
     assert "--model" in caught.value.fixes[0]
     config = tmp_path / "config"
@@ -80,11 +80,11 @@ def test_a_run_whose_model_is_gone_or_unknown_needs_it_named(tmp_path: Path) -> 
     run = make_run(tmp_path / "run", model_dir=source)
     add_checkpoint(run, 1, tensors=tmp_path / "megatron" / "release")
     moved = source.rename(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match="is gone") as caught:
+    with pytest.raises(CheckpointError, match="no longer exists") as caught:
         to_hf(run.path, tmp_path / "back")
     assert str(source) in caught.value.why and caught.value.fixes[0].startswith("--model DIR")
     run.manifest_file.unlink()
-    with pytest.raises(CheckpointError, match="is not known") as caught:
+    with pytest.raises(CheckpointError, match="is unknown") as caught:
         to_hf(run.path, tmp_path / "back")
     assert any(fix.startswith("--model DIR") for fix in caught.value.fixes)
     to_hf(run.path, tmp_path / "back", model=str(moved))

@@ -160,7 +160,7 @@ def _config(**fields: object) -> Callable[[Path], None]:
         (_pickle, ["pytorch_model.bin", "pickle"]),
         (_untied, ["tie_word_embeddings: false", "lm_head.weight"]),
         (_config(tie_word_embeddings=True), ["tie_word_embeddings: true", "lm_head.weight"]),
-        (_config(model_type="qwen33"), ["qwen33", "nearest name is `qwen3`"]),
+        (_config(model_type="qwen33"), ["qwen33", "nearest is `qwen3`"]),
         (_config(rope_theta=500_000.0), ["contradicts itself", "rope_theta"]),
         (_config(hidden_size="many"), ["hidden_size"]),
         (lambda source: (source / "config.json").unlink(), ["not a model folder"]),

@@ -29,6 +29,6 @@ def test_logits_that_differ_leave_no_target_behind(
         return out
 
     monkeypatch.setattr(verifying, "_run", compute)
-    with pytest.raises(MismatchError, match="computes something else"):
+    with pytest.raises(MismatchError, match="computes something different"):
         to_megatron(make(tmp_path / "hf"), tmp_path / "megatron", verify=Verify.LOGITS)
     nothing_but(tmp_path, "hf")

@@ -69,7 +69,7 @@ def test_a_hub_that_answers_is_ok_with_and_without_a_token() -> None:
         finding = check_hub(_recipe("org/open", "hf:org/data"), environ=environ, token=GOOD)[0]
     assert (
         finding.status is Status.OK
-        and "org/open is there; org/data is there" in finding.what
+        and "org/open exists; org/data exists" in finding.what
         and GOOD not in finding.what
     )
 

@@ -182,11 +182,11 @@ def test_versions_as_pinned_are_ok_whatever_their_build() -> None:
 @pytest.mark.parametrize(
     ("name", "version", "why", "fix"),
     [
-        ("ray", "2.40.0", "ray is 2.40.0, wanted >=2.48", "pip install 'ray[default]>=2.48'"),
+        ("ray", "2.40.0", "ray is 2.40.0, expected >=2.48", "pip install 'ray[default]>=2.48'"),
         (
             "sglang",
             "0.5.22",
-            "sglang is 0.5.22, wanted ==0.5.20",
+            "sglang is 0.5.22, expected ==0.5.20",
             "pip install --no-deps sglang==0.5.20",
         ),
         ("torch", None, "torch is missing, expected ==2.13.0", "pip install torch==2.13.0"),
@@ -206,7 +206,7 @@ def test_a_wrong_or_missing_package_is_named_with_the_command_that_mends_it(
 def test_torch_for_rocm_is_the_one_of_the_rocm_images() -> None:
     pinned = pin("torch_rocm")
     assert _check(torch=f"{pinned}+rocm7.2.4").status is Status.OK
-    assert f"wanted =={pinned}" in _check(torch="2.13.0+rocm7.2.4").why
+    assert f"expected =={pinned}" in _check(torch="2.13.0+rocm7.2.4").why
 
 
 def test_our_own_list_is_read_and_leaves_extras_out() -> None:
