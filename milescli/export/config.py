@@ -113,9 +113,29 @@ def _compressed_tensors(plain: list[str]) -> dict[str, object]:
         "format": "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": plain,
+        "ignore": [*plain, *_fused(plain)],
         "kv_cache_scheme": None,
     }
+
+
+_FUSED = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+"""Engines' module -> the modules on disk that it joins."""
+
+
+def _fused(plain: Sequence[str]) -> list[str]:
+    """Return the names of joined modules whose parts are all plain. SGLang's DeepSeek models look
+    for these names in compressed-tensors, and not for those of the parts."""
+    known = set(plain)
+    return [
+        f"{above}.{joined}"
+        for joined, (first, *others) in _FUSED.items()
+        for above, _, last in (name.rpartition(".") for name in plain)
+        if last == first and all(f"{above}.{other}" in known for other in others)
+    ]
 
 
 def patterns_of_passed(names: Iterable[str], form: Quantised) -> list[str]:

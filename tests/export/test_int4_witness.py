@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from milescli.checkpoint.source import QuantisedReader, open_source
+from milescli.export.config import quantization_config
 from milescli.export.folder import write_folder
 from tests.export.models import (
     DEEPSEEK_V3,
@@ -73,3 +74,15 @@ def test_the_witness_goes_by_config_json(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     decoded = _decode(folder)
     assert "model.layers.0.mlp.down_proj.weight" not in decoded
+
+
+def test_modules_that_engines_join_are_plain_where_all_their_parts_are() -> None:
+    """Else SGLang's DeepSeek models expect packed numbers, and do not start."""
+    parts = ("mlp.gate_proj", "mlp.up_proj", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
+    plain = [*(f"model.layers.0.{part}" for part in parts), "model.layers.1.mlp.gate_proj"]
+    ignored = quantization_config("int4", plain)["ignore"]
+    assert ignored == [
+        *plain,
+        "model.layers.0.mlp.gate_up_proj",
+        "model.layers.0.self_attn.fused_qkv_a_proj_with_mqa",
+    ]
