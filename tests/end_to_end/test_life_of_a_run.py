@@ -127,7 +127,7 @@ def test_a_run_is_one_file_that_tells_no_place_of_the_machine(workplace: Workpla
     assert saved["answers"]["whole"]["manifest"]["packages"]["torch"]
     same = workplace.miles("report", "whole", "whole")
     assert same.code == 0, same
-    assert "no difference that the data can show" in same.out and "are alike" in same.out
+    assert "no difference that the data can show" in same.out and "are the same" in same.out
 
 
 def test_evaluations_on_an_engine_of_their_own_say_the_same(workplace: Workplace, whole) -> None:

@@ -76,7 +76,7 @@ def test_what_was_learned_in_a_warm_up_is_saved_and_gone_on_with(
     assert finished.code == 75 and "of the warm-up, and saved" in finished.err, finished
     assert _state(workplace, "early") == "stopped" and forgotten(shared_memory) == set()
     again = workplace.miles(*command, "early")
-    assert again.code == 3 and "it was stopped: go on with it" in again.err, again
+    assert again.code == 3 and "continue the stopped run" in again.err, again
     resumed = workplace.miles("resume", "early")
     assert resumed.code == 0 and "of the warm-up" in resumed.err, resumed
     steps = [event["step"] for event in workplace.events("early") if _warm_up_step(event)]

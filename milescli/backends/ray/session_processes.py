@@ -89,7 +89,7 @@ class SessionProcesses:
                 silence = self._silence_of(name, process)
                 if silence.is_too_long:
                     # ended by `expect_end`: Ray ends this process as soon as its raylet is gone
-                    what = f"{MEANING[name]} has not spoken for {silence.seconds:.0f} s"
+                    what = f"{MEANING[name]} has been silent for {silence.seconds:.0f} s"
                     self._lost(
                         what,
                         f"{told} is stopped (SIGSTOP)",

@@ -251,7 +251,7 @@ def _goes_on_without_a_node(run: TwoNodes) -> None:
     assert finished.code == 75, finished
     assert "node 10.77.0.3 (node-3) joined" in finished.err, finished
     assert "the run is planned for these (machine.on_node_loss=shrink)" in finished.err, finished
-    assert re.search(r"going on from step \d+", finished.err), finished
+    assert re.search(r"continuing from step \d+", finished.err), finished
     head, _, joined = run.cluster.nodes
     for node in (head, joined):
         assert not wait_until_gone(

@@ -169,7 +169,7 @@ def test_where_a_step_lacks_a_group_what_the_weights_after_it_sampled_is_left(
     newer = [place for place, version in held.items() if version > version_of(start.step)]
     assert newer, "the comparison is blind"
     done = rig.attempt()
-    assert f"{len(newer)} of later weights are not taken" in (done.note or "")
+    assert f"{len(newer)} of later weights are not used" in (done.note or "")
     assert done.seeds >= set().union(*map(seeds_of, newer))
     _require_one_past(done, max_staleness=2)
 

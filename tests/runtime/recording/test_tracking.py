@@ -165,7 +165,7 @@ def test_one_that_hangs_at_the_end_is_waited_for_within_a_bound(
         HELD.set()
     note, warning = said.warnings
     assert "waiting at most" in note and "at most 0.2 s for Hanging" in note
-    assert "Hanging was not done 0.2 s after the run" in warning
+    assert "Hanging had not finished 0.2 s after the run" in warning
 
 
 def test_prometheus_sees_the_run_and_its_memory_while_it_goes_on(tmp_path: Path) -> None:

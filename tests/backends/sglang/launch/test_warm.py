@@ -98,7 +98,7 @@ def test_an_engine_that_is_forked_is_as_any_other(
         assert set(processes_of(TOKEN)) > {before, engine.pid}
         held = os.readlink(f"/proc/{engine.pid}/fd/1"), os.readlink(f"/proc/{engine.pid}/fd/0")
         assert held == (str(spec.log_path), os.devnull)
-        assert "starting afresh" not in spec.log_path.read_text()
+        assert "returned no engine" not in spec.log_path.read_text()
         assert "key of the test" not in spec.log_path.read_text()
         assert engine.poll() is None
     assert engine.poll() == -signal.SIGINT
