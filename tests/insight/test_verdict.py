@@ -326,7 +326,7 @@ def test_more_devices_for_the_slower_side_are_advised_with_their_number() -> Non
     [rollout] = SLOW["rollout-bound"].verdict().findings
     assert rollout.advice[0].startswith("of 8 devices, 6 for rollout and 2 for training")
     [train] = SLOW["train-bound"].verdict().findings
-    assert train.advice[0].startswith("of 8 devices 2 for rollout and 6 for training")
+    assert train.advice[0].startswith("of 8 devices, 2 for rollout and 6 for training")
     ahead = Planted(**{**vars(SLOW["train-bound"]), "plan": {"max_staleness": 1}}).verdict()
     assert ahead.findings[0].advice[0] == "4 devices for rollout and 4 for training are balanced"
 

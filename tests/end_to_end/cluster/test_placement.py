@@ -25,5 +25,5 @@ def test_devices_come_from_ray_node_by_node_and_actors_see_those_of_their_slots(
         for address, names in zip(addresses, placed["devices"], strict=True)
         for name in names
     ]
-    assert "did not give 4 device slots within 2 s" in placed["refused"]
+    assert "did not provide 4 device slots within 2 s" in placed["refused"]
     assert addresses[1] in placed["refused"]

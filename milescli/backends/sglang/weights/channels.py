@@ -103,7 +103,7 @@ class _Channel:
             raise MismatchError(
                 "an engine does not hold the weights that the trainer sent: "
                 f"{finding.strip(chr(34) + '}')}",
-                why=f"{error.what.split(' refused')[0]} was compared bit for bit after the publish",
+                why=f"{error.what.split(' rejected')[0]} was compared bit for bit after the publish",
                 fix="stop the run: the engine samples from another policy than the trained one; "
                 "please report this with the recipe",
             ) from None

@@ -225,7 +225,7 @@ def test_a_response_that_is_wanted_as_a_whole_is_sent_once(service):
 
 def test_a_refused_request_says_why_and_the_fleet_goes_on(served):
     async def use(fleet):
-        with pytest.raises(EngineRefused, match="refused"):
+        with pytest.raises(EngineRefused, match="rejected"):
             await fleet.generate(request(tokens=5000, temperature=-1.0))
         return await fleet.generate(request())
 

@@ -79,7 +79,7 @@ def test_the_router_refuses_a_stranger_too(service):
 @pytest.mark.timeout(600)  # far below the bound of the channel: who is refused does not wait for it
 def test_a_trainer_with_another_key_is_refused_at_once(service):
     channel = DistributedChannel(backend="gloo", timeout_s=3600)
-    with pytest.raises(EngineRefused, match=r"refused \S+/init_weights_update_group.*HTTP 401"):
+    with pytest.raises(EngineRefused, match=r"rejected \S+/init_weights_update_group.*HTTP 401"):
         channel.open([replace(service.address, api_key="another-key")])
     channel.close()
 
