@@ -100,10 +100,11 @@ class _Channel:
             _, is_difference, finding = error.why.partition(DIFFERS)
             if not is_difference:
                 raise
+            engine = error.what.partition(" rejected ")[0]
             raise MismatchError(
                 "an engine does not hold the weights that the trainer sent: "
                 f"{finding.strip(chr(34) + '}')}",
-                why=f"{error.what.split(' rejected')[0]} was compared bit for bit after the publish",
+                why=f"{engine} was compared bit for bit after the publish",
                 fix="stop the run: the engine samples from another policy than the trained one; "
                 "please report this with the recipe",
             ) from None
