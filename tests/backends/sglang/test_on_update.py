@@ -136,7 +136,7 @@ def test_a_drain_that_does_not_end_says_who_waited_for_what(keeping: Service) ->
     async def use(fleet: SglangFleet) -> None:
         async with fleet._slot(deadline=1e12):  # a response that never ends
             fleet._response_timeout_s = 0.1
-            with pytest.raises(WaitTimeout, match="too long for 1 running responses"):
+            with pytest.raises(WaitTimeout, match="timed out waiting for 1 running responses"):
                 await fleet.pause()
 
     keeping.run(use, on_update="drain")
