@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,7 +233,7 @@ class Control:
                     self._chats.pop(chat.id)
 
     def close(self) -> None:
-        """End the chats. Runs that were started go on."""
+        """End the chats, and remove what ended commands have written. Started runs continue."""
         with self._lock:
             chats = [*self._chats.values()]
         for chat in chats:
@@ -244,6 +245,9 @@ class Control:
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(chat.process.pid, signal.SIGKILL)
+        with self._lock:
+            if all(job.process.poll() is not None for job in self._jobs.values()):
+                shutil.rmtree(self._folder, ignore_errors=True)  # else a command writes there
 
     def _start(self, words: Sequence[str]) -> Json:
         with self._lock:
