@@ -41,9 +41,9 @@ from milescli.recipe.alerts import (
 TRY_S = 10.0
 """Bound on one try."""
 PAUSES_S = (1.0, 4.0)
-"""Before the second try and the third."""
+"""Seconds before the second and the third try."""
 LONGEST_S = TRY_S * (len(PAUSES_S) + 1) + sum(PAUSES_S)
-"""That one alert takes."""
+"""Longest time that one alert takes, in seconds."""
 MAX_WAITING = 16
 """Alerts that wait for one target; further ones are left out."""
 SMTP, SMTP_USER, SMTP_FROM = "MILES_SMTP", "MILES_SMTP_USER", "MILES_SMTP_FROM"
@@ -130,7 +130,7 @@ def post(url: str, alert: Mapping[str, Any]) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         is_final = error.code < 500 and error.code not in _AGAIN
-        raise Undelivered(f"it answered HTTP {error.code}", is_final=is_final) from None
+        raise Undelivered(f"it replied HTTP {error.code}", is_final=is_final) from None
     except (OSError, ValueError) as error:  # http.client.InvalidURL is a ValueError too
         raise Undelivered(_reason(error)) from None
     except Exception as error:  # http.client.HTTPException: no HTTP was spoken
@@ -150,7 +150,7 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 def _reason(error: Exception) -> str:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, TimeoutError):
-        return f"no answer within {TRY_S:g} s"
+        return f"no reply within {TRY_S:g} s"
     if isinstance(cause, OSError):
         return cause.strerror or type(cause).__name__
     return type(cause).__name__
@@ -219,7 +219,7 @@ def mail(to: str, alert: Mapping[str, Any], *, environ: Mapping[str, str]) -> No
             with suppress(smtplib.SMTPException, OSError):  # it has the mail
                 server.quit()
     except smtplib.SMTPResponseException as error:
-        raise Undelivered(f"the mail server answered {error.smtp_code}") from None
+        raise Undelivered(f"the mail server replied {error.smtp_code}") from None
     except smtplib.SMTPException as error:
         raise Undelivered(type(error).__name__) from None
     except (OSError, ValueError) as error:

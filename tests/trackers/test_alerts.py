@@ -92,9 +92,9 @@ def test_a_server_that_is_out_of_order_is_tried_again() -> None:
 @pytest.mark.parametrize(
     ("code", "tries", "said"),
     [
-        (500, 3, "it answered HTTP 500 (3 tries)"),
-        (404, 1, "it answered HTTP 404 (1 try)"),
-        (302, 1, "it answered HTTP 302 (1 try)"),
+        (500, 3, "it replied HTTP 500 (3 tries)"),
+        (404, 1, "it replied HTTP 404 (1 try)"),
+        (302, 1, "it replied HTTP 302 (1 try)"),
     ],
 )
 def test_what_is_not_delivered_is_told_of_without_the_url(code: int, tries: int, said: str) -> None:
@@ -109,7 +109,7 @@ def test_a_server_that_hangs_is_given_up_within_the_bound(monkeypatch: pytest.Mo
     monkeypatch.setattr(alerts, "TRY_S", 0.2)
     with server(0) as got:
         [failure] = send("$MY_WEBHOOK", {"MY_WEBHOOK": got.url})
-    assert len(got.bodies) == 3 and "no answer within 0.2 s (3 tries)" in failure
+    assert len(got.bodies) == 3 and "no reply within 0.2 s (3 tries)" in failure
 
 
 def test_nobody_at_the_address_and_nobody_who_waits() -> None:
@@ -205,7 +205,7 @@ def test_a_password_of_the_environment_logs_in_and_is_in_no_failure() -> None:
         }
         [failure] = send("mailto:me@example.org", environ)
     assert sum(line.startswith("AUTH PLAIN") for line in box.lines) == 3
-    assert "the mail server answered 553 (3 tries)" in failure and "opensesame" not in failure
+    assert "the mail server replied 553 (3 tries)" in failure and "opensesame" not in failure
 
 
 def test_no_mail_server_is_told_of() -> None:

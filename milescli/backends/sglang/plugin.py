@@ -65,7 +65,11 @@ def register() -> None:
         if os.environ.get(GEMMA_IMAGES_VARIABLE) == "1":
             from milescli.backends.sglang.inside import gemma_images
 
-            gemma_images.install(device_kind)
+            gemma_images.install()
+            if device_kind == "cpu":
+                from milescli.backends.sglang.inside.cpu.attention import Batched
+
+                Batched.images_see_themselves = True
     except Exception as error:  # SGLang would log it and go on; it does not catch SystemExit
         raise SystemExit(
             f"miles: its pieces do not fit this SGLang: {type(error).__name__}: {error}"

@@ -101,9 +101,9 @@ def evaluate_run(
     """Evaluate checkpoints of a run that is not running: engines alone, no trainer. Samples and
     results go to `eval/` of the run.
 
-    `steps`: 20, or 0,20,40, or all; None: the newest. `ask` replaces the measuring: then nothing is
-    written into the run, which may be running. One result for each step and set, in this order.
-    Raises MilesError.
+    `steps`: 20, or 0,20,40, or all; None: the newest. `ask` replaces the measuring: then the run
+    may be running, and nothing stays in its folder. One result for each step and set, in this
+    order. Raises MilesError.
     """
     from milescli.conversion.base import store_of
     from milescli.platform.torch_wheel import require_wheel
@@ -134,19 +134,20 @@ def evaluate_run(
         require_served_by(plan, recipe, facts, has_adapter=False)
     plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
     require_wheel(plan.device_kind)
+    is_apart = ask is not None
     with (
-        taken_over(run, output=output) if ask is None else nullcontext(),
+        nullcontext() if is_apart else taken_over(run, output=output),
         prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
         prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
-        TemporaryDirectory(prefix=".eval-", dir=run.path if ask is None else None) as temporary,
-        nullcontext(run.eval_log_dir()) if ask is None else _logs_apart() as log_dir,
+        TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
+        _logs_apart(run) if is_apart else nullcontext(run.eval_log_dir()) as log_dir,
     ):
         # torch is imported from here on, beside the warm process
-        place = run if ask is None else RunDir(Path(temporary))
-        if ask is None:
-            inputs = prepare(_trained_on(kept.recipe), run, output=output)
-        else:
+        place = RunDir(Path(temporary)) if is_apart else run
+        if is_apart:
             inputs = inputs_of_model(_of_folder(kept.recipe, run.model_dir()), place, output=output)
+        else:
+            inputs = prepare(_trained_on(kept.recipe), run, output=output)
         inputs = with_reward_model(inputs, recipe, place, output=output)
         inputs = with_policies(inputs, recipe, place, output=output)
         asked = [load_set(one, place, inputs, output=output) for one in sets]
@@ -169,9 +170,9 @@ def evaluate_run(
 
 
 @contextmanager
-def _logs_apart() -> Iterator[Path]:
-    """Give a folder for logs that is removed if all goes well."""
-    folder = Path(mkdtemp(prefix="miles-logs-"))
+def _logs_apart(run: RunDir) -> Iterator[Path]:
+    """Give a folder for logs, which every node of the run sees. It is removed if all goes well."""
+    folder = Path(mkdtemp(prefix=".chat-logs-", dir=run.path))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 

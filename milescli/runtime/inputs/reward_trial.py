@@ -38,7 +38,7 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
             if name in but:
                 continue
             if scorer.takes_images and not prompt.images:
-                yield f"the reward `{name}` was not tried: images of rows are read at the launch"
+                yield f"the reward `{name}` was not tried: the first prompt has no image to give it"
                 continue
             text = told_whole(said) if name in whole else MADE_UP
             try:

@@ -1,6 +1,6 @@
-"""Decides what of a run is an alert, and hands it to `trackers.alerts`, a thread for each target of
-`run.alerts`. Observes, and never steers, holds up or ends a run. Entered by `train`; the parent of
-a driver that died speaks for it by `alert_of_death`."""
+"""Decides which events of a run are alerts, and hands them to `trackers.alerts`, in one thread per
+target of `run.alerts`. It only observes: it never changes, delays or ends a run. Entered by
+`train`; when a driver died, its parent process sends the alert by `alert_of_death`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from milescli.trackers.alerts import AlertSender
 from milescli.trackers.background import BackgroundTracker
 
 LOOK_EVERY_S = 5.0
-"""For a stall."""
+"""Seconds between two checks for a stall."""
 END_S = alerts.LONGEST_S + 5.0
-"""That the last alerts of a run are waited for."""
+"""Longest wait for the last alerts of a run, in seconds."""
 _UNSAID_S = 1.0
-"""Waits of less are not told of."""
+"""Seconds; a shorter wait is not reported."""
 _MAX_TEXT = 600
 _MOMENT_OF = {"done": "end", "failed": "failure", "killed": "failure", "stopped": "stop"}
 Alert = dict[str, Any]
@@ -74,7 +74,7 @@ def alerting(
 def alert_of_death(
     run: RunDir, settings: RunSettings, error: MilesError, *, outcome: str, output: Output
 ) -> None:
-    """Send the alerts of an attempt whose driver died without a word."""
+    """Send the alerts of an attempt whose driver died before it could report its end."""
     bus, cause = EventBus(), error.as_dict()
     with alerting(run, settings, bus=bus, output=output):
         bus.emit(RunEnded(outcome=outcome, step=step_done(run.events()), seconds=0.0, error=cause))
@@ -142,7 +142,7 @@ class Alerting:
             sender.gives_up.set()
         if not is_sent:
             slow = [one.name for one in self._threads if not one.wait(0.0)]
-            missing += [f"nobody waits any longer for the last alert to {who}" for who in slow]
+            missing += [f"stopped waiting for the last alert to {who}" for who in slow]
         if missing:
             log = EventLog(self._run.events_file)
         for text in missing:
@@ -174,7 +174,7 @@ class Alerting:
         words = {
             "end": self._headline or f"done after {format_duration(ended.seconds)}",
             "stop": str(cause.get("error", "stopped")),
-            "failure": str(cause.get("error", "no cause is known")),
+            "failure": str(cause.get("error", "the cause is unknown")),
         }
         moment = _MOMENT_OF.get(ended.outcome, "failure")
         fixes = cause.get("fix")
@@ -188,7 +188,7 @@ class Alerting:
     def _watch(self) -> None:
         while not self._is_over.wait(LOOK_EVERY_S):
             if silent_s := self._silence.news():
-                text = f"nothing was heard for {format_duration(silent_s)}"
+                text = f"the run has written nothing for {format_duration(silent_s)}"
                 self._send("stall", text, fix=f"miles why {self._run.shown}")
 
     def _send(self, moment: str, text: str, **more: str) -> None:
@@ -212,8 +212,8 @@ class Alerting:
 
 
 class Silence:
-    """How long a run has said nothing, beside what is usual in it. Heard in one thread, asked in
-    another."""
+    """Measures how long a run has emitted no event, compared with its usual step. `heard` and
+    `news` are called from different threads."""
 
     def __init__(self) -> None:
         self._steps = deque[float](maxlen=MOST)

@@ -21,10 +21,13 @@ const LOSS = "train/loss";
 export function open(root, context) {
   const loaded = new Loaded(root, {
     load: async (signal) => {
-      const [summary, ending, beginning, measured, names, plan, recipe] = await Promise.all([
-        context.summary ?? context.ask("summary", null, { signal }),
-        ...["why", "beginning", "evaluations", "names", "plan", "recipe"].map((name) =>
-          context.ask(name, null, { signal })),
+      const summary = context.summary ?? await context.ask("summary", null, { signal });
+      const isOver = !["running", "done", "not started"].includes(summary.state);
+      const asked = ["evaluations", "names", "plan", "recipe"];
+      const [ending, beginning, measured, names, plan, recipe] = await Promise.all([
+        isOver && context.ask("why", null, { signal }),
+        !summary.step && context.ask("beginning", null, { signal }),
+        ...asked.map((name) => context.ask(name, null, { signal })),
       ]);
       const known = new Set(names.columns.map((column) => column.name));
       const name = [REWARD, LOSS].filter((one) => known.has(one));

@@ -15,8 +15,8 @@ import torch
 _OUTER = ("model.vision_tower.", "model.multi_modal_projector.", "model.language_model.")
 
 
-def install(device_kind: str) -> None:
-    """Put the corrections in place."""
+def install() -> None:
+    """Put the corrections in place. On a CPU, `Batched.images_see_themselves` is set besides."""
     from sglang.srt.models.gemma3_mm import Gemma3ForConditionalGeneration as Model
     from sglang.srt.multimodal.processors.gemma3 import Gemma3SGLangImageProcessor as Processor
 
@@ -27,10 +27,6 @@ def install(device_kind: str) -> None:
     Model.load_weights = lambda self, weights: load(
         self, ((released_name(name), tensor) for name, tensor in weights)
     )
-    if device_kind == "cpu":
-        from milescli.backends.sglang.inside.cpu.attention import Batched
-
-        Batched.images_see_themselves = True
 
 
 def _with_own_activation(ordinary):
@@ -111,9 +107,10 @@ def _pad_images(self, input_ids: list[int], images) -> list[int]:
 def images_of(batch) -> Iterator[tuple[int, int, int]]:
     """Yield (request, first place, last place) of each image whose tokens a pass computes. Those of
     a kept prefix have seen each other when it was computed."""
-    shown: Iterable = batch.mm_inputs or ()
-    kept = batch.extend_prefix_lens.tolist() if batch.extend_prefix_lens is not None else []
-    for request, given in enumerate(shown):
+    if batch.mm_inputs is None or batch.extend_prefix_lens is None:  # a decode step has no new one
+        return
+    kept = batch.extend_prefix_lens.tolist()
+    for request, given in enumerate(batch.mm_inputs):
         for item in given.mm_items if given is not None else ():
             for first, last in item.offsets or ():
                 if first >= kept[request]:

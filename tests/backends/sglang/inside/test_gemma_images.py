@@ -59,3 +59,5 @@ def test_images_of_a_kept_prefix_are_left_alone() -> None:
     batch = SimpleNamespace(mm_inputs=[None, shown], extend_prefix_lens=torch.tensor([0, 5]))
     assert list(images_of(batch)) == [(1, 6, 8)]
     assert not list(images_of(SimpleNamespace(mm_inputs=None, extend_prefix_lens=None)))
+    # a decode step, which knows the images of its requests too
+    assert not list(images_of(SimpleNamespace(mm_inputs=[shown], extend_prefix_lens=None)))
