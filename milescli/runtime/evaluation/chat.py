@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,8 @@ class Chat:
     pieces: Callable[[Sequence[int]], list[str]] = lambda ids: [""] * len(ids)
     """[tokens] the text that each adds; known once engines serve."""
     system: str = ""
+    first: str = ""
+    """What the person says first in the conversation that begins."""
     has_ended: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
 
@@ -64,15 +66,11 @@ class Chat:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Hold one conversation, until the person ends it, begins a new one, or it is full."""
+        """Hold one conversation, which begins with `first`, until the person ends it, begins a new
+        one, or it is full."""
         self.begin()
-        while (text := await in_thread(self.read)) is not None:
-            word, _, rest = text.strip().partition(" ")
-            if word in (NEW, SYSTEM):
-                self.system = rest if word == SYSTEM else self.system
-                return Outcome(text="", reward=0.0)
-            if not text.strip():
-                continue
+        text: str | None = self.first
+        while text is not None:
             self.messages.append({"role": "user", "content": text})
             try:
                 reply = await next_reply(session, self.messages)
@@ -85,8 +83,20 @@ class Chat:
             turn = reply.turn
             tokens = zip(self.pieces(turn.response_ids), turn.logprobs, strict=False)
             self.said(reply, list(tokens))
-        self.has_ended = True
+            text = await in_thread(self._next)
         return Outcome(text="", reward=0.0)
+
+    def _next(self) -> str | None:
+        """Return what the person says next in this conversation; None at its end. Blocks."""
+        while (text := self.read()) is not None:
+            word, _, rest = text.strip().partition(" ")
+            if word in (NEW, SYSTEM):
+                self.system = rest if word == SYSTEM else self.system
+                return None
+            if word:
+                return text
+        self.has_ended = True
+        return None
 
     async def ask(
         self,
@@ -109,12 +119,23 @@ class Chat:
             f"{name}, step {step}: {NEW} starts over, {SYSTEM} TEXT sets the system message, "
             "Ctrl-D ends"
         )
+
+        async def play(number: int) -> object:
+            seed = recipe.run.seed + number
+            return await episodes.play(asked[0].prompts[0], sample_index=number, seed=seed)
+
+        await self.hold(play)
+        return []
+
+    async def hold(self, play: Callable[[int], Awaitable[object]]) -> None:
+        """Hold conversations until the person ends the last one. `play` holds one, by its number;
+        one in which nothing is said is not held."""
         number = 0
         while not self.has_ended:
-            seed = recipe.run.seed + number
-            await episodes.play(asked[0].prompts[0], sample_index=number, seed=seed)
-            number += 1
-        return []
+            if (first := await in_thread(self._next)) is not None:
+                self.first = first
+                await play(number)
+                number += 1
 
 
 def next_line(output: Output) -> str | None:

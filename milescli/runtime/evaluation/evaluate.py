@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from milescli.agents.environment import Game
 from milescli.agents.replying import next_reply
 from milescli.checkpoint.run_dir import RunDir, open_run
+from milescli.checkpoint.run_lock import lock
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
@@ -139,8 +140,9 @@ def evaluate_run(
         nullcontext() if is_apart else taken_over(run, output=output),
         prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
         prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
-        TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
-        _logs_apart(run) if is_apart else nullcontext(run.eval_log_dir()) as log_dir,
+        _folder_apart(run)
+        if is_apart
+        else TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
     ):
         # torch is imported from here on, beside the warm process
         place = RunDir(Path(temporary)) if is_apart else run
@@ -164,17 +166,23 @@ def evaluate_run(
             inputs=replace(inputs, model_dir=folder),
         )
         subject = Subject(name=run.shown, first_step=step, others=models)
-        return serve_and_evaluate(
-            spec, asked, subject, prestarted, log_dir=log_dir, output=output, ask=ask
-        )
+        return serve_and_evaluate(spec, asked, subject, prestarted, output=output, ask=ask)
 
 
 @contextmanager
-def _logs_apart(run: RunDir) -> Iterator[Path]:
-    """Give a folder for logs, which every node of the run sees. It is removed if all goes well."""
-    folder = Path(mkdtemp(prefix=".chat-logs-", dir=run.path))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+def _folder_apart(run: RunDir) -> Iterator[str]:
+    """Give a locked folder within the run, for what does not belong to it. It is removed in the
+    end; after a failure its logs stay until the run is continued or evaluated."""
+    folder = Path(mkdtemp(prefix=".chat-", dir=run.path))
+    with lock(RunDir(folder)):
+        try:
+            yield str(folder)
+        except BaseException:
+            for part in folder.iterdir():
+                if part.is_dir() and part.name != "logs":
+                    shutil.rmtree(part, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _of_folder(recipe: Recipe, folder: Path) -> Recipe:
@@ -256,7 +264,6 @@ def serve_and_evaluate(
     subject: Subject,
     prestarted: Prestarted,
     *,
-    log_dir: Path,
     output: Output,
     ask: Ask | None = None,
 ) -> list[SetResult]:
@@ -270,7 +277,7 @@ def serve_and_evaluate(
 
     results = list[SetResult]()
     output.note("starting engines")
-    with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
+    with open_session(spec, prestarted=prestarted, log_dir=spec.run.eval_log_dir()) as session:
         engines, probes = Engines(), [session.ray.check]
 
         async def work() -> None:
@@ -415,7 +422,6 @@ def evaluate_model(
     """Evaluate a Hugging Face folder, a converted checkpoint or a name on the hub. `folder`: where
     `eval/`, logs and fetched data go; `ask`: what else than to measure the sets.
     One result for each set. Raises MilesError."""
-    from milescli.checkpoint.run_lock import lock
     from milescli.platform.torch_wheel import require_wheel
     from milescli.runtime.planning import memory_named, require_served_by
     from milescli.runtime.prestart import prestart_engines, prestart_ray
@@ -445,13 +451,7 @@ def evaluate_model(
         nodes.require_shared(run.path, inputs.model_dir)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
         return serve_and_evaluate(
-            spec,
-            asked,
-            Subject(name=model),
-            prestarted,
-            log_dir=run.eval_log_dir(),
-            output=output,
-            ask=ask,
+            spec, asked, Subject(name=model), prestarted, output=output, ask=ask
         )
 
 

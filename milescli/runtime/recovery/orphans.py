@@ -1,17 +1,19 @@
 """Processes that outlive a run whose driver, parent and watchdog were killed or held, so that
-nobody ended them. Whoever works on the run next ends them."""
+nobody ended them, and folders of evaluations and chats that were killed. Whoever works on the run
+next ends and removes them."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.run_dir import RunDir, verdict_file
+from milescli.checkpoint.run_dir import RunDir, is_locked, verdict_file
 from milescli.checkpoint.run_lock import lock
 from milescli.cluster.watchdog import wait_for_clean_up, watchdog_on_duty
 from milescli.core.run_processes import processes_of
@@ -40,6 +42,10 @@ def taken_over(run: RunDir, *, output: Output) -> Iterator[None]:
     `lock`, and MachineError where processes cannot be ended."""
     with lock(run):
         _end_left_behind(run, output=output)
+        for folder in (*run.path.glob(".eval-*"), *run.path.glob(".chat-*")):
+            # of evaluations and chats that were killed; a chat that goes on holds its own lock
+            if not folder.is_symlink() and not is_locked(RunDir(folder)):
+                shutil.rmtree(folder, ignore_errors=True)
         yield
 
 

@@ -11,7 +11,10 @@ from tests.agents.scripted import Engine, session_of
 PROMPT = Prompt(index=4, token_ids=[], text="", label="4")
 
 
-def _talk(lines: list[str], replies: list[str], *, system: str = "") -> tuple[Chat, list[str]]:
+def _talk(
+    lines: list[str], replies: list[str], *, system: str = "", most: int = 1
+) -> tuple[Chat, list[str]]:
+    """At most so many conversations."""
     waiting, shown = iter(lines), list[str]()
     chat = Chat(
         read=lambda: next(waiting, None),
@@ -19,13 +22,21 @@ def _talk(lines: list[str], replies: list[str], *, system: str = "") -> tuple[Ch
         note=shown.append,
         system=system,
     )
-    asyncio.run(chat(PROMPT, session_of(Engine(replies))))
+    session = session_of(Engine(replies))
+
+    async def play(number: int) -> None:
+        shown.append(f"conversation {number}")
+        await chat(PROMPT, session)
+        shown.extend(["the end"] if chat.has_ended else [])
+        chat.has_ended = chat.has_ended or number + 1 == most
+
+    asyncio.run(chat.hold(play))
     return chat, shown
 
 
 def test_a_conversation_goes_on_until_the_person_ends_it() -> None:
     chat, shown = _talk(["one", "  ", "two"], ["first", "second"], system="Be kind.")
-    assert shown == ["first", "second"] and chat.has_ended
+    assert shown == ["conversation 0", "first", "second", "the end"]
     assert [(one["role"], one["content"]) for one in chat.messages] == [
         ("system", "Be kind."),
         ("user", "one"),
@@ -37,7 +48,13 @@ def test_a_conversation_goes_on_until_the_person_ends_it() -> None:
 
 def test_a_new_conversation_forgets_what_was_said() -> None:
     chat, shown = _talk(["one", "/system Be brief.", "two"], ["first", "second"])
-    assert shown == ["first"] and not chat.has_ended, "the next one is a session of its own"
+    assert shown == ["conversation 0", "first"], "the next one is a session of its own"
     chat.begin()
     assert chat.messages == [{"role": "system", "content": "Be brief."}]
-    assert _talk(["/new"], [])[0].has_ended is False
+
+
+def test_a_conversation_in_which_nothing_is_said_is_not_held() -> None:
+    for lines in ([], ["/new", " ", "/system Be brief."]):
+        chat, shown = _talk(lines, [])
+        assert shown == [] and chat.has_ended
+    assert chat.system == "Be brief."

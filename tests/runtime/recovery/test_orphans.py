@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir, verdict_file
-from milescli.checkpoint.run_lock import state_of
+from milescli.checkpoint.run_lock import lock, state_of
 from milescli.console.output import Mode, Output
 from milescli.core.errors import MilesError
 from milescli.core.run_processes import TOKEN_VARIABLE
@@ -147,3 +147,14 @@ def test_a_note_removes_nothing_else(run: RunDir, tmp_path: Path, scratch: Path,
             assert (mine / "file").exists() and scratch.exists() and link.is_symlink()
     finally:
         link.unlink()
+
+
+def test_folders_of_killed_chats_go_and_those_of_others_stay(run: RunDir, tmp_path: Path) -> None:
+    killed, evaluated, open_ = (run.path / name for name in (".chat-a", ".eval-b", ".chat-c"))
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (killed, evaluated, open_, elsewhere):
+        (folder / "step_3").mkdir(parents=True)
+    (run.path / ".chat-link").symlink_to(elsewhere)
+    with lock(RunDir(open_)), taken_over(run, output=Output(Mode.QUIET)):
+        assert not killed.exists() and not evaluated.exists()
+        assert (open_ / "step_3").is_dir() and (elsewhere / "step_3").is_dir()
