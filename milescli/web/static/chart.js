@@ -78,7 +78,7 @@ export class Chart {
     this.isLarge = isLarge;
     this.box.classList.toggle("large", isLarge);
     this.enlarge.setAttribute("aria-pressed", String(isLarge));
-    this.yBox.hidden = !isLarge;
+    this.yBox.hidden = !isLarge || this.options.isLog;
     if (isLarge) this.drawRange();
     else this.yRange = [null, null];
     this.plot.setSize({ width: this.place.clientWidth, height: this.height });
@@ -112,6 +112,7 @@ export class Chart {
   }
 
   draw() {
+    this.yBox.hidden = !this.isLarge || this.options.isLog; // a range is one of a linear axis
     const data = this.data();
     this.values = [];
     this.legend.replaceChildren(

@@ -42,7 +42,14 @@ export function savePicture(chart) {
 
 /** Save the figures as they were measured, not smoothed; one column for each run. */
 export async function saveTable(chart) {
-  const lines = (await chart.options.fetchAll?.()) ?? chart.lines;
+  let lines;
+  try {
+    lines = (await chart.options.fetchAll?.()) ?? chart.lines;
+  } catch (error) {
+    chart.note.hidden = false;
+    chart.note.textContent = `Not saved: ${error.what ?? error.message}`;
+    return;
+  }
   const { title, isTime } = chart.options;
   const columns = lines.map((line) => new Map(line.xs.map((x, at) => [x, line.ys[at]])));
   const xs = [...new Set(lines.flatMap((line) => [...line.xs]))].sort((a, b) => a - b);

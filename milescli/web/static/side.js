@@ -14,9 +14,7 @@ export function drawSide(side, runs, current, themeButton) {
   show(
     side,
     h("div", { class: "brand" }, !saved && h("img", { src: "static/icon.svg", alt: "" }), "miles"),
-    h("h2", { id: "runs-title" }, runs.length === 1 || saved ? runs.length === 1 ? "Run"
-      : `${runs.length} runs`
-      : h("a", { id: "all-runs", href: view.href({ page: "runs" }) }, `${runs.length} runs`)),
+    h("h2", { id: "runs-title" }, title(runs.length)),
     h("ul", { "aria-labelledby": "runs-title" }, runs.map((run) => item(run, current, runs))),
     h("p", { class: "muted small side-note" }, noteText(runs)),
     saved && h("p", { class: "muted small side-note" }, saved.note),
@@ -35,6 +33,13 @@ export function drawSide(side, runs, current, themeButton) {
   );
   side.scrollTop = scroll;
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+/** How many runs there are, with the way to their table. */
+function title(count) {
+  if (count === 1) return "Run";
+  const text = `${count} runs`;
+  return saved ? text : h("a", { id: "all-runs", href: view.href({ page: "runs" }) }, text);
 }
 
 function noteText(runs) {
@@ -93,9 +98,11 @@ function item(run, current, runs) {
 
 /** The colour of a run's lines in the curves, where there are several. */
 export function swatchOf(id, current, runs) {
-  const place = [...new Set([current, ...view.list("with"), view.get("base")])].indexOf(id);
-  const isAlone = runs.length < 2 || !(view.list("with").length || view.get("base"));
-  if (place < 0 || isAlone) return null;
+  const known = new Set(runs.flatMap((run) => [run.id, ...(run.adapters ?? [])]));
+  const others = [...view.list("with"), view.get("base")].filter((one) => known.has(one));
+  const shown = [...new Set([current, ...others])]; // in the order of the curves
+  const place = shown.indexOf(id);
+  if (place < 0 || shown.length < 2) return null;
   return h("span", { class: "swatch", "aria-hidden": "true",
     style: { background: lineStyle(place).stroke } });
 }
