@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from milescli.backends.megatron.architecture.lora import Adapters
 from milescli.backends.megatron.architecture.quantised import PolicyFormats
@@ -17,6 +18,7 @@ from milescli.backends.megatron.state import optimizer
 from milescli.backends.megatron.state.checkpoint import CheckpointIO
 from milescli.backends.megatron.state.gathering import hf_buckets, merged_buckets
 from milescli.backends.megatron.state.saving import release_state
+from milescli.backends.megatron.state.shards import ShardPlan
 from milescli.backends.megatron.state.sleeping import Sleeper
 from milescli.backends.megatron.state.weights import TIED_OUTPUT
 from milescli.backends.megatron.step import stepping
@@ -31,6 +33,7 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.speculative import Mtp
 from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket
+from milescli.weights.shards import Shards
 
 
 class TrainedModel(LoadedModel):
@@ -68,6 +71,7 @@ class TrainedModel(LoadedModel):
         self._bucket_bytes = bucket_bytes(
             recipe.weights.bucket_mib, on_cpu=plan.device_kind == "cpu"
         )
+        self._shard_plans: dict[object, ShardPlan | None] = {}
         self.merges_adapter = plan.merges_adapter
         self.formats = PolicyFormats(self.table, plan, recipe, folder=folder) if is_policy else None
         self.rounded = (
@@ -176,6 +180,31 @@ class TrainedModel(LoadedModel):
             scaling = self.adapters.shape.scaling
             whole = merged_buckets(whole, adapter, self.adapters.table, scaling=scaling)
         return self.formats.for_engines(whole) if self.formats else whole
+
+    def shards_for_engines(
+        self, groups: Sequence[Sequence[int]], *, for_check: bool = False
+    ) -> Iterator[Shards] | None:
+        """Yield what `buckets_for_engines` yields as pieces that ranks hold, each sent once by each
+        of `groups`, ranks that reach the same engines; None where whole tensors must be sent.
+        Collective."""
+        rounds = self.formats is not None and self.formats.changes
+        if self.adapters is not None or rounds or not dist.is_initialized():
+            return None
+        key = (for_check, tuple(map(tuple, groups)))
+        if key not in self._shard_plans:
+            table = self.table if for_check else self.table.changing()
+            try:
+                self._shard_plans[key] = ShardPlan(
+                    self.weights,
+                    table,
+                    mesh=self.mesh,
+                    bucket_bytes=self._bucket_bytes,
+                    groups=groups,
+                )
+            except LookupError:  # a node of engines whose trainer ranks hold a part of the model
+                self._shard_plans[key] = None
+        plan = self._shard_plans[key]
+        return plan.shards() if plan is not None else None
 
     def _whole_model(self, table: WeightTable) -> Iterator[Bucket]:
         return hf_buckets(self.weights, table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)

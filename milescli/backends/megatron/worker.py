@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Stepped, TrainShard
 from milescli.weights.base import Bucket, DraftChannel, WeightChannel
-from milescli.weights.formats import formatted
+from milescli.weights.formats import HF, formatted
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.learner import Learner
@@ -331,15 +331,24 @@ class TrainerRank(Profiled):
         """Send the current weights to a fleet."""
         with self._named(f"publishing weights {version}"):
             channel = self.channels[fleet]
-            channel.send(formatted(self._buckets_to_send(), self.format))
+            channel.send(self._to_send(channel))
             if self.draft is not None:  # an engine without one lets it pass
                 cast("DraftChannel", channel).send_draft(self.draft.buckets())
 
     def verify(self, fleet: str = ROLLOUT) -> None:
         """Compare what the fleet's engines hold with the weights. Raises MismatchError."""
         with self._named("verifying weights"):
-            sent = self._buckets_to_send(for_check=True)
-            self.channels[fleet].verify(formatted(sent, self.format))
+            channel = self.channels[fleet]
+            channel.verify(self._to_send(channel, for_check=True))
+
+    def _to_send(self, channel: WeightChannel, *, for_check: bool = False) -> Any:
+        """Yield shards, if the channel and the model's numbers allow it, or whole tensors."""
+        groups = getattr(channel, "groups", None)
+        if groups and self.turns is None and self.recipe.weights.format == HF:
+            shards = self.policy.shards_for_engines(groups, for_check=for_check)
+            if shards is not None:
+                return shards
+        return formatted(self._buckets_to_send(for_check=for_check), self.format)
 
     def silence_layers(self, first: int) -> None:
         """Let layers `first` and beyond pass their input through."""

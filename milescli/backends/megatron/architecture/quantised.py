@@ -221,6 +221,13 @@ class PolicyFormats:
             layers.freeze()
         return layers
 
+    @property
+    def changes(self) -> bool:
+        """Return True if engines are sent other numbers than the model's."""
+        return self._plan.engine_format is not None or (
+            self._plan.trainer_format is not None and not self._frozen
+        )
+
     def for_engines(self, buckets: Iterable[Bucket]) -> Iterator[Bucket]:
         """Yield the buckets of the whole model, under the names of `table`, as engines hold
         them."""
