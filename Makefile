@@ -16,9 +16,10 @@ PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/data tests/rollout tests/train \
   tests/weights tests/checkpoint tests/commands tests/chaos tests/trackers tests/workers tests/report \
   $(wildcard tests/test_*.py)
-# `make test` runs most whole runs, these with the runs over two nodes, and all the others at once:
-# each of the three waits as often as it computes
-RUNS := tests/end_to_end
+# `make test` runs three sets at once, which take about as long: most whole runs and the trainer's
+# tests; those that start few processes, and the runs over two nodes; and all the others, most of
+# which start engines. Each waits as often as it computes
+RUNS := tests/end_to_end tests/backends/megatron
 RUNS_TOO := tests/end_to_end/cluster
 RUNS_REAL := tests/end_to_end/real_models
 SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion tests/agents tests/export \

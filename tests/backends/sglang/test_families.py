@@ -166,14 +166,21 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """name -> {"greedy", "sampled", "updated": [(response, what transformers says: log-probs,
-    moved, experts)]}, or {"error"}."""
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict]:
+    """Of the families whose tests run: name -> {"greedy", "sampled", "updated": [(response, what
+    transformers says: log-probs, moved, experts)]}, or {"error"}."""
     root = tmp_path_factory.mktemp("served")
-    _python("tests.families.making", str(root / "models"), *wanted())
+    names = [
+        name
+        for name in wanted()
+        if any(item.nodeid.endswith(f"after_new_weights[{name}]") for item in request.session.items)
+    ]
+    _python("tests.families.making", str(root / "models"), *names)
     by_name: dict[str, dict] = {}
     jobs = []
-    for name in wanted():
+    for name in names:
         folder, other = root / "models" / name, root / f"{name} other"
         other_weights(folder, other)
         try:
