@@ -6,12 +6,13 @@ Knows no vendor."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
@@ -104,10 +105,33 @@ ends at most 1.2 times above that (measured over random layouts: 1.15)."""
 def least_busiest(parts: Sequence[Part]) -> float:
     """Return the bytes that the busiest rank sends at least, however parts are assigned: what only
     some ranks hold, divided by their number, at its largest."""
-    held = defaultdict[tuple[int, ...], int](int)
+    held = defaultdict[frozenset[int], int](int)
+    for owners, size in _by_owners(parts).items():
+        held[frozenset(owners)] += size
+    most = 0.0
+    for together in _sharing(held):
+        inside = {ranks: size for ranks, size in held.items() if ranks <= together}
+        for some in {together, *inside}:
+            only = sum(size for ranks, size in inside.items() if ranks <= some)
+            most = max(most, only / len(some))
+    return most
+
+
+def _by_owners(parts: Sequence[Part]) -> dict[tuple[int, ...], int]:
+    sizes = defaultdict[tuple[int, ...], int](int)
     for part in parts:
-        held[part.owners] += part.size_bytes
-    return max((size / len(owners) for owners, size in held.items()), default=0.0)
+        sizes[part.owners] += part.size_bytes
+    return sizes
+
+
+def _sharing(sets: Iterable[frozenset[int]]) -> list[frozenset[int]]:
+    """The unions of sets that overlap: the ranks of a pipeline stage."""
+    unions: list[frozenset[int]] = []
+    for ranks in sets:
+        overlapping = [union for union in unions if not union.isdisjoint(ranks)]
+        unions = [union for union in unions if union not in overlapping]
+        unions.append(ranks.union(*overlapping))
+    return unions
 
 
 def cut_to(parts: Sequence[Part], size_bytes: float) -> list[Part]:
@@ -129,15 +153,17 @@ def cut_to(parts: Sequence[Part], size_bytes: float) -> list[Part]:
 def assign(parts: Sequence[Part], *, num_ranks: int) -> list[int]:
     """Return for each part the owner that sends it: the least loaded one, parts with the fewest
     owners and the largest ones first. Every rank computes the same."""
-    load = [0] * num_ranks
+    load = np.zeros(num_ranks, dtype=np.int64)
     senders = [0] * len(parts)
+    ranks_of = {part.owners: np.array(part.owners) for part in parts}
     order = sorted(
         range(len(parts)), key=lambda place: (len(parts[place].owners), -parts[place].size_bytes)
     )
     for place in order:
-        owner = min(parts[place].owners, key=lambda rank: load[rank])
+        owners = ranks_of[parts[place].owners]
+        owner = owners[load[owners].argmin()]
         load[owner] += parts[place].size_bytes
-        senders[place] = owner
+        senders[place] = int(owner)
     return senders
 
 

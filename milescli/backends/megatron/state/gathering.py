@@ -17,6 +17,7 @@ from milescli.models.adapter import Place, merged, pairs_of
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import stage_ends
+from milescli.plan.types import TrainerLayout
 from milescli.weights.base import Bucket
 
 Parts = dict[tuple[str, int], torch.Tensor]
@@ -130,7 +131,7 @@ def gather_bucket(
     stage to stage, each as few collectives on flat memory of one dtype; then parts -> disk
     tensors. Collective."""
     mine = {entry.megatron: local[entry.megatron] for entry in entries if entry.megatron in local}
-    stage_of = stages_of(entries, mesh=mesh, table=table)
+    stage_of = stages_of(entries, layout=mesh.layout, table=table)
     kinds = {(stage_of[entry.megatron], dtypes[entry.megatron]) for entry in entries}
     whole: Parts = {}
     for stage, dtype in sorted(kinds, key=str):
@@ -174,9 +175,11 @@ def part_shapes(entry: Entry) -> tuple[torch.Size, ...]:
     return _part_shapes(entry.rule, entry.facts)
 
 
-def stages_of(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict[str, int]:
+def stages_of(
+    entries: Sequence[Entry], *, layout: TrainerLayout, table: WeightTable
+) -> dict[str, int]:
     """Return Megatron name -> pipeline stage that holds it."""
-    ends = stage_ends(mesh.layout, table.facts.num_layers)
+    ends = stage_ends(layout, table.facts.num_layers)
     stages = {}
     for entry in entries:
         if entry.layer is not None:
@@ -184,7 +187,7 @@ def stages_of(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> di
                 stage for stage, end in enumerate(ends) if entry.layer < end
             )
         else:
-            stages[entry.megatron] = 0 if entry.rule.on_first_stage else mesh.layout.pp - 1
+            stages[entry.megatron] = 0 if entry.rule.on_first_stage else layout.pp - 1
     return stages
 
 

@@ -3,7 +3,8 @@ gathered, but for the few tensors that disks store in another order than ranks d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +19,9 @@ from milescli.backends.megatron.state.gathering import (
     stages_of,
 )
 from milescli.backends.megatron.state.weights import LocalWeight
-from milescli.models.base import Entry, Sharding, WeightTable
+from milescli.models.base import Entry, WeightTable
+from milescli.plan.types import TrainerLayout
+from milescli.weights.base import Bucket
 from milescli.weights.shards import (
     PIECES_OF_BOUND,
     Box,
@@ -33,8 +36,8 @@ from milescli.weights.shards import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Coordinates:
-    """Places one trainer rank."""
+class Coordinates:
+    """Places one trainer rank on the axes that cut weights."""
 
     pp: int
     tp: int
@@ -43,7 +46,7 @@ class _Coordinates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
+class Piece:
     """A part, and where its ranks have it."""
 
     entry: Entry
@@ -53,6 +56,7 @@ class _Piece:
     """What an owner holds of the tensor; the part is in it."""
     part: Part
     senders: tuple[int, ...] = ()
+    """One rank of each group."""
 
 
 class ShardPlan:
@@ -74,45 +78,44 @@ class ShardPlan:
         self._table, self._mesh = table, mesh
         self._weights = held_once(weights, table)
         self._dtypes = dtypes_of(weights)
-        here = _Coordinates(pp=mesh.pp_rank, tp=mesh.tp_rank, ep=mesh.ep_rank, etp=mesh.etp_rank)
+        here = Coordinates(pp=mesh.pp_rank, tp=mesh.tp_rank, ep=mesh.ep_rank, etp=mesh.etp_rank)
         everywhere: list[object] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, here)
-        self._ranks = [place for place in everywhere if isinstance(place, _Coordinates)]
-        buckets = [
-            list(self._pieces_of(bucket))
-            for bucket in bundled(table, self._dtypes, bucket_bytes=bucket_bytes)
-        ]
-        self.buckets = _sent(buckets, groups, num_ranks=len(self._ranks))
-        """Pieces of each bucket."""
+        self._buckets = planned(
+            table,
+            self._dtypes,
+            layout=mesh.layout,
+            ranks=[place for place in everywhere if isinstance(place, Coordinates)],
+            bucket_bytes=bucket_bytes,
+            groups=groups,
+        )
 
     @torch.no_grad()
     def shards(self) -> Iterator[Shards]:
         """Yield all weights as they are now, in buckets. Collective: every rank must consume all
         of it, and every rank gets the same shards."""
-        for bucket in self.buckets:
-            repacked = dict.fromkeys(
-                entry.megatron for entry in _entries(bucket) if is_repacked(entry)
-            )
-            gathered = dict(self._gather(bucket) if repacked else [])
+        for bucket in self._buckets:
+            repacked = {piece.part.name for piece in bucket if is_repacked(piece.entry)}
+            gathered = dict(self._gather(repacked)) if repacked else {}
             split = dict[str, list[torch.Tensor]]()
             yield [
                 Shard(
                     part=piece.part,
                     senders=piece.senders,
-                    tensor=self._tensor(piece, gathered, split),
+                    tensor=self._tensor(piece, gathered, split)
+                    if self._mesh.rank in piece.part.owners
+                    else None,
                 )
                 for piece in bucket
             ]
 
     def _tensor(
         self,
-        piece: _Piece,
-        gathered: dict[str, torch.Tensor],
+        piece: Piece,
+        gathered: Mapping[str, torch.Tensor],
         split: dict[str, list[torch.Tensor]],
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor:
         entry = piece.entry
-        if self._mesh.rank not in piece.part.owners:
-            return None
         if is_repacked(entry):
             held = gathered[piece.part.name]
         else:
@@ -124,72 +127,11 @@ class ShardPlan:
                 held = held.unsqueeze(0)
         return held[piece.part.box.within(piece.held)]
 
-    def _gather(self, bucket: Sequence[_Piece]) -> list[tuple[str, torch.Tensor]]:
-        names = {piece.part.name for piece in bucket if is_repacked(piece.entry)}
-        entries = [entry for entry in self._table.entries if names & {*entry.hf}]
+    def _gather(self, names: set[str]) -> Bucket:
+        entries = [entry for entry in self._table.entries if not names.isdisjoint(entry.hf)]
         return gather_bucket(
             entries, self._weights, dtypes=self._dtypes, table=self._table, mesh=self._mesh
         )
-
-    def _pieces_of(self, bucket: Sequence[Entry]) -> Iterator[_Piece]:
-        """Yield the boxes of a bucket's tensors, as ranks hold them."""
-        stages = stages_of(bucket, mesh=self._mesh, table=self._table)
-        for entry in bucket:
-            if is_repacked(entry) and entry.row not in (None, 0):
-                continue  # the first row stands for the whole tensor
-            for index, (name, shape) in enumerate(zip(entry.hf, entry.shapes, strict=True)):
-                full = shape if entry.row is None else (self._table.facts.num_experts, *shape)
-                for number, box in self._boxes(entry, shape, full):
-                    part = Part(
-                        name=name,
-                        shape=full,
-                        dtype=self._dtypes[entry.megatron],
-                        box=box,
-                        owners=tuple(
-                            rank
-                            for rank, place in enumerate(self._ranks)
-                            if self._holds(place, entry, number, stage=stages[entry.megatron])
-                        ),
-                    )
-                    yield _Piece(entry=entry, index=index, held=box, part=part)
-
-    def _boxes(
-        self, entry: Entry, shape: tuple[int, ...], full: tuple[int, ...]
-    ) -> list[tuple[int, Box]]:
-        """(number of the cut, box): what is not padding of each cut of a tensor."""
-        if is_repacked(entry):
-            return [(0, whole(full))]
-        boxes = list[tuple[int, Box]]()
-        sharding = entry.rule.sharding
-        count = self._count(sharding)
-        length = -(-shape[sharding.dim] // count) if count > 1 else 0
-        for number in range(count):
-            box = whole(shape)
-            if count > 1:
-                first = min(number * length, shape[sharding.dim])
-                box = box.along(sharding.dim, first, min(first + length, shape[sharding.dim]))
-            if entry.row is not None:
-                box = Box(start=(entry.row, *box.start), shape=(1, *box.shape))
-            if box.num_elements:
-                boxes.append((number, box))
-        return boxes
-
-    def _count(self, sharding: Sharding) -> int:
-        layout = self._mesh.layout
-        return {"none": 1, "tp": layout.tp, "etp": layout.etp}[sharding.axis]
-
-    def _holds(self, place: _Coordinates, entry: Entry, number: int, *, stage: int) -> bool:
-        """Say whether a rank has cut `number` of an entry that is on a stage."""
-        if is_repacked(entry):
-            return True  # once it is gathered
-        if place.pp != stage:
-            return False
-        if entry.expert is not None:
-            per_rank = self._table.facts.num_experts // self._mesh.layout.ep
-            if place.ep != entry.expert // per_rank:
-                return False
-        axis = entry.rule.sharding.axis
-        return axis == "none" or number == (place.tp if axis == "tp" else place.etp)
 
 
 def is_repacked(entry: Entry) -> bool:
@@ -198,13 +140,104 @@ def is_repacked(entry: Entry) -> bool:
     return entry.rule.pack is not None or entry.rule.unpack is not None
 
 
-def _entries(bucket: Sequence[_Piece]) -> Iterator[Entry]:
-    return (piece.entry for piece in bucket)
+def planned(
+    table: WeightTable,
+    dtypes: Mapping[str, torch.dtype],
+    *,
+    layout: TrainerLayout,
+    ranks: Sequence[Coordinates],
+    bucket_bytes: int,
+    groups: Sequence[Sequence[int]],
+) -> list[list[Piece]]:
+    """Return the pieces of each bucket, with senders so chosen that the ranks of each group are
+    about equally loaded. Pure; `ranks` places each trainer rank. Raises LookupError if the ranks of
+    a group do not hold everything."""
+    owners = _Owners(ranks)
+    buckets = list[list[Piece]]()
+    for bucket in bundled(table, dtypes, bucket_bytes=bucket_bytes):
+        stages = stages_of(bucket, layout=layout, table=table)
+        buckets.append(
+            [
+                piece
+                for entry in bucket
+                for piece in _pieces_of(
+                    entry,
+                    table=table,
+                    layout=layout,
+                    dtype=dtypes[entry.megatron],
+                    owners=owners.of(entry, stages[entry.megatron], table=table, layout=layout),
+                )
+            ]
+        )
+    return _sent(buckets, groups, num_ranks=len(ranks))
+
+
+class _Owners:
+    """Finds the ranks that hold cuts."""
+
+    def __init__(self, ranks: Sequence[Coordinates]) -> None:
+        self._everyone = tuple(range(len(ranks)))
+        found = defaultdict[tuple[object, ...], list[int]](list)
+        for rank, at in enumerate(ranks):
+            for ep in (None, at.ep):
+                found["none", at.pp, ep, 0].append(rank)
+                found["tp", at.pp, ep, at.tp].append(rank)
+                found["etp", at.pp, ep, at.etp].append(rank)
+        self._found = {key: tuple(owners) for key, owners in found.items()}
+
+    def of(
+        self, entry: Entry, stage: int, *, table: WeightTable, layout: TrainerLayout
+    ) -> list[tuple[int, ...]]:
+        """Return the owners of each cut of an entry that is on a stage."""
+        if is_repacked(entry):
+            return [self._everyone]
+        axis = entry.rule.sharding.axis
+        count = {"none": 1, "tp": layout.tp, "etp": layout.etp}[axis]
+        ep = None
+        if entry.expert is not None:
+            ep = entry.expert // (table.facts.num_experts // layout.ep)
+        return [self._found[axis, stage, ep, number] for number in range(count)]
+
+
+def _pieces_of(
+    entry: Entry,
+    *,
+    table: WeightTable,
+    layout: TrainerLayout,
+    dtype: torch.dtype,
+    owners: Sequence[tuple[int, ...]],
+) -> Iterator[Piece]:
+    """The boxes of an entry's tensors, one for each cut that is not padding alone."""
+    if is_repacked(entry) and entry.row not in (None, 0):
+        return  # the first row stands for the whole tensor
+    for index, (name, shape) in enumerate(zip(entry.hf, entry.shapes, strict=True)):
+        full = shape if entry.row is None else (table.facts.num_experts, *shape)
+        for number, ranks in enumerate(owners):
+            if is_repacked(entry):
+                box = whole(full)
+            else:
+                box = _cut_box(entry, shape, number, of=len(owners))
+            if box.num_elements:
+                part = Part(name=name, shape=full, dtype=dtype, box=box, owners=ranks)
+                yield Piece(entry=entry, index=index, held=box, part=part)
+
+
+def _cut_box(entry: Entry, shape: tuple[int, ...], number: int, *, of: int) -> Box:
+    """Cut `number` of a disk tensor of that shape, without padding."""
+    box = whole(shape)
+    if of > 1:
+        dim = entry.rule.sharding.dim
+        length = -(-shape[dim] // of)
+        first = min(number * length, shape[dim])
+        box = box.along(dim, first, min(first + length, shape[dim]))
+    if entry.row is None:
+        return box
+    return Box(start=(entry.row, *box.start), shape=(1, *box.shape))
 
 
 def _sent(
-    buckets: Sequence[Sequence[_Piece]], groups: Sequence[Sequence[int]], *, num_ranks: int
-) -> list[list[_Piece]]:
+    buckets: Sequence[Sequence[Piece]], groups: Sequence[Sequence[int]], *, num_ranks: int
+) -> list[list[Piece]]:
     """The pieces with their senders, cut so that each group's ranks are about equally loaded."""
     parts = [piece.part for bucket in buckets for piece in bucket]
     bound = min(least_busiest(_held_by(parts, group)) for group in groups)
@@ -227,11 +260,12 @@ def _held_by(parts: Sequence[Part], group: Sequence[int]) -> list[Part]:
     """The parts, owned by ranks of the group alone. Raises LookupError if one has no owner
     there."""
     members = {*group}
-    held = [
-        replace(part, owners=tuple(rank for rank in part.owners if rank in members))
-        for part in parts
-    ]
-    for part in held:
-        if not part.owners:
+    kept: dict[tuple[int, ...], tuple[int, ...]] = {}
+    held = list[Part]()
+    for part in parts:
+        if part.owners not in kept:
+            kept[part.owners] = tuple(rank for rank in part.owners if rank in members)
+        if not kept[part.owners]:
             raise LookupError(f"ranks {group} hold nothing of {part.name} {part.box}")
+        held.append(replace(part, owners=kept[part.owners]))
     return held

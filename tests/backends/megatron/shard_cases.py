@@ -1,0 +1,69 @@
+"""What the ranks of a layout send in pieces, put together again; and pieces into a real engine."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from milescli.weights.shards import whole
+
+if TYPE_CHECKING:
+    from milescli.backends.megatron.worker import TrainerRank
+
+
+def shard_checksums(made: TrainerRank) -> dict[str, Any]:
+    """SHA-256 of each tensor that its senders' boxes make up, as `parameter_checksums` says it; the
+    boxes cover it, and no two of them have an element in common."""
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    checksums = {}
+    for shards in made.policy.shards_for_engines([range(size)]):
+        own = [each.tensor.clone() if made.rank in each.senders else None for each in shards]
+        everyones = [own] * size
+        if size > 1:
+            dist.all_gather_object(everyones, own)
+        for name in dict.fromkeys(each.part.name for each in shards):
+            mine = [(at, each) for at, each in enumerate(shards) if each.part.name == name]
+            shape, dtype = mine[0][1].part.shape, mine[0][1].part.dtype
+            joined = torch.empty(shape, dtype=dtype)
+            boxes = [each.part.box for _, each in mine]
+            assert sum(box.num_elements for box in boxes) == joined.numel(), (name, boxes)
+            assert not any(one.common(two) for one, two in combinations(boxes, 2)), name
+            for at, each in mine:
+                (sender,) = each.senders
+                assert sender in each.part.owners
+                joined[each.part.box.within(whole(shape))] = everyones[sender][at]
+            checksums[name] = hashlib.sha256(
+                joined.contiguous().view(-1).view(torch.uint8).numpy()
+            ).hexdigest()
+    return checksums
+
+
+def published_in_shards(
+    *, rank: int, size: int, port: int, model: str, layout: dict, engine: dict
+) -> dict[str, Any]:
+    """The weights of a folder in shards into a real engine; then whole, by which the engine is
+    verified bit for bit. Says the bytes that engine ranks fetched, and those of the model."""
+    from milescli.backends.sglang.weights.channels import TensorChannel
+    from milescli.core.types import EngineAddress
+    from tests.backends.megatron.harness import trainer
+
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    channel = TensorChannel(timeout_s=120)
+    channel.open([EngineAddress(**engine)])
+    shards = made.policy.shards_for_engines(channel.groups)
+    assert shards is not None
+    channel.send(shards)
+    fetched = [*channel.fetched.get(EngineAddress(**engine).name, [])]
+    # keeps what it holds, is sent all weights whole, and compares
+    channel.verify(made.policy.buckets_for_engines(for_check=True))
+    channel.verify(made.policy.shards_for_engines(channel.groups, for_check=True))
+    whole_bytes = sum(
+        tensor.nbytes for bucket in made.policy.buckets_for_engines() for _, tensor in bucket
+    )
+    channel.close()
+    made.close()
+    return {"fetched": fetched, "whole": whole_bytes}
