@@ -32,8 +32,16 @@ def hf_buckets(
     tensors, which may be views of the parameters."""
     by_name = held_once(weights, table)
     dtypes = dtypes_of(weights)
-    for bucket in bundled(table, dtypes, bucket_bytes=bucket_bytes):
-        yield gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
+    bucket: list[Entry] = []
+    bucket_size = 0
+    for unit in bundles_of([entry for entry in table.entries if table.holds(entry)]):
+        size = sum(dtypes[entry.megatron].itemsize * entry.num_elements for entry in unit)
+        if bucket and bucket_size + size > bucket_bytes:
+            yield gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
+            bucket, bucket_size = [], 0
+        bucket += unit
+        bucket_size += size
+    yield gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
 
 
 def held_once(weights: Sequence[LocalWeight], table: WeightTable) -> dict[str, LocalWeight]:
@@ -44,23 +52,6 @@ def held_once(weights: Sequence[LocalWeight], table: WeightTable) -> dict[str, L
         for weight in weights
         if not (weight.name == TIED_OUTPUT and table.facts.tied_embeddings)
     }
-
-
-def bundled(
-    table: WeightTable, dtypes: Mapping[str, torch.dtype], *, bucket_bytes: int
-) -> Iterator[list[Entry]]:
-    """Yield the entries that the trainer holds, in buckets of at most `bucket_bytes` (or of what
-    must be in one)."""
-    bucket: list[Entry] = []
-    bucket_size = 0
-    for unit in bundles_of([entry for entry in table.entries if table.holds(entry)]):
-        size = sum(dtypes[entry.megatron].itemsize * entry.num_elements for entry in unit)
-        if bucket and bucket_size + size > bucket_bytes:
-            yield bucket
-            bucket, bucket_size = [], 0
-        bucket += unit
-        bucket_size += size
-    yield bucket
 
 
 def merged_buckets(

@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.gathering import (
-    bundled,
+    bundles_of,
     dtypes_of,
     gather_bucket,
     held_once,
@@ -150,16 +151,16 @@ def planned(
     groups: Sequence[Sequence[int]],
 ) -> list[list[Piece]]:
     """Return the pieces of each bucket, with senders so chosen that the ranks of each group are
-    about equally loaded. Pure; `ranks` places each trainer rank. Raises LookupError if the ranks of
-    a group do not hold everything."""
+    about equally loaded. Pure; `ranks` places each trainer rank, and `bucket_bytes` bounds what
+    each puts into a bucket. Raises LookupError if the ranks of a group do not hold everything."""
     owners = _Owners(ranks)
-    buckets = list[list[Piece]]()
-    for bucket in bundled(table, dtypes, bucket_bytes=bucket_bytes):
-        stages = stages_of(bucket, layout=layout, table=table)
-        buckets.append(
+    units = list[list[Piece]]()
+    for unit in bundles_of([entry for entry in table.entries if table.holds(entry)]):
+        stages = stages_of(unit, layout=layout, table=table)
+        units.append(
             [
                 piece
-                for entry in bucket
+                for entry in unit
                 for piece in _pieces_of(
                     entry,
                     table=table,
@@ -169,7 +170,28 @@ def planned(
                 )
             ]
         )
-    return _sent(buckets, groups, num_ranks=len(ranks))
+    units = _sent(units, groups, num_ranks=len(ranks))
+    return list(_in_buckets(units, num_ranks=len(ranks), bucket_bytes=bucket_bytes))
+
+
+def _in_buckets(
+    units: Sequence[Sequence[Piece]], *, num_ranks: int, bucket_bytes: int
+) -> Iterator[list[Piece]]:
+    """As many units in a bucket as let no rank put more than `bucket_bytes` into it, or one. What
+    is gathered counts on every rank."""
+    bucket = list[Piece]()
+    load = np.zeros(num_ranks, dtype=np.int64)
+    for unit in units:
+        more = np.zeros_like(load)
+        for piece in unit:
+            at = slice(None) if is_repacked(piece.entry) else list(piece.senders)
+            more[at] += piece.part.size_bytes
+        if bucket and (load + more).max() > bucket_bytes:
+            yield bucket
+            bucket, load = [], np.zeros_like(load)
+        bucket += unit
+        load += more
+    yield bucket
 
 
 class _Owners:
@@ -236,24 +258,24 @@ def _cut_box(entry: Entry, shape: tuple[int, ...], number: int, *, of: int) -> B
 
 
 def _sent(
-    buckets: Sequence[Sequence[Piece]], groups: Sequence[Sequence[int]], *, num_ranks: int
+    units: Sequence[Sequence[Piece]], groups: Sequence[Sequence[int]], *, num_ranks: int
 ) -> list[list[Piece]]:
     """The pieces with their senders, cut so that each group's ranks are about equally loaded."""
-    parts = [piece.part for bucket in buckets for piece in bucket]
+    parts = [piece.part for unit in units for piece in unit]
     bound = min(least_busiest(_held_by(parts, group)) for group in groups)
     cut = [
         [
             replace(piece, part=part)
-            for piece in bucket
+            for piece in unit
             for part in cut_to([piece.part], bound / PIECES_OF_BOUND)
         ]
-        for bucket in buckets
+        for unit in units
     ]
-    parts = [piece.part for bucket in cut for piece in bucket]
+    parts = [piece.part for unit in cut for piece in unit]
     senders = zip(
         *(assign(_held_by(parts, group), num_ranks=num_ranks) for group in groups), strict=True
     )
-    return [[replace(piece, senders=next(senders)) for piece in bucket] for bucket in cut]
+    return [[replace(piece, senders=next(senders)) for piece in unit] for unit in cut]
 
 
 def _held_by(parts: Sequence[Part], group: Sequence[int]) -> list[Part]:
