@@ -204,6 +204,21 @@ class Source:
         return joined
 
 
+class Recorder(Source):
+    """Has no numbers, and notes which ones are taken: zeros take their place, until the tensor is
+    sent."""
+
+    def __init__(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Stand for a tensor that nobody has sent yet."""
+        super().__init__(name, shape, dtype, [])
+        self.taken = list[Box]()
+
+    def read(self, wanted: Box) -> torch.Tensor:
+        """Return zeros."""
+        self.taken.append(wanted)
+        return torch.zeros(wanted.shape, dtype=self.dtype)
+
+
 class Sharded(torch.Tensor):
     """Looks like a whole tensor to a loader: its views are views, and the first operation that
     needs numbers fetches those of that view alone."""

@@ -43,21 +43,21 @@ def shard_checksums(made: TrainerRank) -> dict[str, Any]:
 
 
 def published_in_shards(
-    *, rank: int, size: int, port: int, model: str, layout: dict, engine: dict
+    *, rank: int, size: int, port: int, model: str, layout: dict, engines: list[dict], way: str
 ) -> dict[str, Any]:
-    """The weights of a folder in shards into a real engine; then whole, by which the engine is
+    """The weights of a folder in shards into real engines; then whole, by which the engines are
     verified bit for bit. Says the bytes that engine ranks fetched, and those of the model."""
-    from milescli.backends.sglang.weights.channels import TensorChannel
+    from milescli.backends.sglang.weights import channels
     from milescli.core.types import EngineAddress
     from tests.backends.megatron.harness import trainer
 
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
-    channel = TensorChannel(timeout_s=120)
-    channel.open([EngineAddress(**engine)])
+    channel = getattr(channels, way)(timeout_s=120)
+    channel.open([EngineAddress(**engine) for engine in engines])
     shards = made.policy.shards_for_engines(channel.groups)
     assert shards is not None
     channel.send(shards)
-    fetched = [*channel.fetched.get(EngineAddress(**engine).name, [])]
+    fetched = {name: [*counts] for name, counts in channel.fetched.items()}
     # keeps what it holds, is sent all weights whole, and compares
     channel.verify(made.policy.buckets_for_engines(for_check=True))
     channel.verify(made.policy.shards_for_engines(channel.groups, for_check=True))

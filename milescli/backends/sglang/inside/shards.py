@@ -5,42 +5,76 @@ the model's own loader copies from there what this engine rank holds, and nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from milescli.weights.shards import Box, Sharded, Source
+from milescli.weights.shards import Box, Recorder, Sharded, Source
 
 SHARDS_FORMAT = "miles_shards"
-"""`load_format` of such an order; its payload is [(JSON of `described`, handles of memory)]."""
+"""`load_format` of such an order; its payload is [(JSON of the order, handles of memory)]. An order
+has `tensors` ([name, shape, dtype, boxes] each), which lie in the memory of the handles, or are
+received `from` ranks of a `group` and passed on `to` others; or `record`, tensors of which it asks
+what the rank takes."""
 FETCHED = "bytes fetched: "
-"""How the reply starts; then the number of each engine rank."""
+"""How the reply starts; then JSON: the number of each engine rank."""
+CUTS = "cuts: "
+"""How the reply to `record` starts; then JSON: for each engine rank [number of the tensor, start,
+shape] of each box that it takes."""
 
 
 def install() -> None:
     """Let /update_weights_from_tensor understand SHARDS_FORMAT. Comes before other pieces that
     change the update: they shall see this one as any other."""
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
-    from sglang.srt.utils import MultiprocessingSerializer
 
     ordinary = WeightUpdater.update_weights_from_tensor
 
     def update(self, named_tensors, load_format=None):
         if load_format != SHARDS_FORMAT:
             return ordinary(self, named_tensors, load_format)
-        ((order, handles),) = named_tensors
-        flats = [MultiprocessingSerializer.deserialize(handle) for handle in handles]
-        sources = sources_of(json.loads(order), flats)
-        device = torch.device(self.device)
-        failure = None
+        ((text, handles),) = named_tensors
+        order, device = json.loads(text), torch.device(self.device)
+        failure = said = None
         try:
-            ordinary(self, [(each.name, Sharded.of(each, device)) for each in sources])
+            if "record" in order:
+                recorders = recorders_of(order["record"])
+                ordinary(self, [(each.name, Sharded.of(each, device)) for each in recorders])
+                said = _cut_of(recorders)
+            else:
+                flats, passing_on = _memory(self, order, handles, device)
+                sources = sources_of(order["tensors"], flats)
+                ordinary(self, [(each.name, Sharded.of(each, device)) for each in sources])
+                for work in passing_on:
+                    work.wait()
+                said = sum(each.fetched * each.dtype.itemsize for each in sources)
         except Exception as error:  # would end the engine, without a word to the sender
             failure = f"{type(error).__name__}: {error}"
-        return _answer(failure, sum(each.fetched * each.dtype.itemsize for each in sources))
+        return _answer(CUTS if "record" in order else FETCHED, said, failure)
 
     WeightUpdater.update_weights_from_tensor = update
+
+
+def _memory(
+    updater: Any, order: Mapping[str, Any], handles: Sequence[str], device: torch.device
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """The memory of the order's boxes, and what is still being passed on of it."""
+    if "group" not in order:
+        from sglang.srt.utils import MultiprocessingSerializer
+
+        return [MultiprocessingSerializer.deserialize(handle) for handle in handles], []
+    group = updater._model_update_group[order["group"]]
+    flat = torch.empty(order["bytes"], dtype=torch.uint8, device=device)
+    arriving = [group.recv([flat[first:end]], rank, 0) for rank, first, end in order["from"]]
+    for work in arriving:
+        work.wait()
+    return [flat], [group.send([flat], rank, 0) for rank in order["to"]]
+
+
+def recorders_of(order: Sequence[Any]) -> list[Recorder]:
+    """Return tensors that note what is taken of them."""
+    return [Recorder(name, shape, getattr(torch, dtype)) for name, shape, dtype in order]
 
 
 def sources_of(order: Sequence[Any], flats: Sequence[torch.Tensor]) -> list[Source]:
@@ -62,14 +96,22 @@ def sources_of(order: Sequence[Any], flats: Sequence[torch.Tensor]) -> list[Sour
     ]
 
 
-def _answer(failure: str | None, num_bytes: int) -> tuple[bool, str]:
+def _cut_of(recorders: Sequence[Recorder]) -> list[list[object]]:
+    return [
+        [number, box.start, box.shape]
+        for number, recorder in enumerate(recorders)
+        for box in dict.fromkeys(recorder.taken)
+    ]
+
+
+def _answer(kind: str, said: object, failure: str | None) -> tuple[bool, str]:
     """What all ranks of the engine say: rank 0 alone replies."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
     answers: list[Any] = [None] * group.world_size
-    torch.distributed.all_gather_object(answers, (failure, num_bytes), group=group.cpu_group)
+    torch.distributed.all_gather_object(answers, (failure, said), group=group.cpu_group)
     for rank, (failed, _) in enumerate(answers):
         if failed is not None:
             return False, f"engine rank {rank}: {failed}"
-    return True, FETCHED + " ".join(str(each) for _, each in answers)
+    return True, kind + json.dumps([each for _, each in answers])

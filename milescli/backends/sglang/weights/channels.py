@@ -20,6 +20,7 @@ from milescli.backends.sglang.inside.quantised import LOADED_FORMAT
 from milescli.backends.sglang.inside.shards import FETCHED, SHARDS_FORMAT
 from milescli.backends.sglang.inside.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weights.group import WeightGroup
+from milescli.backends.sglang.weights.pushing import Pusher
 from milescli.backends.sglang.weights.shared_tensor import (
     FOLDER,
     SharedBuffer,
@@ -54,6 +55,13 @@ class _Channel:
         self._timeout_s = timeout_s
         self._orders: Orders | None = None
         self._loading: list[Reply] = []
+        self._failed = False
+        """Rank 0 has met a failure: nothing more is sent."""
+        self.groups: list[list[int]] = []
+        """Trainer ranks that reach the same engines: each group sends shards once. Every engine
+        rank is reached by one."""
+        self.fetched: dict[str, list[int]] = {}
+        """Engine -> [tp] bytes that each of its ranks took from shards since `open`."""
 
     @property
     def orders(self) -> Orders:
@@ -64,6 +72,7 @@ class _Channel:
     def open(self, engines: list[EngineAddress]) -> None:
         self.close()
         self._orders = Orders(engines, timeout_s=self._timeout_s)
+        self.fetched = {}
 
     def close(self) -> None:
         if self._orders is not None:
@@ -130,6 +139,7 @@ class _Channel:
             own = self._flatten(bucket, index)
             # on rank 0; before `_collect` lets the other ranks go on
             failure = _caught(self._finish_loading) or failure
+            self._failed = failure is not None
             whole = self._collect(own)
             if _rank() == 0 and failure is None:
                 failure = _caught(self._begin_loading, whole)
@@ -156,8 +166,13 @@ class _Channel:
         """Rank 0: wait until all engines have replied to the last bucket, each within its bound.
         They reply when they have read it."""
         loading, self._loading = self._loading, []
-        if loading:
-            self.orders.finish(loading)
+        replies = self.orders.finish(loading) if loading else []
+        for engine, reply in zip(self.orders.engines, replies, strict=False):
+            _, is_shards, counts = str(reply.get("message", "")).partition(FETCHED)
+            if is_shards:
+                fetched = self.fetched.setdefault(engine.name, [0] * engine.tp)
+                for rank, count in enumerate(json.loads(counts)):
+                    fetched[rank] += count
 
     def _free(self) -> None:
         """Give back what buckets were sent from: no rank sends any more."""
@@ -178,11 +193,6 @@ class TensorChannel(_Channel):
         self._readers: list[list[tuple[int, int]]] = []
         self._for_draft = False
         self._shards = Shards()
-        self.groups: list[list[int]] = []
-        """Trainer ranks whose memory the same engines reach: every engine rank is in reach of one
-        group, which sends it shards."""
-        self.fetched: dict[str, list[int]] = {}
-        """Engine -> [tp] bytes that each of its ranks took from shards since `open`."""
 
     def open(self, engines: list[EngineAddress]) -> None:
         super().open(engines)
@@ -192,7 +202,6 @@ class TensorChannel(_Channel):
         if num_ranks > 1:
             dist.all_gather_object(memories, _memory())
         self.groups = groups_of(memories, self._readers)
-        self.fetched = {}
 
     def send_draft(self, buckets: Iterator[Bucket]) -> None:
         self._for_draft = True
@@ -294,7 +303,7 @@ class TensorChannel(_Channel):
         numbers = iter(range(sum(map(len, self._readers))))
         for group, members in enumerate(self.groups):
             senders = sorted({shard.senders[group] for shard in self._shards})
-            order = json.dumps(_described(self._shards, group, senders, placed))
+            order = json.dumps({"tensors": _described(self._shards, group, senders, placed)})
             for rank in members:
                 for engine, engine_rank in self._readers[rank]:
                     number = next(numbers)
@@ -311,12 +320,6 @@ class TensorChannel(_Channel):
         except MilesError:
             wait(loading, timeout=READ_WITHIN_S)
             raise
-        for engine, reply in zip(self.orders.engines, loading, strict=False):
-            _, is_shards, counts = str(reply.result().get("message", "")).partition(FETCHED)
-            if is_shards:
-                fetched = self.fetched.setdefault(engine.name, [0] * engine.tp)
-                for rank, count in enumerate(counts.split()):
-                    fetched[rank] += int(count)
 
     def _free(self) -> None:
         """Training wants the memory, and on a device the engines for their caches."""
@@ -401,23 +404,34 @@ def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[
 
 
 class DistributedChannel(_Channel):
-    """Sends through a process group of trainer rank 0 and all engine ranks: gloo on a CPU, NCCL (or
-    RCCL) on a GPU, which is untested."""
+    """Sends through process groups: gloo on a CPU, NCCL (or RCCL) on a GPU, which is untested.
+    Shards go from every trainer rank to the engine ranks that hold them, whole tensors from rank 0
+    to all."""
 
     def __init__(self, **settings: Any) -> None:
         """Accept the settings of every channel."""
         super().__init__(**settings)
         self._group: WeightGroup | None = None
+        self._pusher: Pusher | None = None
+        self._index = 0
+        self._shards = Shards()
 
     def open(self, engines: list[EngineAddress]) -> None:
         """Form the group. Collective: returns, or raises, on every rank."""
         super().open(engines)
+        num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+        equal = all(engine.tp == engines[0].tp for engine in engines)
+        self.groups = [list(range(num_ranks))] if num_ranks > 1 and equal else []
         _agree(_caught(self._form_group) if _rank() == 0 else None)
 
     def _form_group(self) -> None:
         self._group = WeightGroup(self.orders, backend=self._backend, host=self._host)
 
-    def _flatten(self, bucket: Bucket, index: int) -> tuple[torch.Tensor, list[Slice]] | None:
+    def _flatten(self, bucket: Any, index: int) -> Any:
+        if bucket and isinstance(bucket[0], Shard):
+            self._shards, self._index = bucket, index
+            return self._messages(bucket, index)
+        self._shards = []
         if _rank() != 0:
             return None
         slices = layout(bucket)
@@ -425,16 +439,54 @@ class DistributedChannel(_Channel):
         write_flat(bucket, flat)
         return flat, slices
 
-    def _begin_loading(self, whole: tuple[torch.Tensor, list[Slice]]) -> None:
-        """The bytes have left when this returns; the engines put them into place meanwhile."""
+    def _messages(self, shards: Shards, index: int) -> list[tuple[int, torch.Tensor]] | MilesError:
+        """Return what this rank sends of a bucket. The first time, the engines say before what they
+        take of it; why they did not is told on every rank."""
+        if self._pusher is None:
+            self._pusher = Pusher(self.orders, backend=self._backend, host=self._host)
+        if not self._pusher.knows(index):
+            answer: list[Any] = [None]
+            if _rank() == 0:
+                try:
+                    self._finish_loading()
+                    answer = [self._pusher.ask(shards)]
+                except MilesError as error:
+                    answer = [error]
+            dist.broadcast_object_list(answer, src=0)
+            if isinstance(answer[0], MilesError):
+                return answer[0]
+            self._pusher.learn(shards, answer[0])
+        return self._pusher.flats(shards, index)
+
+    def _collect(self, own: Any) -> Any:
+        """Every rank sends its messages, unless rank 0 has met a failure: nobody would receive
+        them."""
+        if self._shards:
+            goes_on = [not self._failed and not isinstance(own, MilesError)]
+            dist.broadcast_object_list(goes_on, src=0)
+            if goes_on[0]:
+                assert self._pusher is not None
+                self._pusher.send(own)
+        return own
+
+    def _begin_loading(self, whole: Any) -> None:
+        """The bytes have left when this returns, or are on their way; the engines put them into
+        place meanwhile."""
+        if isinstance(whole, MilesError):
+            raise whole
+        if self._shards:
+            assert self._pusher is not None
+            self._loading = self._pusher.begin(self._shards, self._index)
+            return
         assert self._group is not None, "send before open"
         self._loading = self._group.broadcast(*whole)
 
     def close(self) -> None:
-        """Leave the group on both sides."""
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        """Leave the groups on both sides."""
+        for group in (self._group, self._pusher):
+            if group is not None:
+                group.close()
+        self._group = self._pusher = None
         super().close()
 
 

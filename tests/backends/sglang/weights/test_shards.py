@@ -1,4 +1,4 @@
-"""Two real trainer ranks send a real engine of two ranks their weights in pieces: each engine rank
+"""Two real trainer ranks send real engines of two ranks their weights in pieces: each engine rank
 fetches its own cut, and holds afterwards what it would hold of whole tensors.
 
 Two families here; `MILES_SHARDED=llama,gpt-oss pytest ...` tries the tiny models of tests/families
@@ -40,39 +40,57 @@ def wanted() -> list[str]:
 
 
 @pytest.mark.parametrize("name", wanted())
-def test_an_engine_of_two_ranks_holds_what_it_would_of_whole_tensors(
+def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
     tmp_path: Path, name: str
 ) -> None:
+    """Through shared memory; and through a group, where the second engine is sent nothing by the
+    trainer, and receives all from the first."""
     _python("tests.families.making", str(tmp_path / "models"), name)
     folder, other = tmp_path / "models" / name, tmp_path / "other"
     other_weights(folder, other)
-    spec = EngineSpec(
-        model_dir=folder,
-        tokenizer_dir=None,
-        device_kind="cpu",
-        precision="fp32",
-        port=free_ports(1)[0],
-        log_path=tmp_path / "engine.log",
-        tp=2,
-        max_total_tokens=2048,
-        context_length=256,
-    )
-    engine = EngineServer(spec)
-    engine.start()
+    servers = [_engine(folder, tmp_path / f"engine-{number}.log") for number in range(2)]
     try:
-        engine.wait_ready(400)
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait_ready(400)
+        addresses = [
+            {"url": server.spec.url, "name": f"engine {number}", "tp": 2, "sharing_ranks": [0, 0]}
+            for number, server in enumerate(servers)
+        ]
         case = {
-            "name": name,
             "call": "published_in_shards",
             "model": str(other),
             "layout": LAYOUTS.get(name, {"pp": 2}),
-            "engine": {"url": spec.url, "tp": 2, "sharing_ranks": [0, 0]},
+            "engines": addresses,
         }
-        said = run_world(2, [case], tmp_path / "world")[name]
+        ways = ("TensorChannel", "DistributedChannel")
+        cases = [{"name": way, "way": way, **case} for way in ways]
+        said = run_world(2, cases, tmp_path / "world")
+        for way in ways:
+            # what both ranks hold is sent to each; of the rest, SGLang's padding leaves the first
+            # more
+            for fetched in said[way]["fetched"].values():
+                assert said[way]["whole"] <= sum(fetched) < 1.5 * said[way]["whole"]
+                assert min(fetched) > 0
+            assert len(said[way]["fetched"]) == 2
     finally:
-        engine.stop()
+        for server in servers:
+            server.stop()
         shutil.rmtree(tmp_path / "models")
-    # what both ranks hold is fetched by each; of the rest, SGLang's padding leaves the first more
-    assert len(said["fetched"]) == 2
-    assert said["whole"] <= sum(said["fetched"]) < 1.5 * said["whole"]
-    assert min(said["fetched"]) > 0
+
+
+def _engine(folder: Path, log: Path) -> EngineServer:
+    return EngineServer(
+        EngineSpec(
+            model_dir=folder,
+            tokenizer_dir=None,
+            device_kind="cpu",
+            precision="fp32",
+            port=free_ports(1)[0],
+            log_path=log,
+            tp=2,
+            max_total_tokens=2048,
+            context_length=256,
+        )
+    )
