@@ -134,19 +134,27 @@ def _sharing(sets: Iterable[frozenset[int]]) -> list[frozenset[int]]:
     return unions
 
 
-def cut_to(parts: Sequence[Part], size_bytes: float) -> list[Part]:
+def cut_to(
+    parts: Sequence[Part], size_bytes: float, block: tuple[int, int] | None = None
+) -> list[Part]:
     """Return the parts, those of several owners cut along their longest dim into pieces of about
-    `size_bytes` at most."""
+    `size_bytes` at most, and where there is a `block` (rows, columns) at multiples of it."""
     pieces = list[Part]()
     for part in parts:
-        box = part.box
-        dim = max(range(len(box.shape)), key=lambda dim: box.shape[dim], default=None)
+        shape = part.box.shape
+        dim = max(range(len(shape)), key=lambda dim: shape[dim], default=None)
         if dim is None or len(part.owners) == 1 or part.size_bytes <= size_bytes:
             pieces.append(part)
             continue
-        count = min(box.shape[dim], ceil(part.size_bytes / size_bytes))
-        ends = [number * box.shape[dim] // count for number in range(count + 1)]
-        pieces += [replace(part, box=box.along(dim, first, end)) for first, end in pairwise(ends)]
+        step = 1
+        if block is not None:
+            step = block[dim - len(shape)] or shape[dim]
+        count = min(shape[dim], ceil(part.size_bytes / size_bytes))
+        ends = sorted({number * shape[dim] // count // step * step for number in range(count)})
+        pieces += [
+            replace(part, box=part.box.along(dim, first, end))
+            for first, end in pairwise([*ends, shape[dim]])
+        ]
     return pieces
 
 

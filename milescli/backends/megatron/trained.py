@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from milescli.backends.megatron.architecture.lora import Adapters
 from milescli.backends.megatron.architecture.quantised import PolicyFormats
@@ -187,24 +186,27 @@ class TrainedModel(LoadedModel):
         """Yield what `buckets_for_engines` yields as pieces that ranks hold, each sent once by each
         of `groups`, ranks that reach the same engines; None where whole tensors must be sent.
         Collective."""
-        rounds = self.formats is not None and self.formats.changes
-        if self.adapters is not None or rounds or not dist.is_initialized():
+        blocks = self.formats.blocks if self.formats is not None else {}
+        if self.adapters is not None or blocks is None:
             return None
         key = (for_check, tuple(map(tuple, groups)))
         if key not in self._shard_plans:
-            table = self.table if for_check else self.table.changing()
+            table = self.formats.table if self.formats is not None else self.table
             try:
                 self._shard_plans[key] = ShardPlan(
                     self.weights,
-                    table,
+                    table if for_check else table.changing(),
                     mesh=self.mesh,
                     bucket_bytes=self._bucket_bytes,
                     groups=groups,
+                    blocks=blocks,
                 )
             except LookupError:  # a node of engines whose trainer ranks hold a part of the model
                 self._shard_plans[key] = None
         plan = self._shard_plans[key]
-        return plan.shards() if plan is not None else None
+        if plan is None:
+            return None
+        return self.formats.shards_for_engines(plan.shards()) if self.formats else plan.shards()
 
     def _whole_model(self, table: WeightTable) -> Iterator[Bucket]:
         return hf_buckets(self.weights, table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)

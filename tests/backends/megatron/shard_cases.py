@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
 
 
-def shard_checksums(made: TrainerRank) -> dict[str, Any]:
+def shard_checksums(made: TrainerRank) -> dict[str, Any] | None:
     """SHA-256 of each tensor that its senders' boxes make up, as `parameter_checksums` says it; the
-    boxes cover it, and no two of them have an element in common."""
+    boxes cover it, and no two of them have an element in common. None where nothing is sent in
+    shards."""
     size = dist.get_world_size() if dist.is_initialized() else 1
     checksums = {}
-    for shards in made.policy.shards_for_engines([range(size)]):
+    sent = made.policy.shards_for_engines([range(size)])
+    if sent is None:
+        return None
+    for shards in sent:
         own = [each.tensor.clone() if made.rank in each.senders else None for each in shards]
         everyones = [own] * size
         if size > 1:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -72,10 +73,12 @@ class ShardPlan:
         mesh: Mesh,
         bucket_bytes: int,
         groups: Sequence[Sequence[int]],
+        blocks: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         """Plan the sending of the table's weights. `groups` are trainer ranks that reach the same
-        engines: each sends everything once. Collective. Raises LookupError if the ranks of a group
-        do not hold everything."""
+        engines: each sends everything once. `blocks`: of matrices that are rounded, what must not
+        be parted. Collective. Raises LookupError if the ranks of a group do not hold
+        everything."""
         self._table, self._mesh = table, mesh
         self._weights = held_once(weights, table)
         self._dtypes = dtypes_of(weights)
@@ -89,6 +92,7 @@ class ShardPlan:
             ranks=[place for place in everywhere if isinstance(place, Coordinates)],
             bucket_bytes=bucket_bytes,
             groups=groups,
+            blocks=blocks,
         )
 
     @torch.no_grad()
@@ -149,6 +153,7 @@ def planned(
     ranks: Sequence[Coordinates],
     bucket_bytes: int,
     groups: Sequence[Sequence[int]],
+    blocks: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> list[list[Piece]]:
     """Return the pieces of each bucket, with senders so chosen that the ranks of each group are
     about equally loaded. Pure; `ranks` places each trainer rank, and `bucket_bytes` bounds what
@@ -170,7 +175,7 @@ def planned(
                 )
             ]
         )
-    units = _sent(units, groups, num_ranks=len(ranks))
+    units = _sent(units, groups, num_ranks=len(ranks), blocks=blocks)
     return list(_in_buckets(units, num_ranks=len(ranks), bucket_bytes=bucket_bytes))
 
 
@@ -258,7 +263,11 @@ def _cut_box(entry: Entry, shape: tuple[int, ...], number: int, *, of: int) -> B
 
 
 def _sent(
-    units: Sequence[Sequence[Piece]], groups: Sequence[Sequence[int]], *, num_ranks: int
+    units: Sequence[Sequence[Piece]],
+    groups: Sequence[Sequence[int]],
+    *,
+    num_ranks: int,
+    blocks: Mapping[str, tuple[int, int]],
 ) -> list[list[Piece]]:
     """The pieces with their senders, cut so that each group's ranks are about equally loaded."""
     parts = [piece.part for unit in units for piece in unit]
@@ -267,7 +276,7 @@ def _sent(
         [
             replace(piece, part=part)
             for piece in unit
-            for part in cut_to([piece.part], bound / PIECES_OF_BOUND)
+            for part in cut_to([piece.part], bound / PIECES_OF_BOUND, blocks.get(piece.part.name))
         ]
         for unit in units
     ]
