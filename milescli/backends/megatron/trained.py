@@ -181,15 +181,20 @@ class TrainedModel(LoadedModel):
         return self.formats.for_engines(whole) if self.formats else whole
 
     def shards_for_engines(
-        self, groups: Sequence[Sequence[int]], *, for_check: bool = False
+        self,
+        groups: Sequence[Sequence[int]],
+        *,
+        for_check: bool = False,
+        num_receivers: int | None = None,
     ) -> Iterator[Shards] | None:
         """Yield what `buckets_for_engines` yields as pieces that ranks hold, each sent once by each
         of `groups`, ranks that reach the same engines; None where whole tensors must be sent.
-        Collective."""
+        `num_receivers`: engine ranks that share a bucket, where they need memory of their own for
+        it. Collective."""
         blocks = self.formats.blocks if self.formats is not None else {}
         if self.adapters is not None or blocks is None:
             return None
-        key = (for_check, tuple(map(tuple, groups)))
+        key = (for_check, tuple(map(tuple, groups)), num_receivers)
         if key not in self._shard_plans:
             table = self.formats.table if self.formats is not None else self.table
             try:
@@ -200,6 +205,9 @@ class TrainedModel(LoadedModel):
                     bucket_bytes=self._bucket_bytes,
                     groups=groups,
                     blocks=blocks,
+                    total_bytes=self._bucket_bytes * num_receivers
+                    if num_receivers
+                    else sys.maxsize,
                 )
             except LookupError:  # a node of engines whose trainer ranks hold a part of the model
                 self._shard_plans[key] = None

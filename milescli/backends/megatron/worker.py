@@ -345,7 +345,9 @@ class TrainerRank(Profiled):
         """Yield shards, if the channel and the model's numbers allow it, or whole tensors."""
         groups = getattr(channel, "groups", None)
         if groups and self.turns is None and self.recipe.weights.format == HF:
-            shards = self.policy.shards_for_engines(groups, for_check=for_check)
+            shards = self.policy.shards_for_engines(
+                groups, for_check=for_check, num_receivers=getattr(channel, "num_receivers", None)
+            )
             if shards is not None:
                 return shards
         return formatted(self._buckets_to_send(for_check=for_check), self.format)

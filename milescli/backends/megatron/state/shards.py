@@ -3,6 +3,7 @@ gathered, but for the few tensors that disks store in another order than ranks d
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,10 +75,12 @@ class ShardPlan:
         bucket_bytes: int,
         groups: Sequence[Sequence[int]],
         blocks: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+        total_bytes: int = sys.maxsize,
     ) -> None:
         """Plan the sending of the table's weights. `groups` are trainer ranks that reach the same
         engines: each sends everything once. `blocks`: of matrices that are rounded, what must not
-        be parted. Collective. Raises LookupError if the ranks of a group do not hold
+        be parted. `bucket_bytes` bounds what each rank puts into a bucket, `total_bytes` what all
+        ranks do. Collective. Raises LookupError if the ranks of a group do not hold
         everything."""
         self._table, self._mesh = table, mesh
         self._weights = held_once(weights, table)
@@ -93,6 +96,7 @@ class ShardPlan:
             bucket_bytes=bucket_bytes,
             groups=groups,
             blocks=blocks,
+            total_bytes=total_bytes,
         )
 
     @torch.no_grad()
@@ -154,10 +158,12 @@ def planned(
     bucket_bytes: int,
     groups: Sequence[Sequence[int]],
     blocks: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    total_bytes: int = sys.maxsize,
 ) -> list[list[Piece]]:
     """Return the pieces of each bucket, with senders so chosen that the ranks of each group are
     about equally loaded. Pure; `ranks` places each trainer rank, and `bucket_bytes` bounds what
-    each puts into a bucket. Raises LookupError if the ranks of a group do not hold everything."""
+    each puts into a bucket, `total_bytes` what all do. Raises LookupError if the ranks of a group
+    do not hold everything."""
     owners = _Owners(ranks)
     units = list[list[Piece]]()
     for unit in bundles_of([entry for entry in table.entries if table.holds(entry)]):
@@ -176,26 +182,29 @@ def planned(
             ]
         )
     units = _sent(units, groups, num_ranks=len(ranks), blocks=blocks)
-    return list(_in_buckets(units, num_ranks=len(ranks), bucket_bytes=bucket_bytes))
+    limits = (bucket_bytes, total_bytes)
+    return list(_in_buckets(units, num_ranks=len(ranks), limits=limits))
 
 
 def _in_buckets(
-    units: Sequence[Sequence[Piece]], *, num_ranks: int, bucket_bytes: int
+    units: Sequence[Sequence[Piece]], *, num_ranks: int, limits: tuple[int, int]
 ) -> Iterator[list[Piece]]:
-    """As many units in a bucket as let no rank put more than `bucket_bytes` into it, or one. What
-    is gathered counts on every rank."""
+    """As many units in a bucket as let no rank, and not all ranks together, put more bytes into it
+    than the two `limits`, or one. What is gathered counts on every rank."""
     bucket = list[Piece]()
-    load = np.zeros(num_ranks, dtype=np.int64)
+    load, total = np.zeros(num_ranks, dtype=np.int64), 0
     for unit in units:
+        size = sum(piece.part.size_bytes for piece in unit)
         more = np.zeros_like(load)
         for piece in unit:
             at = slice(None) if is_repacked(piece.entry) else list(piece.senders)
             more[at] += piece.part.size_bytes
-        if bucket and (load + more).max() > bucket_bytes:
+        if bucket and ((load + more).max() > limits[0] or total + size > limits[1]):
             yield bucket
-            bucket, load = [], np.zeros_like(load)
+            bucket, load, total = [], np.zeros_like(load), 0
         bucket += unit
         load += more
+        total += size
     yield bucket
 
 

@@ -60,6 +60,8 @@ class _Channel:
         self.groups: list[list[int]] = []
         """Trainer ranks that reach the same engines: each group sends shards once. Every engine
         rank is reached by one."""
+        self.num_receivers: int | None = None
+        """Ranks of an engine, where they receive shards into memory of their own."""
         self.fetched: dict[str, list[int]] = {}
         """Engine -> [tp] bytes that each of its ranks took from shards since `open`."""
 
@@ -422,6 +424,7 @@ class DistributedChannel(_Channel):
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         equal = all(engine.tp == engines[0].tp for engine in engines)
         self.groups = [list(range(num_ranks))] if num_ranks > 1 and equal else []
+        self.num_receivers = engines[0].tp
         _agree(_caught(self._form_group) if _rank() == 0 else None)
 
     def _form_group(self) -> None:
