@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from milescli.core.errors import MilesError
 from milescli.weights.shards import whole
 
 if TYPE_CHECKING:
@@ -47,10 +50,19 @@ def shard_checksums(made: TrainerRank) -> dict[str, Any] | None:
 
 
 def published_in_shards(
-    *, rank: int, size: int, port: int, model: str, layout: dict, engines: list[dict], way: str
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    engines: list[dict],
+    way: str,
+    victim: int | None = None,
 ) -> dict[str, Any]:
     """The weights of a folder in shards into real engines; then whole, by which the engines are
-    verified bit for bit. Says the bytes that engine ranks fetched, and those of the model."""
+    verified bit for bit. Says the bytes that engine ranks fetched, those of the model, and what
+    the next publish raises where rank 0 has killed the process group `victim` before."""
     from milescli.backends.sglang.weights import channels
     from milescli.core.types import EngineAddress
     from tests.backends.megatron.harness import trainer
@@ -68,6 +80,18 @@ def published_in_shards(
     whole_bytes = sum(
         tensor.nbytes for bucket in made.policy.buckets_for_engines() for _, tensor in bucket
     )
+    failure = None
+    if victim is not None:
+        if rank == 0:
+            os.killpg(victim, signal.SIGKILL)
+        dist.barrier()
+        try:
+            channel.send(made.policy.shards_for_engines(channel.groups))
+        except MilesError as error:
+            failure = f"{error.what}: {error.why}"
+        everyones: list[object] = [None] * size
+        dist.all_gather_object(everyones, failure)
+        assert len({*everyones}) == 1, everyones
     channel.close()
     made.close()
-    return {"fetched": fetched, "whole": whole_bytes}
+    return {"fetched": fetched, "whole": whole_bytes, "failure": failure}

@@ -137,7 +137,7 @@ class _Channel:
         failure: MilesError | None = None
         quantised = False
         for index, bucket in enumerate(buckets):
-            quantised = quantised or has_quantised(_named(bucket))
+            quantised = quantised or has_quantised(_dtypes(bucket))
             own = self._flatten(bucket, index)
             # on rank 0; before `_collect` lets the other ranks go on
             failure = _caught(self._finish_loading) or failure
@@ -386,11 +386,9 @@ def groups_of(
     return [ranks for ranks in by_memory.values() if any(of_rank[rank] for rank in ranks)]
 
 
-def _named(bucket: Any) -> Bucket:
-    """The numbers of a bucket, or of shards those that this rank has."""
-    if not bucket or not isinstance(bucket[0], Shard):
-        return bucket
-    return [(each.part.name, each.tensor) for each in bucket if each.tensor is not None]
+def _dtypes(bucket: Any) -> list[torch.dtype]:
+    """Of the tensors of a bucket, or of the shards of all ranks."""
+    return [each.part.dtype if isinstance(each, Shard) else each[1].dtype for each in bucket]
 
 
 def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[int, int]]]:
@@ -415,7 +413,6 @@ class DistributedChannel(_Channel):
         super().__init__(**settings)
         self._group: WeightGroup | None = None
         self._pusher: Pusher | None = None
-        self._index = 0
         self._shards = Shards()
 
     def open(self, engines: list[EngineAddress]) -> None:
@@ -432,8 +429,8 @@ class DistributedChannel(_Channel):
 
     def _flatten(self, bucket: Any, index: int) -> Any:
         if bucket and isinstance(bucket[0], Shard):
-            self._shards, self._index = bucket, index
-            return self._messages(bucket, index)
+            self._shards = bucket
+            return self._messages(bucket)
         self._shards = []
         if _rank() != 0:
             return None
@@ -442,12 +439,15 @@ class DistributedChannel(_Channel):
         write_flat(bucket, flat)
         return flat, slices
 
-    def _messages(self, shards: Shards, index: int) -> list[tuple[int, torch.Tensor]] | MilesError:
+    def _messages(self, shards: Shards) -> list[tuple[int, torch.Tensor]] | MilesError:
         """Return what this rank sends of a bucket. The first time, the engines say before what they
         take of it; why they did not is told on every rank."""
         if self._pusher is None:
-            self._pusher = Pusher(self.orders, backend=self._backend, host=self._host)
-        if not self._pusher.knows(index):
+            try:
+                self._pusher = Pusher(self.orders, backend=self._backend, host=self._host)
+            except MilesError as error:  # on all ranks
+                return error
+        if not self._pusher.knows(shards):
             answer: list[Any] = [None]
             if _rank() == 0:
                 try:
@@ -459,7 +459,7 @@ class DistributedChannel(_Channel):
             if isinstance(answer[0], MilesError):
                 return answer[0]
             self._pusher.learn(shards, answer[0])
-        return self._pusher.flats(shards, index)
+        return self._pusher.flats(shards)
 
     def _collect(self, own: Any) -> Any:
         """Every rank sends its messages, unless rank 0 has met a failure: nobody would receive
@@ -479,10 +479,15 @@ class DistributedChannel(_Channel):
             raise whole
         if self._shards:
             assert self._pusher is not None
-            self._loading = self._pusher.begin(self._shards, self._index)
+            self._loading = self._pusher.begin(self._shards)
             return
         assert self._group is not None, "send before open"
         self._loading = self._group.broadcast(*whole)
+
+    def _free(self) -> None:
+        self._shards = []
+        if self._pusher is not None:
+            self._pusher.forget()
 
     def close(self) -> None:
         """Leave the groups on both sides."""

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from milescli.backends.sglang.client.http import Orders, Reply
-from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
 from milescli.weights.base import Slice
 
@@ -96,15 +96,32 @@ class WeightGroup:
             name="weight-group",
             daemon=True,
         ).start()
+        failure: MilesError | None = None
+        if self._rank == 0:
+            failure = self._failure_of(forming, joining)
+        if self._num_trainers > 1:  # else the others would wait for who never comes
+            box = [failure]
+            dist.broadcast_object_list(box, src=0)
+            failure = box[0]
+        if failure is not None:
+            raise failure
+        return forming.result()
+
+    def _failure_of(
+        self, forming: Future[dist.ProcessGroup], joining: list[Reply]
+    ) -> MilesError | None:
         done, _ = wait([forming, *joining], return_when=FIRST_EXCEPTION)
-        self._orders.finish([future for future in joining if future in done])
+        try:
+            self._orders.finish([future for future in joining if future in done])
+        except MilesError as failure:
+            return failure
         if error := forming.exception():
-            raise WorkerDied(
+            return WorkerDied(
                 "the process group for weights could not be formed",
                 why=f"{type(error).__name__}: {error}",
                 fix="read the engines' logs",
-            ) from error
-        return forming.result()
+            )
+        return None
 
     def _join(self, backend: str) -> dist.ProcessGroup:
         """Make the group beside the default one."""

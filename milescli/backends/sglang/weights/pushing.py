@@ -78,6 +78,10 @@ def messages_of(shards: Shards, cut: Cut) -> Messages:
     return Messages(of_sender=of_sender, size_bytes=at)
 
 
+def _key(shards: Shards) -> int:
+    return hash(tuple((shard.part.name, shard.part.box, shard.senders) for shard in shards))
+
+
 def _up(position: int) -> int:
     return -(-position // _ALIGNED) * _ALIGNED
 
@@ -86,7 +90,8 @@ class Pusher:
     """Sends the shards of one channel."""
 
     def __init__(self, orders: Orders, *, backend: str, host: str) -> None:
-        """Join all trainer ranks and all engine ranks in one group. Collective."""
+        """Join all trainer ranks and all engine ranks in one group. Collective: raises WorkerDied
+        or WaitTimeout on all ranks, or on none."""
         self._orders = orders
         self._tp = max(engine.tp for engine in orders.engines)
         assert all(engine.tp == self._tp for engine in orders.engines), orders.engines
@@ -95,8 +100,8 @@ class Pusher:
         self._group = WeightGroup(
             orders, backend=backend, host=host, rank=self._rank, num_trainers=self._num_ranks
         )
-        self._messages: list[list[Messages]] = []
-        """[bucket][engine rank]"""
+        self._messages: dict[int, list[Messages]] = {}
+        """Bucket -> [engine rank]"""
         self._sending: list[tuple[Any, torch.Tensor]] = []
 
     @property
@@ -105,9 +110,9 @@ class Pusher:
         sending more than engine ranks receive."""
         return max(1, min(len(self._orders.engines), self._num_ranks // self._tp))
 
-    def knows(self, index: int) -> bool:
-        """Return True if the engines have said what they take of a bucket."""
-        return index < len(self._messages)
+    def knows(self, shards: Shards) -> bool:
+        """Return True if the engines have said what they take of a bucket of these parts."""
+        return _key(shards) in self._messages
 
     def ask(self, shards: Shards) -> list[Cut]:
         """Return what each rank of an engine takes of a bucket. On rank 0 alone. Raises WorkerDied,
@@ -129,12 +134,12 @@ class Pusher:
 
     def learn(self, shards: Shards, cuts: list[Cut]) -> None:
         """Plan the messages of the next bucket. On every rank."""
-        self._messages.append([messages_of(shards, cut) for cut in cuts])
+        self._messages[_key(shards)] = [messages_of(shards, cut) for cut in cuts]
 
-    def flats(self, shards: Shards, index: int) -> list[tuple[int, torch.Tensor]]:
+    def flats(self, shards: Shards) -> list[tuple[int, torch.Tensor]]:
         """Return (engine rank, [bytes] uint8) of this rank's messages of a bucket."""
         made = list[tuple[int, torch.Tensor]]()
-        for engine_rank, messages in enumerate(self._messages[index]):
+        for engine_rank, messages in enumerate(self._messages[_key(shards)]):
             if self._rank not in messages.of_sender:
                 continue
             first, end = messages.span(self._rank)
@@ -161,13 +166,13 @@ class Pusher:
             for engine in range(self.num_trees)
         ]
 
-    def begin(self, shards: Shards, index: int) -> list[Reply]:
+    def begin(self, shards: Shards) -> list[Reply]:
         """Let all engines receive a bucket and load it. On rank 0 alone."""
         kinds = {shard.part.name: shard.part for shard in shards}
         bodies = []
         for engine in range(len(self._orders.engines)):
             orders = []
-            for engine_rank, messages in enumerate(self._messages[index]):
+            for engine_rank, messages in enumerate(self._messages[_key(shards)]):
                 senders = messages.of_sender
                 spans = [[sender, *messages.span(sender)] for sender in senders]
                 if engine >= self.num_trees:  # all of it, from the engine before it in its tree
@@ -231,7 +236,11 @@ class Pusher:
     def _place(self, engine: int, engine_rank: int) -> int:
         return self._num_ranks + engine * self._tp + engine_rank
 
+    def forget(self) -> None:
+        """Free what was sent, which has arrived, or never will."""
+        self._sending = []
+
     def close(self) -> None:
         """Leave the group."""
-        self._sending = []
+        self.forget()
         self._group.close()

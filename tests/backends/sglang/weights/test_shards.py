@@ -44,7 +44,7 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
     tmp_path: Path, name: str
 ) -> None:
     """Through shared memory; and through a group, where the second engine is sent nothing by the
-    trainer, and receives all from the first."""
+    trainer, and receives all from the first. An engine that dies is named on all ranks."""
     _python("tests.families.making", str(tmp_path / "models"), name)
     folder, other = tmp_path / "models" / name, tmp_path / "other"
     other_weights(folder, other)
@@ -66,6 +66,7 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
         }
         ways = ("TensorChannel", "DistributedChannel")
         cases = [{"name": way, "way": way, **case} for way in ways]
+        cases[-1]["victim"] = os.getpgid(servers[1].pid)
         said = run_world(2, cases, tmp_path / "world")
         for way in ways:
             # what both ranks hold is sent to each; of the rest, SGLang's padding leaves the first
@@ -74,6 +75,7 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
                 assert said[way]["whole"] <= sum(fetched) < 1.5 * said[way]["whole"]
                 assert min(fetched) > 0
             assert len(said[way]["fetched"]) == 2
+        assert "engine 1" in said["DistributedChannel"]["failure"]
     finally:
         for server in servers:
             server.stop()
