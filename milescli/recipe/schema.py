@@ -43,6 +43,9 @@ class Weights(Section):
     bucket_mib: Positive | None = None
     """Size of one transfer of weights per rank in MiB. null: 512; on a CPU, whose caches are small,
     64."""
+    full_every: Positive = 1
+    """Every how many publishes all weights are sent; the others send what changed, by checksum, if
+    the channel is distributed. 1: always all. Trainer and engines keep a copy in host memory."""
     verify: bool = False
     """After each publish, check bit for bit that the engines hold the weights that the trainer
     sent."""

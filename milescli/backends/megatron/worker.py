@@ -163,11 +163,14 @@ class TrainerRank(Profiled):
         assert self.channel_path is not None, "this trainer was made without a weight channel"
         module, _, name = self.channel_path.partition(":")
         build = getattr(importlib.import_module(module), name)
-        return build(
+        channel = build(
             backend=self.plan.collective,
             host=self.master[0],
             timeout_s=self.recipe.machine.request_timeout_s,
         )
+        if hasattr(channel, "full_every"):
+            channel.full_every = self.recipe.weights.full_every
+        return channel
 
     def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
         """Take an optimizer step, as `Learner.step` does; the report is equal on all ranks."""

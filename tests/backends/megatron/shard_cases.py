@@ -16,6 +16,7 @@ from milescli.weights.shards import whole
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
+    from milescli.backends.sglang.weights.channels import DistributedChannel
 
 
 def shard_checksums(made: TrainerRank) -> dict[str, Any] | None:
@@ -69,6 +70,7 @@ def published_in_shards(
 
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
     channel = getattr(channels, way)(timeout_s=120)
+    channel.full_every = 100
     channel.open([EngineAddress(**engine) for engine in engines])
     shards = made.policy.shards_for_engines(channel.groups)
     assert shards is not None
@@ -80,7 +82,14 @@ def published_in_shards(
     whole_bytes = sum(
         tensor.nbytes for bucket in made.policy.buckets_for_engines() for _, tensor in bucket
     )
-    failure = None
+    sent, failure = [0], None
+    if way == "DistributedChannel":
+        channel.open([EngineAddress(**engine) for engine in engines])
+        sent = [_sent(channel, made) for _ in ("all", "nothing")]
+        _nudge(made)
+        sent.append(_sent(channel, made))
+        channel.verify(made.policy.buckets_for_engines(for_check=True))
+        channel.verify(made.policy.shards_for_engines(channel.groups, for_check=True))
     if victim is not None:
         if rank == 0:
             os.killpg(victim, signal.SIGKILL)
@@ -94,4 +103,21 @@ def published_in_shards(
         assert len({*everyones}) == 1, everyones
     channel.close()
     made.close()
-    return {"fetched": fetched, "whole": whole_bytes, "failure": failure}
+    return {"fetched": fetched, "whole": whole_bytes, "sent": sent, "failure": failure}
+
+
+def _sent(channel: DistributedChannel, made: TrainerRank) -> int:
+    """Bytes that all ranks publish."""
+    before = channel.sent_bytes
+    channel.send(made.policy.shards_for_engines(channel.groups))
+    sent = torch.tensor(channel.sent_bytes - before)
+    dist.all_reduce(sent)
+    return int(sent)
+
+
+@torch.no_grad()
+def _nudge(made: TrainerRank) -> None:
+    """Move one weight in a hundred to the next number: equally in all copies."""
+    for weight in made.policy.weights:
+        flat = weight.parameter.view(-1)
+        flat[::100] = torch.nextafter(flat[::100], torch.tensor(9.0))

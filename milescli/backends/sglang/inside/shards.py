@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from milescli.weights.delta import Delta, apply
 from milescli.weights.shards import Box, Recorder, Sharded, Source
 
 SHARDS_FORMAT = "miles_shards"
@@ -65,11 +66,35 @@ def _memory(
 
         return [MultiprocessingSerializer.deserialize(handle) for handle in handles], []
     group = updater._model_update_group[order["group"]]
-    flat = torch.empty(order["bytes"], dtype=torch.uint8, device=device)
-    arriving = [group.recv([flat[first:end]], rank, 0) for rank, first, end in order["from"]]
+    wire = torch.empty(order["wire"], dtype=torch.uint8, device=device)
+    arriving = [group.recv([wire[first:end]], rank, 0) for rank, first, end in order["from"]]
     for work in arriving:
         work.wait()
-    return [flat], [group.send([flat], rank, 0) for rank in order["to"]]
+    passing_on = [group.send([wire], rank, 0) for rank in order["to"]]
+    return [received(order, wire).to(device) if order["keep"] else wire], passing_on
+
+
+_kept: dict[str, dict[int, torch.Tensor]] = {}
+"""Name of the group -> bucket -> [bytes] uint8 in host memory, as it was received last."""
+
+
+def received(order: Mapping[str, Any], wire: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a bucket of which changes may have arrived, and keep them. Raises
+    ValueError if they are changes of other numbers."""
+    if order["group"] not in _kept:
+        _kept.clear()
+        _kept[order["group"]] = {}
+    buckets = _kept[order["group"]]
+    if order["bucket"] not in buckets:
+        buckets[order["bucket"]] = torch.zeros(order["bytes"], dtype=torch.uint8)
+    numbers, arrived = buckets[order["bucket"]], wire.cpu()
+    for _, first, end, start, stop, delta in order["parts"]:
+        if delta is None:
+            numbers[start:stop] = arrived[first:end]
+        else:
+            words = numbers[start:stop].view(torch.int16).numpy()
+            apply(Delta(**delta), arrived[first:end].numpy(), words)
+    return numbers
 
 
 def recorders_of(order: Sequence[Any]) -> list[Recorder]:

@@ -5,6 +5,7 @@ theirs."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from milescli.backends.sglang.inside.quantised import LOADED_FORMAT
 from milescli.backends.sglang.inside.shards import FETCHED, SHARDS_FORMAT
 from milescli.backends.sglang.inside.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weights.group import WeightGroup
-from milescli.backends.sglang.weights.pushing import Pusher
+from milescli.backends.sglang.weights.pushing import Outgoing, Pusher
 from milescli.backends.sglang.weights.shared_tensor import (
     FOLDER,
     SharedBuffer,
@@ -62,6 +63,8 @@ class _Channel:
         rank is reached by one."""
         self.num_receivers: int | None = None
         """Ranks of an engine, where they receive shards into memory of their own."""
+        self.full_every = 1
+        """Every how many publishes a channel that can send what changed sends all numbers."""
         self.fetched: dict[str, list[int]] = {}
         """Engine -> [tp] bytes that each of its ranks took from shards since `open`."""
 
@@ -439,12 +442,18 @@ class DistributedChannel(_Channel):
         write_flat(bucket, flat)
         return flat, slices
 
-    def _messages(self, shards: Shards) -> list[tuple[int, torch.Tensor]] | MilesError:
+    def _messages(self, shards: Shards) -> list[Outgoing] | MilesError:
         """Return what this rank sends of a bucket. The first time, the engines say before what they
         take of it; why they did not is told on every rank."""
         if self._pusher is None:
             try:
-                self._pusher = Pusher(self.orders, backend=self._backend, host=self._host)
+                self._pusher = Pusher(
+                    self.orders,
+                    backend=self._backend,
+                    host=self._host,
+                    full_every=self.full_every,
+                )
+                self._pusher.begin_publish()
             except MilesError as error:  # on all ranks
                 return error
         if not self._pusher.knows(shards):
@@ -459,18 +468,22 @@ class DistributedChannel(_Channel):
             if isinstance(answer[0], MilesError):
                 return answer[0]
             self._pusher.learn(shards, answer[0])
-        return self._pusher.flats(shards)
+        return self._pusher.messages(shards)
 
     def _collect(self, own: Any) -> Any:
         """Every rank sends its messages, unless rank 0 has met a failure: nobody would receive
-        them."""
-        if self._shards:
-            goes_on = [not self._failed and not isinstance(own, MilesError)]
-            dist.broadcast_object_list(goes_on, src=0)
-            if goes_on[0]:
-                assert self._pusher is not None
-                self._pusher.send(own)
-        return own
+        them. Returns on rank 0 what all ranks send."""
+        if not self._shards or isinstance(own, MilesError):
+            return own
+        everyones: list[Any] = [None] * dist.get_world_size()
+        described = [each.described for each in own]
+        dist.gather_object(described, everyones if _rank() == 0 else None, dst=0)
+        goes_on = [not self._failed]
+        dist.broadcast_object_list(goes_on, src=0)
+        if goes_on[0]:
+            assert self._pusher is not None
+            self._pusher.send(own)
+        return everyones
 
     def _begin_loading(self, whole: Any) -> None:
         """The bytes have left when this returns, or are on their way; the engines put them into
@@ -479,15 +492,30 @@ class DistributedChannel(_Channel):
             raise whole
         if self._shards:
             assert self._pusher is not None
-            self._loading = self._pusher.begin(self._shards)
+            self._loading = self._pusher.begin(self._shards, whole)
             return
         assert self._group is not None, "send before open"
         self._loading = self._group.broadcast(*whole)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Return the bytes of shards that this rank has sent since `open`."""
+        return self._pusher.sent_bytes if self._pusher is not None else 0
+
+    def send(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
+        if self._pusher is not None:
+            self._pusher.begin_publish()
+        super().send(buckets)
+
+    def verify(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
+        if self._pusher is not None:
+            self._pusher.begin_check()
+        super().verify(buckets)
+
     def _free(self) -> None:
         self._shards = []
         if self._pusher is not None:
-            self._pusher.forget()
+            self._pusher.forget(has_failed=sys.exc_info()[1] is not None)
 
     def close(self) -> None:
         """Leave the groups on both sides."""

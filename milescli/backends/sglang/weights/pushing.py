@@ -8,20 +8,26 @@ first engines are sent to, and pass on what they received to the next ones."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from milescli.backends.sglang.client.http import Orders, Reply
 from milescli.backends.sglang.inside.shards import CUTS, SHARDS_FORMAT
 from milescli.backends.sglang.weights.group import WeightGroup
 from milescli.backends.sglang.weights.shared_tensor import plain_payload
+from milescli.weights.delta import Delta, Words, encode
 from milescli.weights.shards import Box, Shards
 
 _ALIGNED = 16
 """Bytes: each piece of a message starts at a multiple of it, so that its numbers can be viewed."""
+LARGEST_SHARE = 0.5
+"""Of a message's bytes: if changes take more, all numbers are sent."""
 
 Cut = list[tuple[int, Box]]
 """(number of a tensor in its bucket, box) of each piece that an engine rank takes."""
@@ -86,12 +92,39 @@ def _up(position: int) -> int:
     return -(-position // _ALIGNED) * _ALIGNED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Describes what one rank sends to one rank of each engine."""
+
+    engine_rank: int
+    size_bytes: int
+    """As it travels."""
+    delta: Delta | None
+    """None: all numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """Holds what one rank sends to one rank of each engine."""
+
+    engine_rank: int
+    wire: Tensor
+    """[bytes] uint8"""
+    delta: Delta | None
+
+    @property
+    def described(self) -> Sent:
+        """Return what the receiver has to know."""
+        return Sent(engine_rank=self.engine_rank, size_bytes=self.wire.numel(), delta=self.delta)
+
+
 class Pusher:
     """Sends the shards of one channel."""
 
-    def __init__(self, orders: Orders, *, backend: str, host: str) -> None:
+    def __init__(self, orders: Orders, *, backend: str, host: str, full_every: int) -> None:
         """Join all trainer ranks and all engine ranks in one group. Collective: raises WorkerDied
-        or WaitTimeout on all ranks, or on none."""
+        or WaitTimeout on all ranks, or on none. Every `full_every`-th publish sends all numbers,
+        the others what changed."""
         self._orders = orders
         self._tp = max(engine.tp for engine in orders.engines)
         assert all(engine.tp == self._tp for engine in orders.engines), orders.engines
@@ -102,7 +135,12 @@ class Pusher:
         )
         self._messages: dict[int, list[Messages]] = {}
         """Bucket -> [engine rank]"""
-        self._sending: list[tuple[Any, torch.Tensor]] = []
+        self._sending: list[tuple[Any, Tensor]] = []
+        self._full_every, self._number, self._is_full = full_every, 0, True
+        self._last: dict[tuple[int, int], Words] = {}
+        """(bucket, engine rank) -> the words of the message that was sent last."""
+        self.sent_bytes = 0
+        """By this rank, since it joined."""
 
     @property
     def num_trees(self) -> int:
@@ -136,14 +174,31 @@ class Pusher:
         """Plan the messages of the next bucket. On every rank."""
         self._messages[_key(shards)] = [messages_of(shards, cut) for cut in cuts]
 
-    def flats(self, shards: Shards) -> list[tuple[int, torch.Tensor]]:
-        """Return (engine rank, [bytes] uint8) of this rank's messages of a bucket."""
-        made = list[tuple[int, torch.Tensor]]()
-        for engine_rank, messages in enumerate(self._messages[_key(shards)]):
+    def begin_publish(self) -> None:
+        """Decide whether this publish sends all numbers, or what changed of them."""
+        self._is_full = self._number % self._full_every == 0
+        self._number += 1
+
+    def begin_check(self) -> None:
+        """Send what changed since the last publish: nothing, and the engines load what they
+        keep."""
+        self._is_full = False
+
+    def messages(self, shards: Shards) -> list[Outgoing]:
+        """Return what this rank sends of a bucket."""
+        key = _key(shards)
+        return [
+            self._coded((key, engine_rank), flat)
+            for engine_rank, flat in self._flats(shards, self._messages[key])
+        ]
+
+    def _flats(self, shards: Shards, of_ranks: list[Messages]) -> Iterator[tuple[int, Tensor]]:
+        """(engine rank, [bytes] uint8) of this rank's messages."""
+        for engine_rank, messages in enumerate(of_ranks):
             if self._rank not in messages.of_sender:
                 continue
             first, end = messages.span(self._rank)
-            flat: torch.Tensor | None = None
+            flat: Tensor | None = None
             for piece in messages.of_sender[self._rank]:
                 shard = shards[piece.shard]
                 assert shard.tensor is not None, (shard.part.name, self._rank)
@@ -154,59 +209,97 @@ class Pusher:
                     numbers.contiguous().reshape(-1).view(torch.uint8)
                 )
             assert flat is not None
-            made.append((engine_rank, flat))
-        return made
+            yield engine_rank, flat
 
-    def send(self, flats: list[tuple[int, torch.Tensor]]) -> None:
+    def _coded(self, place: tuple[int, int], flat: Tensor) -> Outgoing:
+        """The message whole, or what changed since the last publish, if that is much less."""
+        if self._full_every == 1:
+            return Outgoing(engine_rank=place[1], wire=flat, delta=None)
+        new = flat.cpu().numpy().view(np.int16)
+        old = self._last.get(place)
+        self._last[place] = new
+        if not self._is_full and old is not None:
+            delta, raw = encode(old, new)
+            if len(raw) <= LARGEST_SHARE * flat.numel():
+                # a message without a byte is none
+                wire = torch.from_numpy(raw if len(raw) else np.zeros(1, np.uint8))
+                return Outgoing(engine_rank=place[1], wire=wire.to(flat.device), delta=delta)
+        return Outgoing(engine_rank=place[1], wire=flat, delta=None)
+
+    def send(self, messages: list[Outgoing]) -> None:
         """Send this rank's messages to the first engine of each tree. What was sent before has
         arrived."""
+        self.sent_bytes += self.num_trees * sum(each.wire.numel() for each in messages)
         self._sending = [
-            (self._group.send(flat, self._place(engine, engine_rank)), flat)
-            for engine_rank, flat in flats
+            (self._group.send(each.wire, self._place(engine, each.engine_rank)), each.wire)
+            for each in messages
             for engine in range(self.num_trees)
         ]
 
-    def begin(self, shards: Shards) -> list[Reply]:
-        """Let all engines receive a bucket and load it. On rank 0 alone."""
+    def begin(self, shards: Shards, everyones: list[list[Sent]]) -> list[Reply]:
+        """Let all engines receive a bucket and load it. `everyones`: [trainer rank] what it sends.
+        On rank 0 alone."""
+        key = _key(shards)
+        sent = {
+            (rank, each.engine_rank): each for rank, some in enumerate(everyones) for each in some
+        }
+        common = [
+            self._order_of(engine_rank, messages, shards, sent) | {"bucket": key}
+            for engine_rank, messages in enumerate(self._messages[key])
+        ]
+        return self.order(
+            *(
+                [
+                    order | self._route(engine, engine_rank, order)
+                    for engine_rank, order in enumerate(common)
+                ]
+                for engine in range(len(self._orders.engines))
+            )
+        )
+
+    def _order_of(
+        self,
+        engine_rank: int,
+        messages: Messages,
+        shards: Shards,
+        sent: Mapping[tuple[int, int], Sent],
+    ) -> dict[str, Any]:
+        """What arrives at a rank of any engine, and where its numbers are."""
         kinds = {shard.part.name: shard.part for shard in shards}
-        bodies = []
-        for engine in range(len(self._orders.engines)):
-            orders = []
-            for engine_rank, messages in enumerate(self._messages[_key(shards)]):
-                senders = messages.of_sender
-                spans = [[sender, *messages.span(sender)] for sender in senders]
-                if engine >= self.num_trees:  # all of it, from the engine before it in its tree
-                    above = self._above(engine)
-                    spans = [[self._place(above, engine_rank), 0, messages.size_bytes]]
-                boxes: dict[str, list[object]] = {name: [] for name in kinds}
-                for pieces in senders.values():
-                    for piece in pieces:
-                        boxes[shards[piece.shard].part.name].append(
-                            [0, piece.start, piece.end, piece.box.start, piece.box.shape]
-                        )
-                orders.append(
-                    {
-                        "group": self._group.name,
-                        "bytes": messages.size_bytes,
-                        "from": spans,
-                        "to": [
-                            self._place(each, engine_rank)
-                            for each in range(self.num_trees, len(self._orders.engines))
-                            if self._above(each) == engine
-                        ],
-                        "tensors": [
-                            [
-                                name,
-                                part.shape,
-                                str(part.dtype).removeprefix("torch."),
-                                boxes[name],
-                            ]
-                            for name, part in kinds.items()
-                        ],
-                    }
+        boxes: dict[str, list[object]] = {name: [] for name in kinds}
+        parts, at = [], 0
+        for sender, pieces in messages.of_sender.items():
+            message = sent[sender, engine_rank]
+            delta = asdict(message.delta) if message.delta is not None else None
+            parts.append([sender, at, at + message.size_bytes, *messages.span(sender), delta])
+            at += message.size_bytes
+            for piece in pieces:
+                boxes[shards[piece.shard].part.name].append(
+                    [0, piece.start, piece.end, piece.box.start, piece.box.shape]
                 )
-            bodies.append(orders)
-        return self.order(*bodies)
+        return {
+            "group": self._group.name,
+            "bytes": messages.size_bytes,
+            "wire": at,
+            "parts": parts,
+            "keep": self._full_every > 1,
+            "tensors": [
+                [name, part.shape, str(part.dtype).removeprefix("torch."), boxes[name]]
+                for name, part in kinds.items()
+            ],
+        }
+
+    def _route(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
+        """From whom an engine rank receives, and to whom it passes on."""
+        below = [
+            self._place(each, engine_rank)
+            for each in range(self.num_trees, len(self._orders.engines))
+            if self._above(each) == engine
+        ]
+        if engine < self.num_trees:
+            return {"from": [part[:3] for part in order["parts"]], "to": below}
+        above = self._place(self._above(engine), engine_rank)
+        return {"from": [[above, 0, order["wire"]]], "to": below}
 
     def order(self, *of_engines: list[dict[str, object]]) -> list[Reply]:
         """Give each engine its orders, one for each of its ranks; all the same ones if there is
@@ -236,11 +329,14 @@ class Pusher:
     def _place(self, engine: int, engine_rank: int) -> int:
         return self._num_ranks + engine * self._tp + engine_rank
 
-    def forget(self) -> None:
-        """Free what was sent, which has arrived, or never will."""
+    def forget(self, *, has_failed: bool) -> None:
+        """Free what was sent, which has arrived, or never will: then the next publish sends all
+        numbers."""
         self._sending = []
+        if has_failed:
+            self._last.clear()
 
     def close(self) -> None:
         """Leave the group."""
-        self.forget()
+        self.forget(has_failed=True)
         self._group.close()

@@ -44,7 +44,8 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
     tmp_path: Path, name: str
 ) -> None:
     """Through shared memory; and through a group, where the second engine is sent nothing by the
-    trainer, and receives all from the first. An engine that dies is named on all ranks."""
+    trainer, and receives all from the first; then what changed. An engine that dies is named on
+    all ranks."""
     run_python("tests.families.making", str(tmp_path / "models"), name)
     folder, other = tmp_path / "models" / name, tmp_path / "other"
     other_weights(folder, other)
@@ -75,6 +76,9 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
                 assert said[way]["whole"] <= sum(fetched) < 1.5 * said[way]["whole"]
                 assert min(fetched) > 0
             assert len(said[way]["fetched"]) == 2
+        everything, nothing, changes = said["DistributedChannel"]["sent"]
+        assert said["DistributedChannel"]["whole"] <= everything
+        assert nothing < changes < 0.03 * everything
         assert "engine 1" in said["DistributedChannel"]["failure"]
     finally:
         for server in servers:
