@@ -330,13 +330,16 @@ class TrainerRank(Profiled):
             else:
                 channel.close()
 
-    def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
-        """Send the current weights to a fleet."""
+    def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> int:
+        """Send the current weights to a fleet. Returns the bytes that this rank sent, as far as its
+        channel counts them."""
         with self._named(f"publishing weights {version}"):
             channel = self.channels[fleet]
+            before = getattr(channel, "sent_bytes", 0)
             channel.send(self._to_send(channel))
             if self.draft is not None:  # an engine without one lets it pass
                 cast("DraftChannel", channel).send_draft(self.draft.buckets())
+            return getattr(channel, "sent_bytes", 0) - before
 
     def verify(self, fleet: str = ROLLOUT) -> None:
         """Compare what the fleet's engines hold with the weights. Raises MismatchError."""

@@ -63,6 +63,8 @@ class _Channel:
         rank is reached by one."""
         self.num_receivers: int | None = None
         """Ranks of an engine, where they receive shards into memory of their own."""
+        self.sent_bytes = 0
+        """Bytes that this rank sent, or put where engines read them."""
         self.full_every = 1
         """Every how many publishes a channel that can send what changed sends all numbers."""
         self.fetched: dict[str, list[int]] = {}
@@ -258,6 +260,7 @@ class TensorChannel(_Channel):
         device = bucket[0][1].device
         buffer = self._buffer(device, slices[-1].end, index)
         write_flat(bucket, buffer.flat)
+        self.sent_bytes += slices[-1].end
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         return buffer
@@ -482,7 +485,7 @@ class DistributedChannel(_Channel):
         dist.broadcast_object_list(goes_on, src=0)
         if goes_on[0]:
             assert self._pusher is not None
-            self._pusher.send(own)
+            self.sent_bytes += self._pusher.send(own)
         return everyones
 
     def _begin_loading(self, whole: Any) -> None:
@@ -496,11 +499,7 @@ class DistributedChannel(_Channel):
             return
         assert self._group is not None, "send before open"
         self._loading = self._group.broadcast(*whole)
-
-    @property
-    def sent_bytes(self) -> int:
-        """Return the bytes of shards that this rank has sent since `open`."""
-        return self._pusher.sent_bytes if self._pusher is not None else 0
+        self.sent_bytes += whole[0].numel()
 
     def send(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
         if self._pusher is not None:

@@ -139,8 +139,6 @@ class Pusher:
         self._full_every, self._number, self._is_full = full_every, 0, True
         self._last: dict[tuple[int, int], Words] = {}
         """(bucket, engine rank) -> the words of the message that was sent last."""
-        self.sent_bytes = 0
-        """By this rank, since it joined."""
 
     @property
     def num_trees(self) -> int:
@@ -226,15 +224,15 @@ class Pusher:
                 return Outgoing(engine_rank=place[1], wire=wire.to(flat.device), delta=delta)
         return Outgoing(engine_rank=place[1], wire=flat, delta=None)
 
-    def send(self, messages: list[Outgoing]) -> None:
-        """Send this rank's messages to the first engine of each tree. What was sent before has
-        arrived."""
-        self.sent_bytes += self.num_trees * sum(each.wire.numel() for each in messages)
+    def send(self, messages: list[Outgoing]) -> int:
+        """Send this rank's messages to the first engine of each tree; the number of bytes. What was
+        sent before has arrived."""
         self._sending = [
             (self._group.send(each.wire, self._place(engine, each.engine_rank)), each.wire)
             for each in messages
             for engine in range(self.num_trees)
         ]
+        return self.num_trees * sum(each.wire.numel() for each in messages)
 
     def begin(self, shards: Shards, everyones: list[list[Sent]]) -> list[Reply]:
         """Let all engines receive a bucket and load it. `everyones`: [trainer rank] what it sends.
