@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +42,7 @@ def test_each_number_of_a_cut_arrives_once(tensors, data):
     arrived = {name: torch.full(shape, -1.0) for name, shape, _, _ in tensors}
     spans = [messages.span(sender) for sender in messages.of_sender]
     assert spans == sorted(spans)
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     for sender, pieces in messages.of_sender.items():
         for piece in pieces:
             shard = shards[piece.shard]
