@@ -121,6 +121,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/backends/sglang/test_quantised.py": 1,
     "tests/backends/sglang/test_exact.py": ("qwen3_moe-2-2-0.7",),
     "tests/backends/sglang/test_shared_experts.py": 0,
+    "tests/backends/sglang/weights/test_shards.py": 1,
     "tests/backends/sglang/launch/test_warm.py": 0,
     "tests/backends/sglang/launch/test_warm.py::test_an_engine_that_is_forked_is_as_any_other": 1,
     "tests/backends/sglang/launch/test_arguments.py": 1,

@@ -46,6 +46,8 @@ COVERED = {
     "test_logits_equal_those_of_transformers",
     "model families in engines": "tests/backends/sglang/test_families.py::"
     "test_logprobs_and_experts_are_those_of_transformers_also_after_new_weights",
+    "weights in pieces to several engines": "tests/backends/sglang/weights/test_shards.py::"
+    "test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors",
     "layouts": f"{LAYERS}/test_layouts.py::test_losses_over_three_steps_equal_those_of_one_process",
     "checkpoints under another layout": f"{LAYERS}/state/test_checkpoint.py::"
     "test_a_checkpoint_of_one_rank_goes_on_under_another_layout",

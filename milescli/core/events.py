@@ -106,6 +106,8 @@ class PublishStats:
     """Tokens of responses that were discarded since the previous publish, by
     `rollout.on_update=abort` or by their caller; tokens that an engine has made since then and not
     sent are not included."""
+    sent_bytes: int = 0
+    """Bytes of weights that all trainer ranks sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,7 @@ _PUBLISH = (
     ("num_running", "", "requests that were running when it began"),
     ("wait_s", SECONDS, "until none was running any more: the drain"),
     ("discarded_tokens", "tokens", "of responses that were given up, since the publish before"),
+    ("sent_bytes", "bytes", "of weights that all trainer ranks sent"),
 )
 _FLOW = (
     ("idle_s", SECONDS, "in which no sample was being made, since the step before"),

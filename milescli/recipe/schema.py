@@ -35,13 +35,17 @@ class Weights(Section):
     """How the engines receive new weights."""
 
     channel: str = "auto"
-    """tensor: shared memory, if trainer and engines share devices; distributed: broadcast to
-    engines on other devices; auto: the plan chooses; or an import path to a class."""
+    """tensor: shared memory, if trainer and engines share devices; distributed: a process group
+    with engines on other devices; auto: the plan chooses; or an import path to a class."""
     format: str = "hf"
     """Format of the tensors that engines receive: hf (as in a Hugging Face folder), or an import
     path."""
     bucket_mib: Positive | None = None
-    """Size of one transfer of weights in MiB. null: 512; on a CPU, whose caches are small, 64."""
+    """Size of one transfer of weights per rank in MiB. null: 512; on a CPU, whose caches are small,
+    64."""
+    full_every: Positive = 1
+    """Every how many publishes all weights are sent; the others send what changed, by checksum, if
+    the channel is distributed. 1: always all. Trainer and engines keep a copy in host memory."""
     verify: bool = False
     """After each publish, check bit for bit that the engines hold the weights that the trainer
     sent."""

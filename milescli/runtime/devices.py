@@ -35,6 +35,8 @@ class Devices:
     """They had, and lent it to ranks that start."""
     interrupted: PublishStats = field(default_factory=PublishStats)
     """What the last publish did to the engines' requests."""
+    sent_bytes: int = 0
+    """Bytes of weights that all trainer ranks sent in the last publish."""
     fleet: str = ROLLOUT
     """As the trainer knows the engines."""
     _connected: Sequence[EngineAddress] = ()
@@ -160,7 +162,7 @@ class Devices:
                 if engines != self._connected:
                     await self.trainer.connect_engines(engines, self.fleet)
                     self._connected = engines
-                await self.trainer.publish(version, self.fleet)
+                self.sent_bytes = await self.trainer.publish(version, self.fleet)
                 if verify:
                     await self.trainer.verify(self.fleet)
             except WorkerDied:

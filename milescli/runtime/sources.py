@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from milescli.core.events import PhaseSeconds, RowStepDone, StepDone, WarmupStepDone
@@ -129,7 +130,7 @@ class Groups(Source):
             version=devices.version,
             rollout_tokens_per_s=stats.generated_tokens / max(seconds.rollout_s, 1e-9),
             train_tokens_per_s=report.num_tokens / max(seconds.train_s, 1e-9),
-            publish=devices.interrupted,
+            publish=replace(devices.interrupted, sent_bytes=devices.sent_bytes),
             flow=self.collector.flow,
         )
 

@@ -263,10 +263,10 @@ class Trainer:
         """Free the memory of the teachers: nobody asks them again."""
         await self.call("dismiss_teachers")
 
-    async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
-        """Send the current weights to a fleet's engines. The caller has paused them, and tells them
-        afterwards that they hold `version`."""
-        await self.call("publish", version, fleet)
+    async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> int:
+        """Send the current weights to a fleet's engines; the bytes that all ranks sent. The caller
+        has paused them, and tells them afterwards that they hold `version`."""
+        return sum(await self.call("publish", version, fleet) or ())
 
     async def verify(self, fleet: str = ROLLOUT) -> None:
         """Compare what a fleet's engines hold with the current weights, bit for bit. The caller has

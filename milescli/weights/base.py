@@ -3,7 +3,7 @@ knows no vendor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -102,6 +102,6 @@ def _aligned(bucket: Bucket) -> Bucket:
     return sorted(bucket, key=lambda pair: -pair[1].itemsize)
 
 
-def has_quantised(bucket: Bucket) -> bool:
+def has_quantised(dtypes: Iterable[torch.dtype]) -> bool:
     """Return True if a tensor holds numbers that another one scales: float8, or packed integers."""
-    return any(tensor.itemsize == 1 or not tensor.is_floating_point() for _, tensor in bucket)
+    return any(dtype.itemsize == 1 or not dtype.is_floating_point for dtype in dtypes)

@@ -17,6 +17,7 @@ from milescli.backends.megatron.state import optimizer
 from milescli.backends.megatron.state.checkpoint import CheckpointIO
 from milescli.backends.megatron.state.gathering import hf_buckets, merged_buckets
 from milescli.backends.megatron.state.saving import release_state
+from milescli.backends.megatron.state.shards import ShardPlan
 from milescli.backends.megatron.state.sleeping import Sleeper
 from milescli.backends.megatron.state.weights import TIED_OUTPUT
 from milescli.backends.megatron.step import stepping
@@ -31,6 +32,7 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.speculative import Mtp
 from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket
+from milescli.weights.shards import Shards
 
 
 class TrainedModel(LoadedModel):
@@ -68,6 +70,7 @@ class TrainedModel(LoadedModel):
         self._bucket_bytes = bucket_bytes(
             recipe.weights.bucket_mib, on_cpu=plan.device_kind == "cpu"
         )
+        self._shard_plans: dict[object, ShardPlan | None] = {}
         self.merges_adapter = plan.merges_adapter
         self.formats = PolicyFormats(self.table, plan, recipe, folder=folder) if is_policy else None
         self.rounded = (
@@ -176,6 +179,42 @@ class TrainedModel(LoadedModel):
             scaling = self.adapters.shape.scaling
             whole = merged_buckets(whole, adapter, self.adapters.table, scaling=scaling)
         return self.formats.for_engines(whole) if self.formats else whole
+
+    def shards_for_engines(
+        self,
+        groups: Sequence[Sequence[int]],
+        *,
+        for_check: bool = False,
+        num_receivers: int | None = None,
+    ) -> Iterator[Shards] | None:
+        """Yield what `buckets_for_engines` yields as pieces that ranks hold, each sent once by each
+        of `groups`, ranks that reach the same engines; None where whole tensors must be sent.
+        `num_receivers`: engine ranks that share a bucket, where they need memory of their own for
+        it. Collective."""
+        blocks = self.formats.blocks if self.formats is not None else {}
+        if self.adapters is not None or blocks is None:
+            return None
+        key = (for_check, tuple(map(tuple, groups)), num_receivers)
+        if key not in self._shard_plans:
+            table = self.formats.table if self.formats is not None else self.table
+            try:
+                self._shard_plans[key] = ShardPlan(
+                    self.weights,
+                    table if for_check else table.changing(),
+                    mesh=self.mesh,
+                    bucket_bytes=self._bucket_bytes,
+                    groups=groups,
+                    blocks=blocks,
+                    total_bytes=self._bucket_bytes * num_receivers
+                    if num_receivers
+                    else sys.maxsize,
+                )
+            except LookupError:  # a node of engines whose trainer ranks hold a part of the model
+                self._shard_plans[key] = None
+        plan = self._shard_plans[key]
+        if plan is None:
+            return None
+        return self.formats.shards_for_engines(plan.shards()) if self.formats else plan.shards()
 
     def _whole_model(self, table: WeightTable) -> Iterator[Bucket]:
         return hf_buckets(self.weights, table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Stepped, TrainShard
 from milescli.weights.base import Bucket, DraftChannel, WeightChannel
-from milescli.weights.formats import formatted
+from milescli.weights.formats import HF, formatted
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.learner import Learner
@@ -163,11 +163,14 @@ class TrainerRank(Profiled):
         assert self.channel_path is not None, "this trainer was made without a weight channel"
         module, _, name = self.channel_path.partition(":")
         build = getattr(importlib.import_module(module), name)
-        return build(
+        channel = build(
             backend=self.plan.collective,
             host=self.master[0],
             timeout_s=self.recipe.machine.request_timeout_s,
         )
+        if hasattr(channel, "full_every"):
+            channel.full_every = self.recipe.weights.full_every
+        return channel
 
     def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
         """Take an optimizer step, as `Learner.step` does; the report is equal on all ranks."""
@@ -327,19 +330,33 @@ class TrainerRank(Profiled):
             else:
                 channel.close()
 
-    def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
-        """Send the current weights to a fleet."""
+    def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> int:
+        """Send the current weights to a fleet. Returns the bytes that this rank sent, as far as its
+        channel counts them."""
         with self._named(f"publishing weights {version}"):
             channel = self.channels[fleet]
-            channel.send(formatted(self._buckets_to_send(), self.format))
+            before = getattr(channel, "sent_bytes", 0)
+            channel.send(self._to_send(channel))
             if self.draft is not None:  # an engine without one lets it pass
                 cast("DraftChannel", channel).send_draft(self.draft.buckets())
+            return getattr(channel, "sent_bytes", 0) - before
 
     def verify(self, fleet: str = ROLLOUT) -> None:
         """Compare what the fleet's engines hold with the weights. Raises MismatchError."""
         with self._named("verifying weights"):
-            sent = self._buckets_to_send(for_check=True)
-            self.channels[fleet].verify(formatted(sent, self.format))
+            channel = self.channels[fleet]
+            channel.verify(self._to_send(channel, for_check=True))
+
+    def _to_send(self, channel: WeightChannel, *, for_check: bool = False) -> Any:
+        """Yield shards, if the channel and the model's numbers allow it, or whole tensors."""
+        groups = getattr(channel, "groups", None)
+        if groups and self.turns is None and self.recipe.weights.format == HF:
+            shards = self.policy.shards_for_engines(
+                groups, for_check=for_check, num_receivers=getattr(channel, "num_receivers", None)
+            )
+            if shards is not None:
+                return shards
+        return formatted(self._buckets_to_send(for_check=for_check), self.format)
 
     def silence_layers(self, first: int) -> None:
         """Let layers `first` and beyond pass their input through."""

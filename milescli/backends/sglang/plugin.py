@@ -35,7 +35,14 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang.inside import adapter, corrections, quantised, routing, verify
+    from milescli.backends.sglang.inside import (
+        adapter,
+        corrections,
+        quantised,
+        routing,
+        shards,
+        verify,
+    )
     from milescli.backends.sglang.launch import key
 
     try:
@@ -46,6 +53,7 @@ def register() -> None:
         _keep_load_file_with_the_process()
         _listen_on_given_address()
         _meet_at_reserved_ports()
+        shards.install()  # before those that shall see its updates as any other
         quantised.install()  # before `verify`, whose orders begin no update
         verify.install()
         corrections.install()

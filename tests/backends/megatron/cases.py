@@ -41,6 +41,7 @@ from tests.backends.megatron.saving_cases import (  # noqa: F401
     memory_of_save,
     saves_fail,
 )
+from tests.backends.megatron.shard_cases import published_in_shards, shard_checksums  # noqa: F401
 from tests.backends.megatron.shared_cases import shared_prompts  # noqa: F401
 from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
 from tests.backends.megatron.told_cases import told_by_a_step  # noqa: F401
@@ -80,6 +81,7 @@ def train_steps(
     facts = made.facts
     routing = (facts.num_experts, facts.num_layers, facts.topk) if replay else None
     checksums = made.parameter_checksums()
+    in_shards = shard_checksums(made)
     made.freeze_reference()
     scores = scores_everywhere(made, policy_shard(made, 9, routing=routing))
     reports = [
@@ -90,7 +92,12 @@ def train_steps(
         for step in range(3)
     ]
     made.close()
-    return {"checksums": checksums, "scores": scores, "reports": reports}
+    return {
+        "checksums": checksums,
+        "in_shards": in_shards,
+        "scores": scores,
+        "reports": reports,
+    }
 
 
 def engine_differences(

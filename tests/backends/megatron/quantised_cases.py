@@ -9,6 +9,7 @@ import torch
 from milescli.backends.megatron.layers.grouped_experts import GroupedExperts
 from tests.backends.megatron.harness import policy_shard, scores_everywhere, trainer
 from tests.backends.megatron.latent_models import LATENT
+from tests.backends.megatron.shard_cases import shard_checksums
 from tests.backends.megatron.tiny_models import DENSE
 
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}
@@ -92,6 +93,9 @@ def quantised_steps(
         for bucket in made.policy.buckets_for_engines()
         for name, tensor in bucket
     }
+    in_shards = shard_checksums(made)
+    whole = formats["engine_format"] == "nvfp4" or made.policy.adapters is not None
+    assert in_shards == (None if whole else published)
     reports = [made.step(policy_shard(made, step), 1e-2).report for step in range(2)]
     last = scores_everywhere(made, shard)
     made.close()

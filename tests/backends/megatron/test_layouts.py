@@ -45,6 +45,7 @@ def test_losses_over_three_steps_equal_those_of_one_process(
 def test_weights_come_out_as_they_went_in_bit_for_bit(worlds: Worlds, size: str, name: str) -> None:
     model = {"toy": "dense"}.get(short := name.split()[0].removesuffix("-r3"), short)
     assert worlds.get(size)[name]["checksums"] == worlds.get("one")[model]["checksums"]
+    assert worlds.get(size)[name]["in_shards"] == worlds.get("one")[model]["checksums"]
 
 
 @pytest.mark.parametrize("model", ["dense", "tied", "moe"])

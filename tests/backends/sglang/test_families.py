@@ -62,7 +62,7 @@ def wanted() -> list[str]:
     return [name for name in named if servable_on_cpu(parse_facts(CASES[name].config))[0]]
 
 
-def _python(*arguments: str) -> None:
+def run_python(*arguments: str) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
@@ -177,7 +177,7 @@ def served(
         for name in wanted()
         if any(item.nodeid.endswith(f"after_new_weights[{name}]") for item in request.session.items)
     ]
-    _python("tests.families.making", str(root / "models"), *names)
+    run_python("tests.families.making", str(root / "models"), *names)
     by_name: dict[str, dict] = {}
     jobs = []
     for name in names:
@@ -199,7 +199,7 @@ def served(
                 }
             )
     (root / "request.json").write_text(json.dumps({"jobs": jobs}))
-    _python("tests.backends.sglang.witness", str(root / "request.json"))
+    run_python("tests.backends.sglang.witness", str(root / "request.json"))
     replayed(root, by_name)
     for name, kinds in by_name.items():
         for kind in kinds if "error" not in kinds else ():
@@ -233,7 +233,7 @@ def replayed(root: Path, by_name: dict[str, dict]) -> None:
             }
         )
     (root / "replayed.json").write_text(json.dumps({"jobs": jobs}))
-    _python("tests.backends.sglang.replayer", str(root / "replayed.json"))
+    run_python("tests.backends.sglang.replayer", str(root / "replayed.json"))
     for name in by_name:
         if (said := root / f"{name} replayed.safetensors").exists():
             for index, row in enumerate(by_name[name]["sampled"]):

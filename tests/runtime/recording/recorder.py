@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from milescli.core.events import PublishStats
 from milescli.core.types import EngineAddress
 
 
@@ -13,7 +14,8 @@ class Recorder:
         self.engines: list[EngineAddress] = [EngineAddress(url="http://127.0.0.1:1")]
 
     def __getattr__(self, order: str):
-        async def obey(*arguments: object) -> None:
+        async def obey(*arguments: object) -> object:
             self.told.append(f"{self.name}.{order}")
+            return {"pause": PublishStats(), "publish": 0}.get(order)
 
         return obey

@@ -15,8 +15,9 @@ from megatron.core.models.gpt import GPTModel
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.saving import last_change
+from milescli.backends.megatron.state.stored_shards import rounded_shard, stored_shards
 from milescli.backends.megatron.state.weights import LocalWeight, cut
-from milescli.checkpoint.formats.base import Codec, rounded_by_rows
+from milescli.checkpoint.formats.base import Codec, Scheme, rounded_by_rows
 from milescli.checkpoint.formats.schemes import INPUT_CODECS, scheme_of
 from milescli.checkpoint.formats.stored import largest_of, rounded, stored
 from milescli.models.base import Entry, WeightTable, read_config
@@ -25,6 +26,7 @@ from milescli.plan.precision import quantised
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.weights.base import Bucket
+from milescli.weights.shards import Shards
 
 
 class QuantisedLayers:
@@ -221,15 +223,47 @@ class PolicyFormats:
             layers.freeze()
         return layers
 
+    @property
+    def blocks(self) -> Mapping[str, tuple[int, int]] | None:
+        """Return name -> (rows, columns) that share a scale, for each matrix that engines are sent
+        rounded; None if the numbers of a piece depend on the rest of the matrix."""
+        scheme, choices = self._sent()
+        if scheme is None:
+            return {}
+        if scheme.codec.needs_largest:
+            return None
+        rows, columns = scheme.codec.block
+        return {name: (rows, columns) for name, each in choices.items() if each.form is not None}
+
+    def _sent(self) -> tuple[Scheme | None, Mapping[str, Choice]]:
+        """In what form engines are sent which weights."""
+        trainer, engines = self._plan.trainer_format, self._plan.engine_format
+        if engines is not None:
+            return scheme_of(engines, self._config), self._of_engines
+        if trainer is not None and not self._frozen:
+            return scheme_of(trainer, self._config), self._of_trainer
+        return None, {}
+
+    def shards_for_engines(self, buckets: Iterable[Shards]) -> Iterator[Shards]:
+        """Yield shards as engines hold them. Each piece is rounded by itself, and so must be a
+        multiple of `blocks` in size, or all of its matrix."""
+        scheme, choices = self._sent()
+        for bucket in buckets:
+            if scheme is None:
+                yield bucket
+            elif self._plan.engine_format is None:
+                yield [rounded_shard(shard, choices, scheme) for shard in bucket]
+            else:
+                yield [each for shard in bucket for each in stored_shards(shard, choices, scheme)]
+
     def for_engines(self, buckets: Iterable[Bucket]) -> Iterator[Bucket]:
         """Yield the buckets of the whole model, under the names of `table`, as engines hold
         them."""
-        trainer, engines = self._plan.trainer_format, self._plan.engine_format
+        scheme, choices = self._sent()
         for bucket in buckets:
-            if engines is not None:
-                scheme = scheme_of(engines, self._config)
-                yield list(stored(bucket, self._of_engines, scheme, plain=lambda _, same: same))
-            elif trainer is not None and not self._frozen:
-                yield list(rounded(bucket, self._of_trainer, scheme_of(trainer, self._config)))
-            else:
+            if scheme is None:
                 yield bucket
+            elif self._plan.engine_format is not None:
+                yield list(stored(bucket, choices, scheme, plain=lambda _, same: same))
+            else:
+                yield list(rounded(bucket, choices, scheme))

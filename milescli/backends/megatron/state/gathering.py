@@ -17,6 +17,7 @@ from milescli.models.adapter import Place, merged, pairs_of
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import stage_ends
+from milescli.plan.types import TrainerLayout
 from milescli.weights.base import Bucket
 
 Parts = dict[tuple[str, int], torch.Tensor]
@@ -29,22 +30,28 @@ def hf_buckets(
     """Yield the whole model under Hugging Face names, in buckets of at most `bucket_bytes` (or one
     disk tensor). Collective: every rank must consume all of it, and every rank gets the same
     tensors, which may be views of the parameters."""
-    by_name = {
-        weight.entry.megatron: weight
-        for weight in weights
-        if not (weight.name == TIED_OUTPUT and table.facts.tied_embeddings)
-    }
-    dtypes = _dtypes(weights)
+    by_name = held_once(weights, table)
+    dtypes = dtypes_of(weights)
     bucket: list[Entry] = []
     bucket_size = 0
     for unit in bundles_of([entry for entry in table.entries if table.holds(entry)]):
         size = sum(dtypes[entry.megatron].itemsize * entry.num_elements for entry in unit)
         if bucket and bucket_size + size > bucket_bytes:
-            yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
+            yield gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
             bucket, bucket_size = [], 0
         bucket += unit
         bucket_size += size
-    yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
+    yield gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
+
+
+def held_once(weights: Sequence[LocalWeight], table: WeightTable) -> dict[str, LocalWeight]:
+    """Return the rank's weights by Megatron name; an output layer that is the embedding is left
+    out."""
+    return {
+        weight.entry.megatron: weight
+        for weight in weights
+        if not (weight.name == TIED_OUTPUT and table.facts.tied_embeddings)
+    }
 
 
 def merged_buckets(
@@ -68,9 +75,9 @@ def merged_buckets(
         ]
 
 
-def _dtypes(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
-    """Megatron name -> dtype in memory, over all ranks: that of the model, but for those few that
-    are kept apart (in float32)."""
+def dtypes_of(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
+    """Return Megatron name -> dtype in memory, over all ranks: that of the model, but for those few
+    that are kept apart (in float32). Collective."""
     usual, _ = Counter(weight.parameter.dtype for weight in weights).most_common(1)[0]
     apart = {
         weight.entry.megatron: weight.parameter.dtype
@@ -103,7 +110,7 @@ def _units(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 @torch.no_grad()
-def _gather_bucket(
+def gather_bucket(
     entries: Sequence[Entry],
     local: dict[str, LocalWeight],
     *,
@@ -111,10 +118,11 @@ def _gather_bucket(
     table: WeightTable,
     mesh: Mesh,
 ) -> Bucket:
-    """Cut parts -> whole parts within each pipeline stage, then from stage to stage, each as few
-    collectives on flat memory of one dtype; then parts -> disk tensors."""
+    """Return whole disk tensors: cut parts -> whole parts within each pipeline stage, then from
+    stage to stage, each as few collectives on flat memory of one dtype; then parts -> disk
+    tensors. Collective."""
     mine = {entry.megatron: local[entry.megatron] for entry in entries if entry.megatron in local}
-    stage_of = _stages(entries, mesh=mesh, table=table)
+    stage_of = stages_of(entries, layout=mesh.layout, table=table)
     kinds = {(stage_of[entry.megatron], dtypes[entry.megatron]) for entry in entries}
     whole: Parts = {}
     for stage, dtype in sorted(kinds, key=str):
@@ -158,9 +166,11 @@ def part_shapes(entry: Entry) -> tuple[torch.Size, ...]:
     return _part_shapes(entry.rule, entry.facts)
 
 
-def _stages(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict[str, int]:
-    """Megatron name -> pipeline stage that holds it."""
-    ends = stage_ends(mesh.layout, table.facts.num_layers)
+def stages_of(
+    entries: Sequence[Entry], *, layout: TrainerLayout, table: WeightTable
+) -> dict[str, int]:
+    """Return Megatron name -> pipeline stage that holds it."""
+    ends = stage_ends(layout, table.facts.num_layers)
     stages = {}
     for entry in entries:
         if entry.layer is not None:
@@ -168,7 +178,7 @@ def _stages(entries: Sequence[Entry], *, mesh: Mesh, table: WeightTable) -> dict
                 stage for stage, end in enumerate(ends) if entry.layer < end
             )
         else:
-            stages[entry.megatron] = 0 if entry.rule.on_first_stage else mesh.layout.pp - 1
+            stages[entry.megatron] = 0 if entry.rule.on_first_stage else layout.pp - 1
     return stages
 
 

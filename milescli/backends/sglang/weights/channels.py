@@ -4,8 +4,12 @@ theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +18,19 @@ import torch.distributed as dist
 from milescli.backends.sglang.client.http import EngineRefused, Orders, Reply
 from milescli.backends.sglang.inside.corrections import DRAFT_FORMAT
 from milescli.backends.sglang.inside.quantised import LOADED_FORMAT
+from milescli.backends.sglang.inside.shards import FETCHED, SHARDS_FORMAT
 from milescli.backends.sglang.inside.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weights.group import WeightGroup
-from milescli.backends.sglang.weights.shared_tensor import SharedBuffer, plain_payload
+from milescli.backends.sglang.weights.pushing import Outgoing, Pusher
+from milescli.backends.sglang.weights.shared_tensor import (
+    FOLDER,
+    SharedBuffer,
+    plain_payload,
+)
 from milescli.core.errors import MachineError, MilesError, MismatchError
 from milescli.core.types import EngineAddress
 from milescli.weights.base import Bucket, Slice, has_quantised, layout, write_flat
+from milescli.weights.shards import Shard, Shards
 
 DEFAULT_TIMEOUT_S = 600.0
 """For an engine to load one bucket; a run sets `request_timeout_s` of the recipe."""
@@ -45,6 +56,19 @@ class _Channel:
         self._timeout_s = timeout_s
         self._orders: Orders | None = None
         self._loading: list[Reply] = []
+        self._failed = False
+        """Rank 0 has met a failure: nothing more is sent."""
+        self.groups: list[list[int]] = []
+        """Trainer ranks that reach the same engines: each group sends shards once. Every engine
+        rank is reached by one."""
+        self.num_receivers: int | None = None
+        """Ranks of an engine, where they receive shards into memory of their own."""
+        self.sent_bytes = 0
+        """Bytes that this rank sent, or put where engines read them."""
+        self.full_every = 1
+        """Every how many publishes a channel that can send what changed sends all numbers."""
+        self.fetched: dict[str, list[int]] = {}
+        """Engine -> [tp] bytes that each of its ranks took from shards since `open`."""
 
     @property
     def orders(self) -> Orders:
@@ -55,19 +79,20 @@ class _Channel:
     def open(self, engines: list[EngineAddress]) -> None:
         self.close()
         self._orders = Orders(engines, timeout_s=self._timeout_s)
+        self.fetched = {}
 
     def close(self) -> None:
         if self._orders is not None:
             self._orders.close()
             self._orders = None
 
-    def send(self, buckets: Iterator[Bucket]) -> None:
+    def send(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
         try:
             _agree(self._send_all(buckets))
         finally:
             self._free()
 
-    def verify(self, buckets: Iterator[Bucket]) -> None:
+    def verify(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
         """Overwrite the engines' weights, send everything once more in the same way, and
         compare."""
         failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
@@ -109,7 +134,7 @@ class _Channel:
                 "please report this with the recipe",
             ) from None
 
-    def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
+    def _send_all(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> MilesError | None:
         """Engines load one bucket while the ranks make and flatten the next. Every rank goes
         through all buckets, also after a failure: making them is collective, and a rank that left
         would hang the others. After the last bucket of quantised weights the engines prepare
@@ -117,10 +142,11 @@ class _Channel:
         failure: MilesError | None = None
         quantised = False
         for index, bucket in enumerate(buckets):
-            quantised = quantised or has_quantised(bucket)
+            quantised = quantised or has_quantised(_dtypes(bucket))
             own = self._flatten(bucket, index)
             # on rank 0; before `_collect` lets the other ranks go on
             failure = _caught(self._finish_loading) or failure
+            self._failed = failure is not None
             whole = self._collect(own)
             if _rank() == 0 and failure is None:
                 failure = _caught(self._begin_loading, whole)
@@ -129,7 +155,7 @@ class _Channel:
             failure = _caught(self._tell, LOADED_FORMAT, "all")
         return failure
 
-    def _flatten(self, bucket: Bucket, index: int) -> Any:
+    def _flatten(self, bucket: Any, index: int) -> Any:
         """Prepare what this rank adds to the sending of a bucket. The engines may still read the
         one before."""
         raise NotImplementedError
@@ -147,8 +173,13 @@ class _Channel:
         """Rank 0: wait until all engines have replied to the last bucket, each within its bound.
         They reply when they have read it."""
         loading, self._loading = self._loading, []
-        if loading:
-            self.orders.finish(loading)
+        replies = self.orders.finish(loading) if loading else []
+        for engine, reply in zip(self.orders.engines, replies, strict=False):
+            _, is_shards, counts = str(reply.get("message", "")).partition(FETCHED)
+            if is_shards:
+                fetched = self.fetched.setdefault(engine.name, [0] * engine.tp)
+                for rank, count in enumerate(json.loads(counts)):
+                    fetched[rank] += count
 
     def _free(self) -> None:
         """Give back what buckets were sent from: no rank sends any more."""
@@ -168,12 +199,16 @@ class TensorChannel(_Channel):
         self._buffers: list[SharedBuffer | None] = [None, None]
         self._readers: list[list[tuple[int, int]]] = []
         self._for_draft = False
+        self._shards = Shards()
 
     def open(self, engines: list[EngineAddress]) -> None:
         super().open(engines)
-        self._readers = readers(
-            engines, num_ranks=dist.get_world_size() if dist.is_initialized() else 1
-        )
+        num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self._readers = readers(engines, num_ranks=num_ranks)
+        memories = [_memory()] * num_ranks
+        if num_ranks > 1:
+            dist.all_gather_object(memories, _memory())
+        self.groups = groups_of(memories, self._readers)
 
     def send_draft(self, buckets: Iterator[Bucket]) -> None:
         self._for_draft = True
@@ -182,21 +217,53 @@ class TensorChannel(_Channel):
         finally:
             self._for_draft = False
 
-    def _flatten(self, bucket: Bucket, index: int) -> list[str] | MilesError:
-        """Return a handle for each reader of this rank; or why there is none, which rank 0
-        raises."""
+    def _flatten(self, bucket: Any, index: int) -> Any:
+        """Return a handle for each reader of this rank; of shards, where it put them; or why
+        there is none, which rank 0 raises."""
+        if bucket and isinstance(bucket[0], Shard):
+            self._shards = bucket
+            return self._place(bucket, index)
+        self._shards = []
         mine = self._readers[_rank()]
         if not mine:
             return []
-        slices, device = layout(bucket), bucket[0][1].device
+        slices = layout(bucket)
         try:
-            buffer = self._buffer(device, slices[-1].end, index)
+            buffer = self._filled(bucket, slices, index)
         except MachineError as error:
             return error
+        return [buffer.payload(slices) for _ in mine]
+
+    def _place(self, shards: Shards, index: int) -> _Placed | MilesError:
+        """Put this rank's shards where engines reach them."""
+        rank = _rank()
+        mine = [
+            (str(number), shard.tensor)
+            for number, shard in enumerate(shards)
+            if shard.tensor is not None and rank in shard.senders
+        ]
+        if not mine:
+            return _Placed(places={}, handles=[])
+        slices = layout(mine)
+        try:
+            buffer = self._filled(mine, slices, index)
+        except MachineError as error:
+            return error
+        # one handle of a file serves all; those of a device are counted
+        num_readers = 1 if buffer.device.type == "cpu" else sum(map(len, self._readers))
+        return _Placed(
+            places={int(place.name): (place.start, place.end) for place in slices},
+            handles=[buffer.handle(slices[-1].end) for _ in range(num_readers)],
+        )
+
+    def _filled(self, bucket: Bucket, slices: list[Slice], index: int) -> SharedBuffer:
+        device = bucket[0][1].device
+        buffer = self._buffer(device, slices[-1].end, index)
         write_flat(bucket, buffer.flat)
+        self.sent_bytes += slices[-1].end
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-        return [buffer.payload(slices) for _ in mine]
+        return buffer
 
     def _buffer(self, device: torch.device, size_bytes: int, index: int) -> SharedBuffer:
         buffer = self._buffers[index % 2]
@@ -205,30 +272,53 @@ class TensorChannel(_Channel):
             buffer = self._buffers[index % 2] = SharedBuffer(size_bytes, device)
         return buffer
 
-    def _collect(self, own: list[str] | MilesError) -> list[list[str] | MilesError]:
-        if not any(self._readers[1:]):  # all engines read the memory of rank 0
+    def _collect(self, own: Any) -> list[Any]:
+        reads_others = any(self._readers[1:]) or (bool(self._shards) and len(self._readers) > 1)
+        if not reads_others:  # all engines read the memory of rank 0
             return [own]
         gathered = [own for _ in self._readers] if _rank() == 0 else None
         dist.gather_object(own, gathered, dst=0)
         return gathered or []
 
-    def _begin_loading(self, whole: list[list[str] | MilesError]) -> None:
-        payloads = [[""] * engine.tp for engine in self.orders.engines]
-        for handles, mine in zip(whole, self._readers, strict=False):
-            if isinstance(handles, MilesError):
-                raise handles
-            for handle, (engine, engine_rank) in zip(handles, mine, strict=True):
-                payloads[engine][engine_rank] = handle
+    def _begin_loading(self, whole: list[Any]) -> None:
+        for own in whole:
+            if isinstance(own, MilesError):
+                raise own
+        plain = DRAFT_FORMAT if self._for_draft else "flattened_bucket"
+        payloads = self._pieces(whole) if self._shards else self._whole_buckets(whole)
         bodies = [
             {
                 "serialized_named_tensors": own,
-                "load_format": DRAFT_FORMAT if self._for_draft else "flattened_bucket",
+                "load_format": SHARDS_FORMAT if self._shards else plain,
                 "flush_cache": False,
                 "disable_draft_model": engine.has_own_draft and not self._for_draft,
             }
             for own, engine in zip(payloads, self.orders.engines, strict=True)
         ]
         self._loading = self.orders.begin_all("/update_weights_from_tensor", bodies)
+
+    def _whole_buckets(self, whole: list[list[str]]) -> list[list[str]]:
+        """For each engine rank the handle that its trainer rank made for it."""
+        payloads = [[""] * engine.tp for engine in self.orders.engines]
+        for handles, mine in zip(whole, self._readers, strict=False):
+            for handle, (engine, engine_rank) in zip(handles, mine, strict=True):
+                payloads[engine][engine_rank] = handle
+        return payloads
+
+    def _pieces(self, placed: list[_Placed]) -> list[list[str]]:
+        """For each engine rank what tensors there are, and in whose memory which box of them."""
+        payloads = [[""] * engine.tp for engine in self.orders.engines]
+        numbers = iter(range(sum(map(len, self._readers))))
+        for group, members in enumerate(self.groups):
+            senders = sorted({shard.senders[group] for shard in self._shards})
+            order = json.dumps({"tensors": _described(self._shards, group, senders, placed)})
+            for rank in members:
+                for engine, engine_rank in self._readers[rank]:
+                    number = next(numbers)
+                    handles = [placed[sender].handles for sender in senders]
+                    own = [each[number % len(each)] for each in handles]
+                    payloads[engine][engine_rank] = plain_payload([(order, own)])
+        return payloads
 
     def _finish_loading(self) -> None:
         """Also where one engine fails: the others may still open what is freed next."""
@@ -257,6 +347,56 @@ class TensorChannel(_Channel):
         self._free()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """Where a rank put its shards of a bucket."""
+
+    places: dict[int, tuple[int, int]]
+    """Number of the shard -> (first byte, one past the last)."""
+    handles: list[str]
+    """Of this memory: one for all readers, or one for each."""
+
+
+def _described(
+    shards: Shards, group: int, senders: list[int], placed: list[_Placed]
+) -> list[list[object]]:
+    """[name, shape, dtype, [[sender, first byte, end, start, shape] of each box]] of each tensor;
+    senders by their place in `senders`."""
+    number_of = {rank: number for number, rank in enumerate(senders)}
+    tensors: dict[str, list[object]] = {}
+    for number, shard in enumerate(shards):
+        part, sender = shard.part, shard.senders[group]
+        boxes = tensors.setdefault(part.name, [])
+        box = [*placed[sender].places[number], part.box.start, part.box.shape]
+        boxes.append([number_of[sender], *box])
+    kinds = {shard.part.name: shard.part for shard in shards}
+    return [
+        [name, kinds[name].shape, str(kinds[name].dtype).removeprefix("torch."), boxes]
+        for name, boxes in tensors.items()
+    ]
+
+
+def _memory() -> tuple[str, int]:
+    """What processes that share memory have in common: the kernel, and the folder of its files."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text() if boot.exists() else "", FOLDER.stat().st_dev
+
+
+def groups_of(
+    memories: Sequence[object], of_rank: Sequence[Sequence[tuple[int, int]]]
+) -> list[list[int]]:
+    """Return the trainer ranks of each memory that engines read. Pure."""
+    by_memory: dict[object, list[int]] = {}
+    for rank, memory in enumerate(memories):
+        by_memory.setdefault(memory, []).append(rank)
+    return [ranks for ranks in by_memory.values() if any(of_rank[rank] for rank in ranks)]
+
+
+def _dtypes(bucket: Any) -> list[torch.dtype]:
+    """Of the tensors of a bucket, or of the shards of all ranks."""
+    return [each.part.dtype if isinstance(each, Shard) else each[1].dtype for each in bucket]
+
+
 def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[int, int]]]:
     """Return per trainer rank the (engine, engine rank) pairs that read its memory. Pure."""
     of_rank: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
@@ -270,23 +410,34 @@ def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[
 
 
 class DistributedChannel(_Channel):
-    """Sends through a process group of trainer rank 0 and all engine ranks: gloo on a CPU, NCCL (or
-    RCCL) on a GPU, which is untested."""
+    """Sends through process groups: gloo on a CPU, NCCL (or RCCL) on a GPU, which is untested.
+    Shards go from every trainer rank to the engine ranks that hold them, whole tensors from rank 0
+    to all."""
 
     def __init__(self, **settings: Any) -> None:
         """Accept the settings of every channel."""
         super().__init__(**settings)
         self._group: WeightGroup | None = None
+        self._pusher: Pusher | None = None
+        self._shards = Shards()
 
     def open(self, engines: list[EngineAddress]) -> None:
         """Form the group. Collective: returns, or raises, on every rank."""
         super().open(engines)
+        num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+        equal = all(engine.tp == engines[0].tp for engine in engines)
+        self.groups = [list(range(num_ranks))] if num_ranks > 1 and equal else []
+        self.num_receivers = engines[0].tp
         _agree(_caught(self._form_group) if _rank() == 0 else None)
 
     def _form_group(self) -> None:
         self._group = WeightGroup(self.orders, backend=self._backend, host=self._host)
 
-    def _flatten(self, bucket: Bucket, index: int) -> tuple[torch.Tensor, list[Slice]] | None:
+    def _flatten(self, bucket: Any, index: int) -> Any:
+        if bucket and isinstance(bucket[0], Shard):
+            self._shards = bucket
+            return self._messages(bucket)
+        self._shards = []
         if _rank() != 0:
             return None
         slices = layout(bucket)
@@ -294,16 +445,83 @@ class DistributedChannel(_Channel):
         write_flat(bucket, flat)
         return flat, slices
 
-    def _begin_loading(self, whole: tuple[torch.Tensor, list[Slice]]) -> None:
-        """The bytes have left when this returns; the engines put them into place meanwhile."""
+    def _messages(self, shards: Shards) -> list[Outgoing] | MilesError:
+        """Return what this rank sends of a bucket. The first time, the engines say before what they
+        take of it; why they did not is told on every rank."""
+        if self._pusher is None:
+            try:
+                self._pusher = Pusher(
+                    self.orders,
+                    backend=self._backend,
+                    host=self._host,
+                    full_every=self.full_every,
+                )
+                self._pusher.begin_publish()
+            except MilesError as error:  # on all ranks
+                return error
+        if not self._pusher.knows(shards):
+            answer: list[Any] = [None]
+            if _rank() == 0:
+                try:
+                    self._finish_loading()
+                    answer = [self._pusher.ask(shards)]
+                except MilesError as error:
+                    answer = [error]
+            dist.broadcast_object_list(answer, src=0)
+            if isinstance(answer[0], MilesError):
+                return answer[0]
+            self._pusher.learn(shards, answer[0])
+        return self._pusher.messages(shards)
+
+    def _collect(self, own: Any) -> Any:
+        """Every rank sends its messages, unless rank 0 has met a failure: nobody would receive
+        them. Returns on rank 0 what all ranks send."""
+        if not self._shards or isinstance(own, MilesError):
+            return own
+        everyones: list[Any] = [None] * dist.get_world_size()
+        described = [each.described for each in own]
+        dist.gather_object(described, everyones if _rank() == 0 else None, dst=0)
+        goes_on = [not self._failed]
+        dist.broadcast_object_list(goes_on, src=0)
+        if goes_on[0]:
+            assert self._pusher is not None
+            self.sent_bytes += self._pusher.send(own)
+        return everyones
+
+    def _begin_loading(self, whole: Any) -> None:
+        """The bytes have left when this returns, or are on their way; the engines put them into
+        place meanwhile."""
+        if isinstance(whole, MilesError):
+            raise whole
+        if self._shards:
+            assert self._pusher is not None
+            self._loading = self._pusher.begin(self._shards, whole)
+            return
         assert self._group is not None, "send before open"
         self._loading = self._group.broadcast(*whole)
+        self.sent_bytes += whole[0].numel()
+
+    def send(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
+        if self._pusher is not None:
+            self._pusher.begin_publish()
+        super().send(buckets)
+
+    def verify(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
+        if self._pusher is not None:
+            self._pusher.begin_check()
+        super().verify(buckets)
+
+    def _free(self) -> None:
+        self._shards = []
+        if self._pusher is not None:
+            self._pusher.forget(has_failed=sys.exc_info()[1] is not None)
 
     def close(self) -> None:
-        """Leave the group on both sides."""
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        """Leave the groups on both sides."""
+        for group in (self._group, self._pusher):
+            if group is not None:
+                group.close()
+        self._group = self._pusher = None
         super().close()
 
 

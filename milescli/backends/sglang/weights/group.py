@@ -1,4 +1,4 @@
-"""The process group of trainer rank 0 and every engine rank, for `DistributedChannel`. Nothing of
+"""A process group of trainer ranks and every engine rank, for `DistributedChannel`. Nothing of
 SGLang is imported."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from milescli.backends.sglang.client.http import Orders, Reply
-from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
 from milescli.weights.base import Slice
 
@@ -28,32 +28,50 @@ LEAVE_TIMEOUT_S = 10.0
 
 
 class WeightGroup:
-    """Joins this process as rank 0 with the engines; the ranks of engine i follow those of engine i
-    - 1."""
+    """Joins this process, trainer rank `rank` of the first `num_trainers`, with the engines; the
+    ranks of engine i follow those of engine i - 1."""
 
-    def __init__(self, orders: Orders, *, backend: str, host: str) -> None:
-        """Form the group: the engines are told to join while this process opens the store. Raises
-        WorkerDied or WaitTimeout."""
+    def __init__(
+        self, orders: Orders, *, backend: str, host: str, rank: int = 0, num_trainers: int = 1
+    ) -> None:
+        """Form the group: rank 0 opens the store and tells the engines to join; other trainer ranks
+        are told by it. Raises WorkerDied or WaitTimeout."""
         self._orders = orders
-        self._name = f"miles-weights-{uuid4().hex[:8]}"
-        self.world_size = 1 + sum(engine.tp for engine in orders.engines)
+        self._rank, self._num_trainers = rank, num_trainers
+        self.world_size = num_trainers + sum(engine.tp for engine in orders.engines)
+        where: list[Any] = [None]
+        if rank == 0:
+            self.name = f"miles-weights-{uuid4().hex[:8]}"
+            store = self._open_store(host)
+            where = [(self.name, store.port)]
+        if num_trainers > 1:
+            dist.broadcast_object_list(where, src=0)
+        self.name, port = where[0]
+        joining: list[Reply] = []
+        if rank == 0:
+            joining = orders.begin_all(
+                "/init_weights_update_group", self._invitations(host, port, backend)
+            )
+        else:
+            store = dist.TCPStore(
+                host, port, is_master=False, timeout=timedelta(seconds=orders.timeout_s)
+            )
+        self._store = c10d.PrefixStore(self.name, store)
+        self._group = self._meet(backend, joining)
+
+    def _open_store(self, host: str) -> dist.TCPStore:
         listener = socket.create_server((host, 0))
-        store = dist.TCPStore(
+        return dist.TCPStore(
             host,
             listener.getsockname()[1],
             is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(seconds=orders.timeout_s),
+            timeout=timedelta(seconds=self._orders.timeout_s),
             master_listen_fd=listener.detach(),
         )
-        joining = orders.begin_all(
-            "/init_weights_update_group", self._invitations(host, store.port, backend)
-        )
-        self._store = c10d.PrefixStore(self._name, store)
-        self._group = self._meet(backend, joining)
 
     def _invitations(self, host: str, port: int, backend: str) -> list[dict[str, object]]:
-        bodies, offset = [], 1
+        bodies, offset = [], self._num_trainers
         for engine in self._orders.engines:
             bodies.append(
                 {
@@ -61,7 +79,7 @@ class WeightGroup:
                     "master_port": port,
                     "rank_offset": offset,
                     "world_size": self.world_size,
-                    "group_name": self._name,
+                    "group_name": self.name,
                     "backend": backend,
                 }
             )
@@ -78,29 +96,50 @@ class WeightGroup:
             name="weight-group",
             daemon=True,
         ).start()
+        failure: MilesError | None = None
+        if self._rank == 0:
+            failure = self._failure_of(forming, joining)
+        if self._num_trainers > 1:  # else the others would wait for who never comes
+            box = [failure]
+            dist.broadcast_object_list(box, src=0)
+            failure = box[0]
+        if failure is not None:
+            raise failure
+        return forming.result()
+
+    def _failure_of(
+        self, forming: Future[dist.ProcessGroup], joining: list[Reply]
+    ) -> MilesError | None:
         done, _ = wait([forming, *joining], return_when=FIRST_EXCEPTION)
-        self._orders.finish([future for future in joining if future in done])
+        try:
+            self._orders.finish([future for future in joining if future in done])
+        except MilesError as failure:
+            return failure
         if error := forming.exception():
-            raise WorkerDied(
+            return WorkerDied(
                 "the process group for weights could not be formed",
                 why=f"{type(error).__name__}: {error}",
                 fix="read the engines' logs",
-            ) from error
-        return forming.result()
+            )
+        return None
 
     def _join(self, backend: str) -> dist.ProcessGroup:
         """Make the group beside the default one."""
         group, _ = c10d._new_process_group_helper(
             self.world_size,
-            0,
+            self._rank,
             [],
             c10d.Backend(backend),
             self._store,
-            group_name=self._name,
+            group_name=self.name,
             timeout=timedelta(seconds=self._orders.timeout_s),
         )
         c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(self.world_size)}
         return group
+
+    def send(self, flat: torch.Tensor, to: int) -> dist.Work:
+        """Begin to send bytes to a rank of the group."""
+        return self._group.send([flat], to, 0)
 
     def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> list[Reply]:
         """Load one bucket into all engines: they are told what follows, and it is broadcast as one
@@ -110,7 +149,7 @@ class WeightGroup:
             "names": [piece.name for piece in slices],
             "dtypes": [str(piece.dtype).removeprefix("torch.") for piece in slices],
             "shapes": [list(piece.shape) for piece in slices],
-            "group_name": self._name,
+            "group_name": self.name,
             "load_format": "flattened_bucket",
             "flush_cache": False,
         }
@@ -148,11 +187,12 @@ class WeightGroup:
 
     def close(self) -> None:
         """Leave the group on both sides; an engine that has died is skipped."""
-        bodies = [{"group_name": self._name}] * len(self._orders.engines)
-        leaving = self._orders.begin_all(
-            "/destroy_weights_update_group", bodies, timeout_s=LEAVE_TIMEOUT_S
-        )
-        wait(leaving, timeout=LEAVE_TIMEOUT_S)
+        if self._rank == 0:
+            bodies = [{"group_name": self.name}] * len(self._orders.engines)
+            leaving = self._orders.begin_all(
+                "/destroy_weights_update_group", bodies, timeout_s=LEAVE_TIMEOUT_S
+            )
+            wait(leaving, timeout=LEAVE_TIMEOUT_S)
         dist.destroy_process_group(self._group)
 
 

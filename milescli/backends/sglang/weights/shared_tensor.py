@@ -65,9 +65,15 @@ class SharedBuffer:
             )
             for piece in slices
         ]
-        used = slices[-1].end
-        handle = _DeviceHandle(self.flat[:used]) if self._file is None else _File(self._file, used)
+        handle = self._handle(slices[-1].end)
         return _encoded(ForkingPickler.dumps({"flattened_tensor": handle, "metadata": metadata}))
+
+    def handle(self, used: int) -> str:
+        """Return a handle of the first `used` bytes, for one reader."""
+        return _encoded(ForkingPickler.dumps(self._handle(used)))
+
+    def _handle(self, used: int) -> object:
+        return _DeviceHandle(self.flat[:used]) if self._file is None else _File(self._file, used)
 
     def free(self) -> None:
         """Remove its name from /dev/shm; the memory is freed when the last reader closes it."""

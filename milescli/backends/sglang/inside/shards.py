@@ -1,0 +1,142 @@
+"""Weights that come in pieces. Runs inside engine ranks, installed by the plug-in: an order of
+`TensorChannel` names tensors and the boxes of them that lie in the memory of trainer ranks, and
+the model's own loader copies from there what this engine rank holds, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from milescli.weights.delta import Delta, apply
+from milescli.weights.shards import Box, Recorder, Sharded, Source
+
+SHARDS_FORMAT = "miles_shards"
+"""`load_format` of such an order; its payload is [(JSON of the order, handles of memory)]. An order
+has `tensors` ([name, shape, dtype, boxes] each), which lie in the memory of the handles, or are
+received `from` ranks of a `group` and passed on `to` others; or `record`, tensors of which it asks
+what the rank takes."""
+FETCHED = "bytes fetched: "
+"""How the reply starts; then JSON: the number of each engine rank."""
+CUTS = "cuts: "
+"""How the reply to `record` starts; then JSON: for each engine rank [number of the tensor, start,
+shape] of each box that it takes."""
+
+
+def install() -> None:
+    """Let /update_weights_from_tensor understand SHARDS_FORMAT. Comes before other pieces that
+    change the update: they shall see this one as any other."""
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    ordinary = WeightUpdater.update_weights_from_tensor
+
+    def update(self, named_tensors, load_format=None):
+        if load_format != SHARDS_FORMAT:
+            return ordinary(self, named_tensors, load_format)
+        ((text, handles),) = named_tensors
+        order, device = json.loads(text), torch.device(self.device)
+        failure = said = None
+        try:
+            if "record" in order:
+                recorders = recorders_of(order["record"])
+                ordinary(self, [(each.name, Sharded.of(each, device)) for each in recorders])
+                said = _cut_of(recorders)
+            else:
+                flats, passing_on = _memory(self, order, handles, device)
+                sources = sources_of(order["tensors"], flats)
+                ordinary(self, [(each.name, Sharded.of(each, device)) for each in sources])
+                for work in passing_on:
+                    work.wait()
+                said = sum(each.fetched * each.dtype.itemsize for each in sources)
+        except Exception as error:  # would end the engine, without a word to the sender
+            failure = f"{type(error).__name__}: {error}"
+        return _answer(CUTS if "record" in order else FETCHED, said, failure)
+
+    WeightUpdater.update_weights_from_tensor = update
+
+
+def _memory(
+    updater: Any, order: Mapping[str, Any], handles: Sequence[str], device: torch.device
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """The memory of the order's boxes, and what is still being passed on of it."""
+    if "group" not in order:
+        from sglang.srt.utils import MultiprocessingSerializer
+
+        return [MultiprocessingSerializer.deserialize(handle) for handle in handles], []
+    group = updater._model_update_group[order["group"]]
+    wire = torch.empty(order["wire"], dtype=torch.uint8, device=device)
+    arriving = [group.recv([wire[first:end]], rank, 0) for rank, first, end in order["from"]]
+    for work in arriving:
+        work.wait()
+    passing_on = [group.send([wire], rank, 0) for rank in order["to"]]
+    return [received(order, wire).to(device) if order["keep"] else wire], passing_on
+
+
+_kept: dict[str, dict[int, torch.Tensor]] = {}
+"""Name of the group -> bucket -> [bytes] uint8 in host memory, as it was received last."""
+
+
+def received(order: Mapping[str, Any], wire: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a bucket of which changes may have arrived, and keep them. Raises
+    ValueError if they are changes of other numbers."""
+    if order["group"] not in _kept:
+        _kept.clear()
+        _kept[order["group"]] = {}
+    buckets = _kept[order["group"]]
+    if order["bucket"] not in buckets:
+        buckets[order["bucket"]] = torch.zeros(order["bytes"], dtype=torch.uint8)
+    numbers, arrived = buckets[order["bucket"]], wire.cpu()
+    for _, first, end, start, stop, delta in order["parts"]:
+        if delta is None:
+            numbers[start:stop] = arrived[first:end]
+        else:
+            words = numbers[start:stop].view(torch.int16).numpy()
+            apply(Delta(**delta), arrived[first:end].numpy(), words)
+    return numbers
+
+
+def recorders_of(order: Sequence[Any]) -> list[Recorder]:
+    """Return tensors that note what is taken of them."""
+    return [Recorder(name, shape, getattr(torch, dtype)) for name, shape, dtype in order]
+
+
+def sources_of(order: Sequence[Any], flats: Sequence[torch.Tensor]) -> list[Source]:
+    """Return the tensors of an order; `flats` ([bytes] uint8) are the memory of the senders."""
+    return [
+        Source(
+            name,
+            shape,
+            (kind := getattr(torch, dtype)),
+            [
+                (
+                    Box(start=tuple(start), shape=tuple(size)),
+                    flats[sender][first:end].view(kind).view(size),
+                )
+                for sender, first, end, start, size in boxes
+            ],
+        )
+        for name, shape, dtype, boxes in order
+    ]
+
+
+def _cut_of(recorders: Sequence[Recorder]) -> list[list[object]]:
+    return [
+        [number, box.start, box.shape]
+        for number, recorder in enumerate(recorders)
+        for box in dict.fromkeys(recorder.taken)
+    ]
+
+
+def _answer(kind: str, said: object, failure: str | None) -> tuple[bool, str]:
+    """What all ranks of the engine say: rank 0 alone replies."""
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    answers: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(answers, (failure, said), group=group.cpu_group)
+    for rank, (failed, _) in enumerate(answers):
+        if failed is not None:
+            return False, f"engine rank {rank}: {failed}"
+    return True, kind + json.dumps([each for _, each in answers])

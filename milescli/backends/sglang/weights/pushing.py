@@ -1,0 +1,340 @@
+"""Shards from every trainer rank to every engine rank that holds them, point to point. Runs inside
+trainer ranks, collectively.
+
+An engine's cut is what its own loader takes: it is asked once for each bucket, and answered by all
+its ranks (`inside.shards`). Each byte then leaves its sender once for each tree of replicas: the
+first engines are sent to, and pass on what they received to the next ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from milescli.backends.sglang.client.http import Orders, Reply
+from milescli.backends.sglang.inside.shards import CUTS, SHARDS_FORMAT
+from milescli.backends.sglang.weights.group import WeightGroup
+from milescli.backends.sglang.weights.shared_tensor import plain_payload
+from milescli.weights.delta import Delta, Words, encode
+from milescli.weights.shards import Box, Shards
+
+_ALIGNED = 16
+"""Bytes: each piece of a message starts at a multiple of it, so that its numbers can be viewed."""
+LARGEST_SHARE = 0.5
+"""Of a message's bytes: if changes take more, all numbers are sent."""
+
+Cut = list[tuple[int, Box]]
+"""(number of a tensor in its bucket, box) of each piece that an engine rank takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A piece of a message."""
+
+    shard: int
+    """Number of the shard in its bucket."""
+    box: Box
+    """In the whole tensor."""
+    start: int
+    """First byte in the engine rank's memory."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """What one engine rank is sent of a bucket; the same for all replicas."""
+
+    of_sender: dict[int, list[Piece]]
+    """Trainer rank -> its pieces, in order; senders follow one another in the rank's memory."""
+    size_bytes: int
+
+    def span(self, sender: int) -> tuple[int, int]:
+        """Return the first byte of a sender's message, and one past its last."""
+        pieces = self.of_sender[sender]
+        return pieces[0].start, _up(pieces[-1].end)
+
+
+def messages_of(shards: Shards, cut: Cut) -> Messages:
+    """Return who sends an engine rank which pieces of its cut. Pure."""
+    names = list(dict.fromkeys(shard.part.name for shard in shards))
+    wanted: dict[str, list[Box]] = {}
+    for number, box in cut:
+        boxes = wanted.setdefault(names[number], [])
+        if box not in boxes:
+            boxes.append(box)
+    found: dict[int, list[tuple[int, Box, int]]] = {}
+    for number, shard in enumerate(shards):
+        for box in wanted.get(shard.part.name, ()):
+            if (common := shard.part.box.common(box)) is not None:
+                size = common.num_elements * shard.part.dtype.itemsize
+                found.setdefault(shard.senders[0], []).append((number, common, size))
+    of_sender: dict[int, list[Piece]] = {}
+    at = 0
+    for sender in sorted(found):
+        for number, box, size in found[sender]:
+            piece = Piece(shard=number, box=box, start=at, end=at + size)
+            of_sender.setdefault(sender, []).append(piece)
+            at = _up(piece.end)
+    return Messages(of_sender=of_sender, size_bytes=at)
+
+
+def _key(shards: Shards) -> int:
+    return hash(tuple((shard.part.name, shard.part.box, shard.senders) for shard in shards))
+
+
+def _up(position: int) -> int:
+    return -(-position // _ALIGNED) * _ALIGNED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Describes what one rank sends to one rank of each engine."""
+
+    engine_rank: int
+    size_bytes: int
+    """As it travels."""
+    delta: Delta | None
+    """None: all numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """Holds what one rank sends to one rank of each engine."""
+
+    engine_rank: int
+    wire: Tensor
+    """[bytes] uint8"""
+    delta: Delta | None
+
+    @property
+    def described(self) -> Sent:
+        """Return what the receiver has to know."""
+        return Sent(engine_rank=self.engine_rank, size_bytes=self.wire.numel(), delta=self.delta)
+
+
+class Pusher:
+    """Sends the shards of one channel."""
+
+    def __init__(self, orders: Orders, *, backend: str, host: str, full_every: int) -> None:
+        """Join all trainer ranks and all engine ranks in one group. Collective: raises WorkerDied
+        or WaitTimeout on all ranks, or on none. Every `full_every`-th publish sends all numbers,
+        the others what changed."""
+        self._orders = orders
+        self._tp = max(engine.tp for engine in orders.engines)
+        assert all(engine.tp == self._tp for engine in orders.engines), orders.engines
+        self._num_ranks = dist.get_world_size()
+        self._rank = dist.get_rank()
+        self._group = WeightGroup(
+            orders, backend=backend, host=host, rank=self._rank, num_trainers=self._num_ranks
+        )
+        self._messages: dict[int, list[Messages]] = {}
+        """Bucket -> [engine rank]"""
+        self._sending: list[tuple[Any, Tensor]] = []
+        self._full_every, self._number, self._is_full = full_every, 0, True
+        self._last: dict[tuple[int, int], Words] = {}
+        """(bucket, engine rank) -> the words of the message that was sent last."""
+
+    @property
+    def num_trees(self) -> int:
+        """Return how many engines are sent to directly: as many as trainer ranks can serve without
+        sending more than engine ranks receive."""
+        return max(1, min(len(self._orders.engines), self._num_ranks // self._tp))
+
+    def knows(self, shards: Shards) -> bool:
+        """Return True if the engines have said what they take of a bucket of these parts."""
+        return _key(shards) in self._messages
+
+    def ask(self, shards: Shards) -> list[Cut]:
+        """Return what each rank of an engine takes of a bucket. On rank 0 alone. Raises WorkerDied,
+        WaitTimeout, or EngineRefused."""
+        kinds = {shard.part.name: shard.part for shard in shards}
+        order = {
+            "record": [
+                [part.name, part.shape, str(part.dtype).removeprefix("torch.")]
+                for part in kinds.values()
+            ]
+        }
+        replies = self._orders.finish(self.order([order] * self._tp))
+        answers = [str(reply.get("message", "")).partition(CUTS)[2] for reply in replies]
+        assert all(answer == answers[0] for answer in answers), "replicas hold different cuts"
+        return [
+            [(number, Box(start=tuple(start), shape=tuple(shape))) for number, start, shape in cut]
+            for cut in json.loads(answers[0])
+        ]
+
+    def learn(self, shards: Shards, cuts: list[Cut]) -> None:
+        """Plan the messages of the next bucket. On every rank."""
+        self._messages[_key(shards)] = [messages_of(shards, cut) for cut in cuts]
+
+    def begin_publish(self) -> None:
+        """Decide whether this publish sends all numbers, or what changed of them."""
+        self._is_full = self._number % self._full_every == 0
+        self._number += 1
+
+    def begin_check(self) -> None:
+        """Send what changed since the last publish: nothing, and the engines load what they
+        keep."""
+        self._is_full = False
+
+    def messages(self, shards: Shards) -> list[Outgoing]:
+        """Return what this rank sends of a bucket."""
+        key = _key(shards)
+        return [
+            self._coded((key, engine_rank), flat)
+            for engine_rank, flat in self._flats(shards, self._messages[key])
+        ]
+
+    def _flats(self, shards: Shards, of_ranks: list[Messages]) -> Iterator[tuple[int, Tensor]]:
+        """(engine rank, [bytes] uint8) of this rank's messages."""
+        for engine_rank, messages in enumerate(of_ranks):
+            if self._rank not in messages.of_sender:
+                continue
+            first, end = messages.span(self._rank)
+            flat: Tensor | None = None
+            for piece in messages.of_sender[self._rank]:
+                shard = shards[piece.shard]
+                assert shard.tensor is not None, (shard.part.name, self._rank)
+                numbers = shard.tensor[piece.box.within(shard.part.box)]
+                if flat is None:
+                    flat = torch.zeros(end - first, dtype=torch.uint8, device=numbers.device)
+                flat[piece.start - first : piece.end - first].copy_(
+                    numbers.contiguous().reshape(-1).view(torch.uint8)
+                )
+            assert flat is not None
+            yield engine_rank, flat
+
+    def _coded(self, place: tuple[int, int], flat: Tensor) -> Outgoing:
+        """The message whole, or what changed since the last publish, if that is much less."""
+        if self._full_every == 1:
+            return Outgoing(engine_rank=place[1], wire=flat, delta=None)
+        new = flat.cpu().numpy().view(np.int16)
+        old = self._last.get(place)
+        self._last[place] = new
+        if not self._is_full and old is not None:
+            delta, raw = encode(old, new)
+            if len(raw) <= LARGEST_SHARE * flat.numel():
+                # a message without a byte is none
+                wire = torch.from_numpy(raw if len(raw) else np.zeros(1, np.uint8))
+                return Outgoing(engine_rank=place[1], wire=wire.to(flat.device), delta=delta)
+        return Outgoing(engine_rank=place[1], wire=flat, delta=None)
+
+    def send(self, messages: list[Outgoing]) -> int:
+        """Send this rank's messages to the first engine of each tree; the number of bytes. What was
+        sent before has arrived."""
+        self._sending = [
+            (self._group.send(each.wire, self._place(engine, each.engine_rank)), each.wire)
+            for each in messages
+            for engine in range(self.num_trees)
+        ]
+        return self.num_trees * sum(each.wire.numel() for each in messages)
+
+    def begin(self, shards: Shards, everyones: list[list[Sent]]) -> list[Reply]:
+        """Let all engines receive a bucket and load it. `everyones`: [trainer rank] what it sends.
+        On rank 0 alone."""
+        key = _key(shards)
+        sent = {
+            (rank, each.engine_rank): each for rank, some in enumerate(everyones) for each in some
+        }
+        common = [
+            self._order_of(engine_rank, messages, shards, sent) | {"bucket": key}
+            for engine_rank, messages in enumerate(self._messages[key])
+        ]
+        return self.order(
+            *(
+                [
+                    order | self._route(engine, engine_rank, order)
+                    for engine_rank, order in enumerate(common)
+                ]
+                for engine in range(len(self._orders.engines))
+            )
+        )
+
+    def _order_of(
+        self,
+        engine_rank: int,
+        messages: Messages,
+        shards: Shards,
+        sent: Mapping[tuple[int, int], Sent],
+    ) -> dict[str, Any]:
+        """What arrives at a rank of any engine, and where its numbers are."""
+        kinds = {shard.part.name: shard.part for shard in shards}
+        boxes: dict[str, list[object]] = {name: [] for name in kinds}
+        parts, at = [], 0
+        for sender, pieces in messages.of_sender.items():
+            message = sent[sender, engine_rank]
+            delta = asdict(message.delta) if message.delta is not None else None
+            parts.append([sender, at, at + message.size_bytes, *messages.span(sender), delta])
+            at += message.size_bytes
+            for piece in pieces:
+                boxes[shards[piece.shard].part.name].append(
+                    [0, piece.start, piece.end, piece.box.start, piece.box.shape]
+                )
+        return {
+            "group": self._group.name,
+            "bytes": messages.size_bytes,
+            "wire": at,
+            "parts": parts,
+            "keep": self._full_every > 1,
+            "tensors": [
+                [name, part.shape, str(part.dtype).removeprefix("torch."), boxes[name]]
+                for name, part in kinds.items()
+            ],
+        }
+
+    def _route(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
+        """From whom an engine rank receives, and to whom it passes on."""
+        below = [
+            self._place(each, engine_rank)
+            for each in range(self.num_trees, len(self._orders.engines))
+            if self._above(each) == engine
+        ]
+        if engine < self.num_trees:
+            return {"from": [part[:3] for part in order["parts"]], "to": below}
+        above = self._place(self._above(engine), engine_rank)
+        return {"from": [[above, 0, order["wire"]]], "to": below}
+
+    def order(self, *of_engines: list[dict[str, object]]) -> list[Reply]:
+        """Give each engine its orders, one for each of its ranks; all the same ones if there is
+        but one list."""
+        engines = self._orders.engines
+        lists = of_engines if len(of_engines) == len(engines) else of_engines * len(engines)
+        return self._orders.begin_all(
+            "/update_weights_from_tensor",
+            [
+                {
+                    "serialized_named_tensors": [
+                        plain_payload([(json.dumps(order), [])]) for order in orders
+                    ],
+                    "load_format": SHARDS_FORMAT,
+                    "flush_cache": False,
+                    "disable_draft_model": engine.has_own_draft,
+                }
+                for engine, orders in zip(engines, lists, strict=True)
+            ],
+        )
+
+    def _above(self, engine: int) -> int:
+        """The engine that passes on to this one: each passes on to two of its tree."""
+        tree, place = engine % self.num_trees, engine // self.num_trees
+        return (place - 1) // 2 * self.num_trees + tree
+
+    def _place(self, engine: int, engine_rank: int) -> int:
+        return self._num_ranks + engine * self._tp + engine_rank
+
+    def forget(self, *, has_failed: bool) -> None:
+        """Free what was sent, which has arrived, or never will: then the next publish sends all
+        numbers."""
+        self._sending = []
+        if has_failed:
+            self._last.clear()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.forget(has_failed=True)
+        self._group.close()

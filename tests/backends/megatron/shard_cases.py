@@ -1,0 +1,123 @@
+"""What the ranks of a layout send in pieces, put together again; and pieces into a real engine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from milescli.core.errors import MilesError
+from milescli.weights.shards import whole
+
+if TYPE_CHECKING:
+    from milescli.backends.megatron.worker import TrainerRank
+    from milescli.backends.sglang.weights.channels import DistributedChannel
+
+
+def shard_checksums(made: TrainerRank) -> dict[str, Any] | None:
+    """SHA-256 of each tensor that its senders' boxes make up, as `parameter_checksums` says it; the
+    boxes cover it, and no two of them have an element in common. None where nothing is sent in
+    shards."""
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    checksums = {}
+    sent = made.policy.shards_for_engines([range(size)])
+    if sent is None:
+        return None
+    for shards in sent:
+        own = [each.tensor.clone() if made.rank in each.senders else None for each in shards]
+        everyones = [own] * size
+        if size > 1:
+            dist.all_gather_object(everyones, own)
+        for name in dict.fromkeys(each.part.name for each in shards):
+            mine = [(at, each) for at, each in enumerate(shards) if each.part.name == name]
+            shape, dtype = mine[0][1].part.shape, mine[0][1].part.dtype
+            joined = torch.empty(shape, dtype=dtype)
+            boxes = [each.part.box for _, each in mine]
+            assert sum(box.num_elements for box in boxes) == joined.numel(), (name, boxes)
+            assert not any(one.common(two) for one, two in combinations(boxes, 2)), name
+            for at, each in mine:
+                (sender,) = each.senders
+                assert sender in each.part.owners
+                joined[each.part.box.within(whole(shape))] = everyones[sender][at]
+            checksums[name] = hashlib.sha256(
+                joined.contiguous().view(-1).view(torch.uint8).numpy()
+            ).hexdigest()
+    return checksums
+
+
+def published_in_shards(
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    engines: list[dict],
+    way: str,
+    victim: int | None = None,
+) -> dict[str, Any]:
+    """The weights of a folder in shards into real engines; then whole, by which the engines are
+    verified bit for bit. Says the bytes that engine ranks fetched, those of the model, and what
+    the next publish raises where rank 0 has killed the process group `victim` before."""
+    from milescli.backends.sglang.weights import channels
+    from milescli.core.types import EngineAddress
+    from tests.backends.megatron.harness import trainer
+
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    channel = getattr(channels, way)(timeout_s=120)
+    channel.full_every = 100
+    channel.open([EngineAddress(**engine) for engine in engines])
+    shards = made.policy.shards_for_engines(channel.groups)
+    assert shards is not None
+    channel.send(shards)
+    fetched = {name: [*counts] for name, counts in channel.fetched.items()}
+    # keeps what it holds, is sent all weights whole, and compares
+    channel.verify(made.policy.buckets_for_engines(for_check=True))
+    channel.verify(made.policy.shards_for_engines(channel.groups, for_check=True))
+    whole_bytes = sum(
+        tensor.nbytes for bucket in made.policy.buckets_for_engines() for _, tensor in bucket
+    )
+    sent, failure = [0], None
+    if way == "DistributedChannel":
+        channel.open([EngineAddress(**engine) for engine in engines])
+        sent = [_sent(channel, made) for _ in ("all", "nothing")]
+        _nudge(made)
+        sent.append(_sent(channel, made))
+        channel.verify(made.policy.buckets_for_engines(for_check=True))
+        channel.verify(made.policy.shards_for_engines(channel.groups, for_check=True))
+    if victim is not None:
+        if rank == 0:
+            os.killpg(victim, signal.SIGKILL)
+        dist.barrier()
+        try:
+            channel.send(made.policy.shards_for_engines(channel.groups))
+        except MilesError as error:
+            failure = f"{error.what}: {error.why}"
+        everyones: list[object] = [None] * size
+        dist.all_gather_object(everyones, failure)
+        assert len({*everyones}) == 1, everyones
+    channel.close()
+    made.close()
+    return {"fetched": fetched, "whole": whole_bytes, "sent": sent, "failure": failure}
+
+
+def _sent(channel: DistributedChannel, made: TrainerRank) -> int:
+    """Bytes that all ranks publish."""
+    before = channel.sent_bytes
+    channel.send(made.policy.shards_for_engines(channel.groups))
+    sent = torch.tensor(channel.sent_bytes - before)
+    dist.all_reduce(sent)
+    return int(sent)
+
+
+@torch.no_grad()
+def _nudge(made: TrainerRank) -> None:
+    """Move one weight in a hundred to the next number: equally in all copies."""
+    for weight in made.policy.weights:
+        flat = weight.parameter.view(-1)
+        flat[::100] = torch.nextafter(flat[::100], torch.tensor(9.0))

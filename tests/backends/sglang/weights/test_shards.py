@@ -1,0 +1,102 @@
+"""Two real trainer ranks send real engines of two ranks their weights in pieces: each engine rank
+fetches its own cut, and holds afterwards what it would hold of whole tensors.
+
+Two families here; `MILES_SHARDED=llama,gpt-oss pytest ...` tries the tiny models of tests/families
+whose names begin so, `MILES_SHARDED=` every one that a CPU serves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from milescli.backends.sglang.launch.servable import servable_on_cpu
+from milescli.backends.sglang.launch.server import EngineServer
+from milescli.backends.sglang.launch.spec import EngineSpec
+from milescli.models import parse_facts
+from milescli.platform.ports import free_ports
+from tests.backends.megatron.world import run_world
+from tests.backends.sglang.test_families import CASES, other_weights, run_python
+
+pytestmark = [pytest.mark.engine, pytest.mark.trainer]
+LAYOUTS = {
+    "glm4-moe": {"tp": 2, "ep": 2, "sequence_parallel": True},
+    "deepseek-v3-yarn": {"pp": 2},
+}
+
+
+def wanted() -> list[str]:
+    if "MILES_SHARDED" not in os.environ:
+        return list(LAYOUTS)
+    chosen = os.environ["MILES_SHARDED"].split(",")
+    named = [
+        name
+        for name, case in CASES.items()
+        if case.logits and any(name.startswith(start) for start in chosen)
+    ]
+    return [name for name in named if servable_on_cpu(parse_facts(CASES[name].config))[0]]
+
+
+@pytest.mark.parametrize("name", wanted())
+def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
+    tmp_path: Path, name: str
+) -> None:
+    """Through shared memory; and through a group, where the second engine is sent nothing by the
+    trainer, and receives all from the first; then what changed. An engine that dies is named on
+    all ranks."""
+    run_python("tests.families.making", str(tmp_path / "models"), name)
+    folder, other = tmp_path / "models" / name, tmp_path / "other"
+    other_weights(folder, other)
+    servers = [_engine(folder, tmp_path / f"engine-{number}.log") for number in range(2)]
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait_ready(400)
+        addresses = [
+            {"url": server.spec.url, "name": f"engine {number}", "tp": 2, "sharing_ranks": [0, 0]}
+            for number, server in enumerate(servers)
+        ]
+        case = {
+            "call": "published_in_shards",
+            "model": str(other),
+            "layout": LAYOUTS.get(name, {"pp": 2}),
+            "engines": addresses,
+        }
+        ways = ("TensorChannel", "DistributedChannel")
+        cases = [{"name": way, "way": way, **case} for way in ways]
+        cases[-1]["victim"] = os.getpgid(servers[1].pid)
+        said = run_world(2, cases, tmp_path / "world")
+        for way in ways:
+            # what both ranks hold is sent to each; of the rest, SGLang's padding leaves the first
+            # more
+            for fetched in said[way]["fetched"].values():
+                assert said[way]["whole"] <= sum(fetched) < 1.5 * said[way]["whole"]
+                assert min(fetched) > 0
+            assert len(said[way]["fetched"]) == 2
+        everything, nothing, changes = said["DistributedChannel"]["sent"]
+        assert said["DistributedChannel"]["whole"] <= everything
+        assert nothing < changes < 0.03 * everything
+        assert "engine 1" in said["DistributedChannel"]["failure"]
+    finally:
+        for server in servers:
+            server.stop()
+        shutil.rmtree(tmp_path / "models")
+
+
+def _engine(folder: Path, log: Path) -> EngineServer:
+    return EngineServer(
+        EngineSpec(
+            model_dir=folder,
+            tokenizer_dir=None,
+            device_kind="cpu",
+            precision="fp32",
+            port=free_ports(1)[0],
+            log_path=log,
+            tp=2,
+            max_total_tokens=2048,
+            context_length=256,
+        )
+    )
