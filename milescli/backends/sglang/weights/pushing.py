@@ -294,6 +294,8 @@ class Pusher:
             for each in range(self.num_trees, len(self._orders.engines))
             if self._above(each) == engine
         ]
+        if not order["wire"]:  # it holds nothing of the bucket but padding
+            return {"from": [], "to": []}
         if engine < self.num_trees:
             return {"from": [part[:3] for part in order["parts"]], "to": below}
         above = self._place(self._above(engine), engine_rank)
