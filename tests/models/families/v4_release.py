@@ -116,7 +116,7 @@ def _plain(
 def _fp8(
     shape: tuple[int, ...], generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(plain, numbers, scales); blocks at the edges are filled partly. All numbers but NaN occur."""
+    """(plain, numbers, scales), of all numbers but NaN; blocks at the edges are filled partly."""
     codes = torch.randint(0, 127, shape, generator=generator)
     codes += 128 * torch.randint(0, 2, shape, generator=generator)
     scale = _powers((-(-shape[0] // 128), -(-shape[1] // 128)), -13, generator)
