@@ -85,7 +85,7 @@ def write_release(folder: Path, **changes: object) -> dict[str, torch.Tensor]:
         scale_name = name.removesuffix("weight") + "scale"
         if not any(part in name for part in QUANTISED):
             stored[name] = plain[name] = _plain(name, shape, config, generator)
-        elif ".ffn.experts." in name:
+        elif ".ffn.experts." in name and config["expert_dtype"] == "fp4":
             plain[name], stored[name], stored[scale_name] = _fp4(shape, generator)
         else:
             plain[name], stored[name], stored[scale_name] = _fp8(shape, generator)
