@@ -47,7 +47,8 @@ def test_a_release_learns_from_preferences_goes_on_and_is_exported(workplace: Wo
     finished = workplace.miles("launch", "--recipe", "v4.yaml", "--name", "v4")
     assert finished.code == 0, finished
     reports = _reports(workplace, "v4")
-    assert reports[1]["loss"] == pytest.approx(0.6931, abs=1e-4) > reports[4]["loss"]
+    assert reports[1]["loss"] == pytest.approx(0.6931, abs=1e-4)
+    assert reports[4]["loss"] < 0.69
     assert reports[1]["figures"]["mtp_loss"] > reports[4]["figures"]["mtp_loss"]
 
     run = workplace.copy_run("v4", "v4-again")
