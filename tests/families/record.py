@@ -127,7 +127,8 @@ _TAIL = """
   multimodal releases pass through every conversion unchanged and are not trained.
 - Multi-token-prediction layers pass through every conversion unchanged. `train.mtp` trains them in
   DeepSeek-V3, DeepSeek-V4, GLM-4-MoE, GLM-4.7-Flash, MiMo, Qwen3-Next and Qwen3.5, where they were
-  compared with transformers' layers ([draft-training.md](draft-training.md#training-the-mtp-layer)).
+  compared with transformers' layers
+  ([draft-training.md](draft-training.md#training-the-mtp-layer)).
 - Conversions never round weights. Norms that multiply by 1 + weight (Qwen3-Next, Qwen3.5, Gemma 3)
   keep their stored values; Megatron computes them with `layernorm_zero_centered_gamma`. The only
   exception is the norm inside a gated delta net, which is stored plain: a stock Megatron model with
