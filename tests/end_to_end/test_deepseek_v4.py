@@ -44,21 +44,21 @@ def test_a_release_learns_from_preferences_goes_on_and_is_exported(workplace: Wo
     )
     make_scratch_tokenizer(["What is 1 + 2?"], 512, workplace.folder / "v4")
     (workplace.folder / "v4.yaml").write_text(RECIPE)
-    finished = workplace.miles("launch", "--recipe", "v4.yaml", "--name", "v4")
+    finished = workplace.miles("launch", "--recipe", "v4.yaml", "--name", "learns")
     assert finished.code == 0, finished
-    reports = _reports(workplace, "v4")
+    reports = _reports(workplace, "learns")
     assert reports[1]["loss"] == pytest.approx(0.6931, abs=1e-4)
     assert reports[4]["loss"] < 0.69
     assert reports[1]["figures"]["mtp_loss"] > reports[4]["figures"]["mtp_loss"]
 
-    run = workplace.copy_run("v4", "v4-again")
+    run = workplace.copy_run("learns", "again")
     shutil.rmtree(run / "checkpoints" / "step_4")
     (run / "events.jsonl").unlink()
-    resumed = workplace.miles("resume", "v4-again")
+    resumed = workplace.miles("resume", "again")
     assert resumed.code == 0, resumed
-    assert _reports(workplace, "v4-again") == {step: reports[step] for step in (3, 4)}
+    assert _reports(workplace, "again") == {step: reports[step] for step in (3, 4)}
 
-    first, last = (_weights(workplace.export("v4", step=step)) for step in (0, 4))
+    first, last = (_weights(workplace.export("learns", step=step)) for step in (0, 4))
     assert first.keys() == last.keys() == plain.keys()
     assert [
         name for name in plain if not torch.equal(first[name].float(), plain[name].float())
