@@ -352,8 +352,9 @@ class ModelFacts:
     @property
     def mtp_layer(self) -> Layer:
         """Return the decoder layer inside a trained multi-token-prediction layer: with experts if
-        the model has some, and with full attention if its layers keep a state."""
-        last = self.layers[-1]
+        the model has some, with full attention if its layers keep a state, and without compressed
+        positions."""
+        last = replace(self.layers[-1], compression="none", hash_routing=False)
         mixer = "full" if self.gated_delta is not None else last.mixer
         return replace(last, mixer=mixer, mlp="moe" if self.num_experts else "dense")
 

@@ -12,6 +12,7 @@ from milescli.models.facts import ModelFacts
 
 TRAINABLE = (
     "deepseek_v3",
+    "deepseek_v4",
     "glm4_moe",
     "glm4_moe_lite",
     "mimo",

@@ -4,6 +4,7 @@ sequence classification with one label. Loads no torch."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -53,11 +54,28 @@ def with_score_head(facts: ModelFacts) -> ModelFacts:
 
 
 def with_score_rule(table: WeightTable) -> WeightTable:
-    """Return the table of a family for a model whose facts say `scores`."""
-    rules = tuple(rule for rule in table.rules if rule.megatron != OUTPUT)
+    """Return the table of a family for a model whose facts say `scores`. The output layer and MTP
+    layers of the model that it was made from may still lie in its folder."""
+    left = [rule for rule in table.rules if rule.megatron == OUTPUT or rule.block == "mtp"]
+    names = {
+        _pattern(name, first=table.facts.num_layers)
+        for rule in left
+        for form in (rule, *rule.alternatives)
+        for name in form.hf
+    }
     return replace(
-        table, rules=(*rules, SCORE), ignored=(*table.ignored, r"(^|\.)lm_head\.weight$")
+        table,
+        rules=(*(rule for rule in table.rules if rule not in left), SCORE),
+        ignored=(*table.ignored, r"(^|\.)lm_head\.weight$", f"^({'|'.join(sorted(names))})$"),
     )
+
+
+def _pattern(name: str, *, first: int) -> str:
+    """Return a regular expression of a name with {layer}, {mtp} and {expert}. `first` is the number
+    of the first layer behind the decoder's, where some families keep MTP layers."""
+    layer = "|".join(str(first + number) for number in range(4))
+    pattern = re.escape(name).replace(r"\{layer\}", f"({layer})")
+    return re.sub(r"\\{(mtp|expert)\\}", r"\\d+", pattern)
 
 
 def score_config(config: Mapping[str, object], *, pad_token_id: int | None) -> dict[str, object]:

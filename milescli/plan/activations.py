@@ -336,11 +336,12 @@ def mtp_bytes(
     """Return the memory of a trained MTP layer as (bytes that it saves per position, without its
     head; bytes that exist at once on the last stage while it is recomputed, beside the inputs of
     the decoder layers). `layer` is the memory of its decoder layer, to which this adds the
-    embedding, the concatenation of embedding and hidden state, and input and output of the last
-    norm."""
+    embedding, the concatenation of embedding and hidden state, input and output of the last norm,
+    and what the head saves of residual streams."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     norm = facts.hidden_size * (1 + share) * size
-    within = 3 * layer.input + layer.saved
+    streams = _streams_bytes(facts, size=size) * share if facts.hyper else 0
+    within = 3 * layer.input + layer.saved + streams
     if layout.recompute == "full":
         return layer.input + norm, norm + within
     return within + norm, 0.0

@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.score_model import score_model
 from milescli.core.errors import CheckpointError
-from milescli.models import load_facts
-from milescli.models.score_head import HEAD
+from milescli.models import load_facts, parse_facts, table
+from milescli.models.score_head import HEAD, score_config
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
+from tests.backends.megatron.mtp_models import MODELS
+from tests.models.families.v4_release import CONFIG
 
 SMALL = ScratchModel(
     hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16, ffn_hidden_size=32
@@ -86,3 +88,15 @@ def test_a_classifier_of_several_labels_is_refused(base: Path, tmp_path: Path) -
     (folder / "config.json").write_text(json.dumps({**config, "num_labels": 3}))
     with pytest.raises(CheckpointError, match="a classifier with 3 labels is not a reward model"):
         score_model(folder, tmp_path / "other", pad_id=0, seed=0)
+
+
+@pytest.mark.parametrize("config", [*MODELS.values(), CONFIG], ids=[*MODELS, "v4"])
+def test_what_only_a_generating_model_uses_may_lie_in_the_folder(config: dict) -> None:
+    """Output layers and MTP layers, each tensor of them and nothing else."""
+    base = table(parse_facts(config))
+    scoring = table(parse_facts(score_config({"architectures": ["A"], **config}, pad_token_id=0)))
+    needed = scoring.hf_shapes()
+    assert {name for name in base.hf_shapes() if scoring.is_ignored(name)} == (
+        base.hf_shapes().keys() - needed
+    )
+    assert not any(scoring.is_ignored(name) for name in needed)

@@ -107,6 +107,8 @@ CASES = {
     "deepseek-v32": Case(_V32, layouts=(_TP, _PP)),
     "deepseek-v32-yarn": Case({**_V32, "rope_parameters": _YARN, "index_topk": 3}, layouts=()),
     "glm-moe-dsa": Case(_GLM5, layouts=(_PP,)),
+    # values as wide as keys, for which a CPU has a kernel
+    "glm-moe-dsa-wide": Case({**_GLM5, "v_head_dim": 16}, layouts=()),
     "glm-moe-dsa-pairs": Case({**_GLM5, "indexer_rope_interleave": True}, layouts=()),
     "glm-moe-dsa-shared": Case(
         {**_GLM5, "indexer_types": ["full", "shared", "full"]}, layouts=(_TP,)

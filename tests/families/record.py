@@ -126,8 +126,9 @@ _TAIL = """
   (`model.vision`, [vision.md](vision.md)). The logits above cover text only. Towers of other
   multimodal releases pass through every conversion unchanged and are not trained.
 - Multi-token-prediction layers pass through every conversion unchanged. `train.mtp` trains them in
-  DeepSeek-V3, GLM-4-MoE, GLM-4.7-Flash, MiMo, Qwen3-Next and Qwen3.5, where they were compared with
-  transformers' layers ([speculation.md](speculation.md)).
+  DeepSeek-V3, DeepSeek-V4, GLM-4-MoE, GLM-4.7-Flash, MiMo, Qwen3-Next and Qwen3.5, where they were
+  compared with transformers' layers
+  ([draft-training.md](draft-training.md#training-the-mtp-layer)).
 - Conversions never round weights. Norms that multiply by 1 + weight (Qwen3-Next, Qwen3.5, Gemma 3)
   keep their stored values; Megatron computes them with `layernorm_zero_centered_gamma`. The only
   exception is the norm inside a gated delta net, which is stored plain: a stock Megatron model with
@@ -138,7 +139,15 @@ _TAIL = """
 - DeepSeek-V4 is trained in full, with tp (heads and output groups), sp, pp, ep and recomputation;
   cp and adapters are errors. Its first layers select experts by token ID, so routing replay covers
   the other layers. No CPU engine serves it, because SGLang caches its entries only in FP8. There
-  you can train it on rows (`train.objective: supervised`, `preference`), convert it and export it.
+  you can train it on rows (`train.objective: supervised`, `preference`, `reward_model`), convert it
+  and export it. transformers has no class for a DeepSeek-V4 that returns scores; the scores of a
+  trained reward model were compared with its decoder.
+- Conversion, runs and export read DeepSeek-V4 as it is released: FP8 blocks with E8M0 scales, FP4
+  or FP8 experts. Tests compare each number, also for sizes that blocks do not divide. In BF16 the
+  hyper-connections, attention sinks, position biases and the router's correction stay in float32,
+  as in the release. What is written is BF16, FP16 or float32. Tests compare steps in float32 with
+  transformers and plain PyTorch (three AdamW steps, DPO); a step in BF16 has a gradient norm within
+  2 % of float32's.
 - A family that is not listed needs one file: [new-family.md](new-family.md). `miles models check
   FOLDER` compares a model with transformers and an engine, and tests this machine's memory.
 
@@ -148,7 +157,7 @@ _TAIL = """
   to compare with, although SGLang 0.5.20 has modules for them.
 - DeepSeek-V4.1: neither transformers 5.12.1 nor SGLang 0.5.20 has its n-gram memory.
 - MiniMax-M3: its attention over blocks of positions is not implemented here.
-- The MTP layers of DeepSeek-V4, Hunyuan 3 and MiniMax-M2 are copied, not trained.
+- The MTP layers of Hunyuan 3 and MiniMax-M2 are copied, not trained.
 
 ## About the comparison
 

@@ -24,7 +24,11 @@ from tests.backends.megatron.harness import (
     trainer,
 )
 from tests.backends.megatron.lora_cases import adapter_and_merged  # noqa: F401
-from tests.backends.megatron.measuring import measure_memory, plain_steps  # noqa: F401  (cases that `world` calls)
+from tests.backends.megatron.measuring import (  # noqa: F401  (cases that `world` calls)
+    measure_memory,
+    plain_steps,
+    published_and_stepped,
+)
 from tests.backends.megatron.mtp_cases import (  # noqa: F401
     layer_learns,
     next_logprobs,

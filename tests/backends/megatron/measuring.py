@@ -178,3 +178,28 @@ def plain_steps(
     reports = [made.step(harness.policy_shard(made, step), 1e-2).report for step in range(3)]
     made.close()
     return [(report.loss, report.grad_norm) for report in reports]
+
+
+def published_and_stepped(
+    *, rank: int, size: int, port: int, model: str, layout: dict, precision: str
+) -> dict:
+    """What is published of a folder's weights, log-probs, and three steps on one batch of rows."""
+    from tests.backends.megatron import harness
+
+    made = harness.trainer(
+        rank=rank, size=size, port=port, model=model, layout=layout, precision=precision
+    )
+    published = {
+        name: tensor.detach().clone().contiguous()
+        for bucket in made.buckets()
+        for name, tensor in bucket
+    }
+    scores = harness.scores_everywhere(made, harness.policy_shard(made, 9))
+    rng = torch.Generator().manual_seed(5)
+    rows = [
+        torch.randint(0, made.facts.vocab_size, (length,), generator=rng).tolist()
+        for length in (31, 7, 12, 40)
+    ]
+    reports = [made.step(harness.rows_shard(made, rows), 1e-3).report for _ in range(3)]
+    made.close()
+    return {"published": published, "scores": scores, "reports": reports}

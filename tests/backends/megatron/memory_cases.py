@@ -36,6 +36,8 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("mtp", {}),
         MemoryCase("mtp", _FULL),
         MemoryCase("mtpnext", {}, tokens=256),
+        MemoryCase("mtpv4", {}),
+        MemoryCase("mtpv4", _FULL),
         MemoryCase("delta", {}, tokens=256),
         MemoryCase("nemotron", _FULL, tokens=256),
         MemoryCase("glm", {}),

@@ -25,6 +25,7 @@ MTP = {
         layout_case("mtpglm", "mtpglm", train=TRAINED),
         layout_case("mtptrunk", "mtp", train=TRUNK),
         layout_case("mtpmimo", "mtpmimo", train=TRAINED),
+        layout_case("mtpv4", "mtpv4", train=TRUNK),
         layout_case("mtpnext", "mtpnext", train=_CALM),
     ],
     "two": [
@@ -38,6 +39,10 @@ MTP = {
         ),
         layout_case("mtptrunk pp2 recompute", "mtp", train={**TRUNK, **_FULL}, pp=2),
         layout_case("mtpmimo pp2", "mtpmimo", train=TRAINED, pp=2),
+        layout_case(
+            "mtpv4 tp2 sp ep2 recompute", "mtpv4", train={**TRUNK, **_FULL}, **_SEQUENCE, ep=2
+        ),
+        layout_case("mtpv4 pp2 uneven", "mtpv4", train=TRUNK, pp=2),
         layout_case(
             "mtpnext tp2 sp ep2 recompute", "mtpnext", train={**_CALM, **_FULL}, **_SEQUENCE, ep=2
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.backends.megatron.latent_models import LATENT
+from tests.backends.megatron.latent_models import MODELS as LATENT_MODELS
 
 BASE: dict[str, object] = {
     "hidden_size": 64,
@@ -37,6 +38,7 @@ _EXPERTS: dict[str, object] = {
 }
 MODELS: dict[str, dict[str, object]] = {
     "mtp": {**LATENT, "num_key_value_heads": 6, "num_nextn_predict_layers": 1},
+    "mtpv4": {**LATENT_MODELS["v4"], "num_nextn_predict_layers": 1},
     "mtpglm": {
         **BASE,
         "model_type": "glm4_moe",

@@ -5,15 +5,34 @@ for the trainer's CPU shim changes torch."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import torch
+from torch.nn.functional import logsigmoid
+
+
+def plain_losses(settings: dict, model: Path, folder: Path) -> list[float]:
+    """The losses of the steps, in another process; weights go to `out` in the folder."""
+    asked = folder / "settings.json"
+    asked.write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, str(model), str(asked), str(folder / "out")],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
     """SETTINGS: {"steps", "lr", "weight_decay", "eps", "betas", "clip_grad"}; each step is a list
-    of rows of tokens, of which all but the first are trained on, their losses averaged."""
+    of rows of tokens, of which all but the first are trained on, their losses averaged. With "dpo",
+    DPO's beta, it is a list of (prompt, chosen response, rejected one). Prints the losses."""
     from transformers import AutoModelForCausalLM
 
     folder, settings = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
@@ -31,13 +50,16 @@ def main() -> None:
         betas=tuple(settings["betas"]),
         eps=settings["eps"],
     )
-    for rows in settings["steps"]:
-        count = sum(len(row) - 1 for row in rows)
-        loss = torch.zeros(())
-        for row in rows:
-            ids = torch.tensor([row])
-            logprobs = model(ids).logits[0, :-1].log_softmax(-1)
-            loss = loss - logprobs.gather(-1, ids[0, 1:, None]).sum() / count
+    beta, losses = settings.get("dpo"), []
+    with torch.no_grad():
+        before = [_margins(model, pairs) for pairs in settings["steps"]] if beta else []
+    for number, rows in enumerate(settings["steps"]):
+        if beta:
+            loss = -logsigmoid(beta * (_margins(model, rows) - before[number])).mean()
+        else:
+            count = sum(len(row) - 1 for row in rows)
+            loss = -torch.stack([_log_prob(model, row[:1], row[1:]) for row in rows]).sum() / count
+        losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         for weight in optimizer.state:
@@ -46,6 +68,18 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip_grad"])
         optimizer.step()
     model.save_pretrained(sys.argv[3])
+    print(json.dumps(losses))
+
+
+def _log_prob(model: torch.nn.Module, prompt: list[int], response: list[int]) -> torch.Tensor:
+    ids = torch.tensor([prompt + response])
+    logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
+    return logprobs[len(prompt) - 1 :].sum()
+
+
+def _margins(model: torch.nn.Module, pairs: list) -> torch.Tensor:
+    """Log-prob of the chosen response less that of the rejected one, of each pair."""
+    return torch.stack([_log_prob(model, p, c) - _log_prob(model, p, r) for p, c, r in pairs])
 
 
 if __name__ == "__main__":

@@ -70,6 +70,8 @@ def next_logprobs(folder: Path, rows: list[list[int]]) -> list[list[float]]:
     """Of each row: log-probs of its tokens from the third, each given the hidden state two
     positions before it and the token between."""
     config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] == "deepseek_v4":
+        return _next_logprobs_of_streams(folder, config, rows)
     # of which transformers has no model by its own name
     config["model_type"] = re.sub("^mimo$", "qwen2", config["model_type"])
     number, weights = config["num_hidden_layers"], load_file(folder / "model.safetensors")
@@ -111,6 +113,46 @@ def next_logprobs(folder: Path, rows: list[list[int]]) -> list[list[float]]:
             inner = torch.cat(both[::-1] if frame.hidden_first else both, dim=-1)
             inner = inner @ weight(frame.projection).T
             further = layer_alone.model(inputs_embeds=inner, use_cache=False).last_hidden_state
+            logprobs = (further @ below.lm_head.weight.T).log_softmax(dim=-1)[0]
+            said.append(logprobs[:-1].gather(1, tokens[2:, None])[:, 0].tolist())
+    return said
+
+
+def _next_logprobs_of_streams(
+    folder: Path, config: dict[str, object], rows: list[list[int]]
+) -> list[list[float]]:
+    """As DeepSeek-V4's own code: the embedding is added to each residual stream of the model below,
+    as it is before the head that sums them, and the layer sees its window alone."""
+    weights, mine = load_file(folder / "model.safetensors"), "mtp.0."
+    trunk = {name: value for name, value in weights.items() if not name.startswith("mtp")}
+    of_layer = tuple(mine + part for part in ("attn", "ffn", "hc_attn", "hc_ffn"))
+    ahead = {
+        name.replace(mine, "layers.0." if name.startswith(of_layer) else ""): value
+        for name, value in weights.items()
+        if name.startswith(mine)
+    }
+    ahead |= {name: weights[name] for name in ("embed.weight", "head.weight")}
+    kinds = {"layer_types": ["sliding_attention"], "mlp_layer_types": ["moe"]}
+    below = _loaded(config, trunk)
+    layer_alone = _loaded({**config, **kinds, "num_hidden_layers": 1}, ahead)
+    eps, kept = below.config.rms_norm_eps, {}
+    below.model.hc_head.register_forward_pre_hook(lambda _, given: kept.update(streams=given[0]))
+    layer_alone.model.layers[0].register_forward_pre_hook(lambda *_: (kept["inner"],))
+
+    def norm(hidden: torch.Tensor, name: str) -> torch.Tensor:
+        scale = (hidden.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+        return hidden * scale * weights[f"{mine}{name}.weight"]
+
+    said = []
+    with torch.no_grad():
+        for row in rows:
+            tokens = torch.tensor(row)
+            below.model(input_ids=tokens[None], use_cache=False)
+            embedded = below.model.embed_tokens(tokens[None, 1:])
+            kept["inner"] = (norm(embedded, "enorm") @ weights[mine + "e_proj.weight"].T)[
+                :, :, None
+            ] + norm(kept["streams"][:, :-1], "hnorm") @ weights[mine + "h_proj.weight"].T
+            further = layer_alone.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
             logprobs = (further @ below.lm_head.weight.T).log_softmax(dim=-1)[0]
             said.append(logprobs[:-1].gather(1, tokens[2:, None])[:, 0].tolist())
     return said

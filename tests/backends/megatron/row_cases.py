@@ -47,6 +47,7 @@ ROW_CASES = {
         _case("reward_model", "dense scores"),
         _case("reward_model tied", "tied scores"),
         _case("reward_model moe", "moe scores"),
+        _case("dpo v4", "v4"),
     ],
     "two": [
         *(
@@ -55,6 +56,7 @@ ROW_CASES = {
             for axis in ("tp", "dp", "pp", "cp")
         ),
         _case("kto cp2", "dense", cp=2),
+        _case("dpo v4 tp2 ep2", "v4", tp=2, ep=2, sequence_parallel=True),
         _case("reward_model dp2", "dense scores", dp=2),
         _case("reward_model cp2", "dense scores", cp=2),
         _case("reward_model tied tp2 sp", "tied scores", tp=2, sequence_parallel=True),
@@ -63,7 +65,7 @@ ROW_CASES = {
     ],
 }
 """By world. A case of two ranks does what the case of one does whose name its own begins with."""
-SCORED = ("dense scores", "tied scores", "llama scores", "moe scores")
+SCORED = ("dense scores", "tied scores", "llama scores", "moe scores", "v4 scores")
 """Reward models that transformers is to load."""
 
 
@@ -98,17 +100,21 @@ def row_steps(
     return {"reports": reports, "measured": measured, "after": after, "unchanged": unchanged}
 
 
-def rows_shard(made: TrainerRank, objective: str, step: int) -> TrainShard:
-    """What this rank gets of eight rows of uneven lengths."""
+def token_pairs(step: int, vocab_size: int) -> list[tuple[list[int], list[int], list[int]]]:
+    """Prompt, chosen and rejected response of eight rows."""
     rng = np.random.default_rng(step)
 
     def line() -> list[int]:
-        return rng.integers(0, made.facts.vocab_size, rng.integers(1, 18)).tolist()
+        return rng.integers(0, vocab_size, rng.integers(1, 18)).tolist()
 
+    return [([*line(), 1], line(), line()) for _ in range(8)]
+
+
+def rows_shard(made: TrainerRank, objective: str, step: int) -> TrainShard:
+    """What this rank gets of eight rows of uneven lengths."""
     rows: list[Any] = []
-    for index in range(8):
-        prompt = [*line(), 1]
-        sides = [demonstration(prompt, line()) for _ in range(2)]
+    for index, (prompt, *responses) in enumerate(token_pairs(step, made.facts.vocab_size)):
+        sides = [demonstration(prompt, response) for response in responses]
         pair = Pair(index=index, chosen=sides[0], rejected=sides[1], margin=0.1 * index)
         rows.append(sides[0] if objective == "supervised" else pair)
     batch = pack(

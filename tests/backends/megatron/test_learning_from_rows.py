@@ -7,11 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from milescli.checkpoint.score_model import score_model
+from milescli.models.score_head import HEAD
 from tests.backends.megatron import world
 from tests.backends.megatron.layouts import TOKEN_ROWS
-from tests.backends.megatron.row_cases import NUM_STEPS, ROW_CASES, SCORED
+from tests.backends.megatron.plain_adamw import plain_losses
+from tests.backends.megatron.row_cases import NUM_STEPS, ROW_CASES, SCORED, token_pairs
 
 LOSS_BOUND = 1e-6
 
@@ -22,7 +25,7 @@ def row_models(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     root = tmp_path_factory.mktemp("score-models")
     made = {
         f"{name} scores": str(score_model(Path(models[name]), root / name, pad_id=0, seed=0))
-        for name in ("dense", "tied", "llama", "moe")
+        for name in ("dense", "tied", "llama", "moe", "v4")
     }
     return {**models, **made}
 
@@ -98,21 +101,37 @@ def test_measuring_says_what_a_step_would_and_changes_nothing(
     assert result["measured"].figures == pytest.approx(result["after"].figures, abs=1e-9)
 
 
+def test_two_steps_of_dpo_on_deepseek_v4_are_those_of_plain_pytorch(
+    one: world.Results, models: dict[str, str], tmp_path: Path
+) -> None:
+    pairs = [token_pairs(step, 131) for step in range(NUM_STEPS)]
+    rule = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.01, "betas": [0.9, 0.98], "clip_grad": 1.0}
+    losses = plain_losses({**rule, "dpo": 0.1, "steps": pairs}, Path(models["v4"]), tmp_path)
+    reports = one["rows dpo v4"]["reports"]
+    assert [report.loss for report in reports] == pytest.approx(losses, abs=1e-6)
+
+
 @pytest.mark.parametrize("name", SCORED)
 def test_transformers_gives_the_scores_of_a_trained_reward_model(
     one: world.Results, row_models: dict[str, str], saved: Path, tmp_path: Path, name: str
 ) -> None:
     import torch
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     expected = one[f"trained {name}"]
     shutil.copy(Path(row_models[name]) / "config.json", tmp_path)
     shutil.copy(saved / f"{name}.safetensors", tmp_path / "model.safetensors")
-    model, told = AutoModelForSequenceClassification.from_pretrained(
+    # transformers has no model of DeepSeek-V4 with a score head
+    kind = AutoModelForCausalLM if name == "v4 scores" else AutoModelForSequenceClassification
+    model, told = kind.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    assert not told["missing_keys"] and not told["unexpected_keys"]
+    assert told["missing_keys"] == ({"lm_head.weight"} if name == "v4 scores" else set())
+    assert told["unexpected_keys"] == ({HEAD} if name == "v4 scores" else set())
+    if name == "v4 scores":
+        head = load_file(tmp_path / "model.safetensors")[HEAD]
+        model.lm_head.weight = torch.nn.Parameter(head)
     with torch.no_grad():
-        got = [float(model(torch.tensor([row])).logits) for row in TOKEN_ROWS]
+        got = [float(model(torch.tensor([row])).logits[..., -1, :]) for row in TOKEN_ROWS]
     assert got == pytest.approx(expected, abs=1e-5)
     assert max(got) - min(got) > 1e-2, "all scores are alike: the comparison is blind"

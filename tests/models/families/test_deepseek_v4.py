@@ -10,30 +10,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from milescli import models
-from milescli.core.errors import RecipeError
+from milescli.checkpoint.source import open_source
+from milescli.core.errors import CheckpointError, RecipeError
+from milescli.export.folder import write_folder
+from milescli.export.stored import read_folder
 from milescli.models.adapter import LoraShape, adapter_table
 from milescli.plan.legal import faults
 from milescli.plan.types import TrainerLayout
+from tests.conversion.making import to_hf, to_megatron
 from tests.families.cases import ALL
+from tests.models.families.v4_release import QUANTISED, write_release
 
 ROOT = Path(__file__).resolve().parents[3]
 FLASH = ROOT.parent / "shared" / "configs" / "deepseek-ai--DeepSeek-V4-Flash.json"
-QUANTISED = (
-    ".wq_a.",
-    ".wq_b.",
-    "attn.wkv.",
-    ".wo_a.",
-    ".wo_b.",
-    ".w1.",
-    ".w2.",
-    ".w3.",
-    ".e_proj.",
-    ".h_proj.",
-)
-"""Weights that the release holds in FP8 or FP4, with a tensor of scales beside each."""
-
 WITNESS = """
 import json, sys, torch
 from pathlib import Path
@@ -112,6 +105,73 @@ def test_transformers_reads_the_same_bits_from_a_folder_with_the_names_of_the_re
         "layers.0.ffn.gate.tid2eid",
         "layers.1.attn.indexer.compressor.ape",
     } <= set(report["names"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"moe_intermediate_size": 100, "hidden_size": 164}, {"expert_dtype": "fp8"}],
+    ids=["fp4", "fp4, odd", "fp8"],
+)
+def test_a_release_in_fp8_and_fp4_keeps_each_number_through_conversion_and_export(
+    changes: dict, tmp_path: Path
+) -> None:
+    plain, folder = write_release(tmp_path / "released", **changes), tmp_path / "released"
+    table = models.table(models.load_facts(folder))
+    to_megatron(folder, tmp_path / "megatron")
+    to_hf(tmp_path / "megatron", tmp_path / "back")
+    with open_source(folder) as source:
+        assert [name for name in source.names() if name not in plain] == []
+        on_disk = table.as_on_disk(source.names())
+        written = write_folder(
+            tmp_path / "exported",
+            table=table,
+            read=lambda weights: read_folder(source, weights, on_disk=on_disk),
+            base=folder,
+            format="bf16",
+            card=lambda _: {},
+            beside="bf16",
+        )
+        ways = {"read": {name: source.read(name) for name in plain}}
+    ways |= {
+        way: load_file(path / "model.safetensors")
+        for way, path in (("converted", tmp_path / "back"), ("exported", written.path))
+    }
+    for way, tensors in ways.items():
+        assert tensors.keys() == plain.keys(), way
+        for name, tensor in plain.items():
+            wide = tensors[name].dtype == torch.float32
+            assert wide == (tensor.dtype == torch.float32 and not _is_quantised(name)), name
+            assert torch.equal(tensors[name].float(), tensor.float()), f"{way}: {name}"
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert not {"quantization_config", "expert_dtype"} & config.keys()
+
+
+def _is_quantised(name: str) -> bool:
+    return any(part in name for part in QUANTISED)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("layers.1.ffn.experts.2.w3.scale", None),
+        ("layers.1.attn.wq_b.scale", None),
+        ("layers.1.ffn.experts.2.w3.scale", (96, 4)),
+        ("layers.1.attn.wq_b.scale", (1, 2)),
+    ],
+)
+def test_scales_that_are_missing_or_misshapen_are_named(
+    name: str, instead: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    write_release(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    scale = tensors.pop(name)
+    if instead is not None:
+        tensors[name] = torch.ones(instead).to(scale.dtype)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught, open_source(tmp_path):
+        pass
+    assert f"`{name}`" in caught.value.why
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ def build_model(
     if facts.trains_mtp and mesh.is_last_stage:
         of_mtp = mtp.block_spec(
             layer_of(facts.num_layers, with_mtp_last(facts)),
+            facts,
             norm=final_norm(engine=engine),
             trains_trunk=mtp_trains_trunk,
         )

@@ -43,7 +43,9 @@ def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> ModuleSpec:
     """Adapt Megatron's spec of a layer with experts to layer `layer` (from 0)."""
     parts = spec.submodules
     own = {"facts": facts, "layer": layer}
-    parts.self_attention = ModuleSpec(module=CompressedAttention, params=own)
+    # the mask's type is for Megatron's MTP layer, which asks for it
+    mask = {"attn_mask_type": parts.self_attention.params["attn_mask_type"]}
+    parts.self_attention = ModuleSpec(module=CompressedAttention, params={**own, **mask})
     if facts.layers[layer].hash_routing:
         parts.mlp.submodules.router = partial(HashRouter, facts=facts)
     # norms lie in checkpoints under their own names
@@ -338,11 +340,12 @@ class CompressedAttention(MegatronModule):
         layer_number=None,
         cp_comm_type=None,
         pg_collection=None,
+        attn_mask_type=None,
         *,
         facts: ModelFacts,
         layer: int,
     ) -> None:
-        """Called by Megatron; the last two come from the layer spec."""
+        """Called by Megatron; the last three come from the layer spec."""
         super().__init__(config)
         sizes = facts.compressed
         assert sizes is not None, facts.family

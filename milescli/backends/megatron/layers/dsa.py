@@ -98,6 +98,9 @@ class SparseAttention(PackedAttention):
                 row.chosen[self.chooser] = self._chosen
         return super().forward(query, key, value, attention_mask, packed_seq_params=row, **options)
 
+    def _is_plain(self, query, value, longest: int) -> bool:
+        return not self._chosen and super()._is_plain(query, value, longest)
+
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
         chosen = self._chosen.get(id(grid))
         narrow = max(query.shape[-1] - value.shape[-1], 0)

@@ -130,8 +130,13 @@ class HyperLayer(TransformerLayer):
 
 
 def add_head(block: TransformerBlock, facts: ModelFacts) -> None:
-    """Let the last stage's block sum its streams before its final norm."""
+    """Let the last stage's block sum its streams before its final norm. It keeps them in `streams`
+    for an MTP layer that is trained."""
     block.hyper_head = HyperHead(block.config, facts)
-    block.final_layernorm.register_forward_pre_hook(
-        lambda _, inputs: (block.hyper_head(inputs[0]), *inputs[1:])
-    )
+
+    def sum_streams(_, inputs):
+        if facts.trains_mtp:
+            block.streams = inputs[0]
+        return block.hyper_head(inputs[0]), *inputs[1:]
+
+    block.final_layernorm.register_forward_pre_hook(sum_streams)

@@ -1,5 +1,6 @@
 """The multi-token-prediction layer (arXiv 2412.19437, section 2.2) in training: Megatron's own
-module and names, over packed rows, its gradient cut from the model below. Used by `model`."""
+module and names, over packed rows, its gradient cut from the model below; and that of models with
+hyper-connections. Used by `model`."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from megatron.core.transformer.multi_token_prediction import (
 )
 from megatron.core.transformer.spec_utils import ModuleSpec
 
+from milescli.backends.megatron.layers.experts import Projection
+from milescli.backends.megatron.layers.hyper import HyperHead
 from milescli.models.facts import ModelFacts
 
 PREFIX = "mtp."
@@ -27,15 +30,16 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 
 def block_spec(
-    layer: ModuleSpec, *, norm: type, trains_trunk: bool
+    layer: ModuleSpec, facts: ModelFacts, *, norm: type, trains_trunk: bool
 ) -> MultiTokenPredictionBlockSubmodules:
     """Return the spec of the MTP block around the decoder layer `layer`; `trains_trunk` passes its
     gradient to the model below."""
+    own = {} if facts.hyper is None else {"facts": facts}
     return MultiTokenPredictionBlockSubmodules(
         layer_specs=[
             ModuleSpec(
-                module=MtpLayer,
-                params={"trains_trunk": trains_trunk},
+                module=HyperMtpLayer if own else MtpLayer,
+                params={"trains_trunk": trains_trunk, **own},
                 submodules=MultiTokenPredictionLayerSubmodules(
                     enorm=norm,
                     hnorm=norm,
@@ -81,6 +85,30 @@ class MtpLayer(MultiTokenPredictionLayer):
         return checkpoint(forward, False, hidden_states, decoder_input)
 
 
+class HyperMtpLayer(MtpLayer):
+    """Implements the layer of DeepSeek-V4: it takes all residual streams of the model below, adds
+    the embedding to each, and sums its own by a head of its own."""
+
+    def __init__(self, config, *args, facts: ModelFacts, **options) -> None:
+        """Called by Megatron."""
+        super().__init__(config, *args, **options)
+        del self.eh_proj
+        size = facts.hidden_size
+        self.e_proj, self.h_proj = (Projection(size, size, config=config) for _ in range(2))
+        self.hyper_head = HyperHead(config, facts)
+
+    def _concat_embeddings(self, hidden_states, decoder_input):
+        """[S, 1, n * hidden], [S, 1, hidden] -> [S, 1, n * hidden]. Called by Megatron."""
+        streams = hidden_states.unflatten(-1, (-1, decoder_input.shape[-1]))
+        embedded, _ = self.e_proj(self.enorm(decoder_input))
+        own, _ = self.h_proj(self.hnorm(streams))
+        return (embedded[..., None, :] + own).flatten(-2)
+
+    def _postprocess(self, hidden_states):
+        """[S, 1, n * hidden] -> [S, 1, hidden]. Called by Megatron."""
+        return super()._postprocess(self.hyper_head(hidden_states))
+
+
 class GptWithMtp(GPTModel):
     """Returns the MTP layer's input of the output layer beside its own, if it gets the following
     tokens."""
@@ -91,6 +119,7 @@ class GptWithMtp(GPTModel):
         last stage (that, the same for the token after next). Called by Megatron."""
         if not self.post_process:
             return hidden_states
+        below = self.decoder.__dict__.pop("streams", hidden_states)
         given, _ = self.output_layer(hidden_states)
         given = given.transpose(0, 1).contiguous()
         if labels is None:
@@ -99,7 +128,7 @@ class GptWithMtp(GPTModel):
         ahead, _, _ = layer(
             input_ids=labels,
             position_ids=position_ids,
-            hidden_states=hidden_states,
+            hidden_states=below,
             attention_mask=None,
             packed_seq_params=options["packed_seq_params"],
             embedding=self.embedding,

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +16,7 @@ from milescli.backends.megatron.state.optimizer import install_clipping, norm_of
 from milescli.models import load_facts, table
 from tests.backends.megatron.conftest import Worlds
 from tests.backends.megatron.layouts import ADAMW, ADAMW_LAYOUTS
+from tests.backends.megatron.plain_adamw import plain_losses
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +30,9 @@ Plain = Callable[[str], dict[str, torch.Tensor]]
 
 
 def _plain_steps(model: Path, folder: Path) -> dict[str, torch.Tensor]:
-    settings, out = folder / "settings.json", folder / "out"
     folder.mkdir()
-    settings.write_text(json.dumps(ADAMW))
-    module = "tests.backends.megatron.plain_adamw"
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(model), str(settings), str(out)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return by_megatron(out / "model.safetensors", model)
+    plain_losses(ADAMW, model, folder)
+    return by_megatron(folder / "out" / "model.safetensors", model)
 
 
 def by_megatron(file: Path, model: Path) -> dict[str, torch.Tensor]:
