@@ -1,6 +1,6 @@
 """Images of rows and chats: how rows name them, how tools return them, which mark of a text stands
-for which, and how the one token that a chat template writes for an image becomes as many as the image takes. It cuts no
-pictures (`image_processor` does) and knows no file format."""
+for which, and how the one token that a chat template writes for an image becomes as many as the
+image takes. It cuts no pictures (`image_processor` does) and knows no file format."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ PARTS = frozenset(("image", "image_url", "input_image"))
 """Types of the parts of a message that are images."""
 Source = str | bytes
 """A path, which may begin at the folder of its file, a data URL, or the bytes of a file."""
+Content = str | list[dict[str, Any]]
+"""Of a message: text, or parts in OpenAI's form where it shows images."""
 _ENCODED = ("bytes", "base64", "data")
 """Fields whose text is base64."""
 _FIELDS = (*_ENCODED, "image", "image_url", "url", "path", "source")
@@ -186,7 +188,7 @@ def parts_of(text: str, *, most: int = -1) -> list[dict[str, str]]:
     return parts
 
 
-def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
+def text_of(content: Content) -> str:
     """Return the content of a message as text, with a mark for each image."""
     if isinstance(content, str):
         return content
@@ -195,7 +197,7 @@ def text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def content_of(value: object) -> str | list[dict[str, Any]] | None:
+def content_of(value: object) -> Content | None:
     """Return what a tool or an environment returned as the content of a message: text, or parts in
     OpenAI's form if it is or contains images, which are the bytes of files and pictures of PIL,
     alone or in a list with texts. None for anything else. Raises ValueError if an image cannot be

@@ -197,9 +197,7 @@ class Conversations:
             return None
         return after[len(before.ending) :]
 
-    def _placed(
-        self, messages: Sequence[Message]
-    ) -> tuple[list[dict[str, Any]], Sequence[Image]]:
+    def _placed(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], Sequence[Image]]:
         """Return messages as chat templates take them, with arguments of calls as mappings and
         images as parts, and the images in their order. The first marks in texts are those of the
         prompt's images; later ones, and those that the policy wrote, are text. Raises ValueError

@@ -216,10 +216,17 @@ class RecordingSession(Served):
         stop: Sequence[str] | None = None,
     ) -> Turn:
         """Sample a response to the tokens, and record it."""
-        stop = [stop] if isinstance(stop, str) else stop
         prompt_ids = self._checked(token_ids, max_new_tokens)
         call = _Call(prompt_ids=prompt_ids, image_spans=self._spans_in(prompt_ids))
-        known = self._known_routes(call.prompt_ids)
+        return await self._sampled(call, max_new_tokens=max_new_tokens, stop=stop)
+
+    async def _sampled(
+        self, call: _Call, *, max_new_tokens: int | None, stop: Sequence[str] | None
+    ) -> Turn:
+        """Raises AgentError for tokens of images that have no image."""
+        self._require_images(call)
+        stop = [stop] if isinstance(stop, str) else stop
+        known = self._known_routes(call)
         request = replace(
             self._settings,
             prompt_ids=call.prompt_ids,
@@ -294,7 +301,9 @@ class RecordingSession(Served):
         if asked.image_spans:
             self._shown.append((asked.token_ids, asked.image_spans))
             self._images.update((image.sha256, image) for image in asked.images)
-        turn = await self.generate(asked.token_ids, max_new_tokens=max_new_tokens, stop=stop)
+        prompt_ids = self._checked(asked.token_ids, max_new_tokens)
+        call = _Call(prompt_ids=prompt_ids, image_spans=asked.image_spans)
+        turn = await self._sampled(call, max_new_tokens=max_new_tokens, stop=stop)
         parsed = Parsed(content=turn.text)
         if form.parser is not None:
             text = conversations.parted(turn)[0]
@@ -307,16 +316,19 @@ class RecordingSession(Served):
         return Reply(turn=turn, message=message, calls=parsed.calls, malformed=parsed.malformed)
 
     def _spans_in(self, prompt_ids: list[int]) -> Sequence[ImageSpan]:
-        """Return where images stand in tokens that begin as those of which it is known. Raises
-        AgentError for tokens of images elsewhere: an engine would hang on them."""
+        """Return where images stand in tokens that begin as those of which it is known."""
         found: Sequence[ImageSpan] = ()
         for known, spans in self._shown:
             end = spans[-1].start + spans[-1].num_tokens
-            if len(spans) > len(found) and prompt_ids[:end] == known[:end]:
+            if len(spans) >= len(found) and prompt_ids[:end] == known[:end]:
                 found = spans
-        num_shown = sum(span.num_tokens for span in found)
-        reserved = self._reserved()
-        if (count := sum(token in reserved for token in prompt_ids)) != num_shown:
+        return found
+
+    def _require_images(self, call: _Call) -> None:
+        """Raise AgentError for tokens of images that have no image: an engine would hang on
+        them."""
+        num_shown, reserved = sum(span.num_tokens for span in call.image_spans), self._reserved()
+        if (count := sum(token in reserved for token in call.prompt_ids)) != num_shown:
             self._require_no_sampled_image()
             raise AgentError(
                 f"the agent of prompt {self._prompt_index} sent {count} image tokens, of "
@@ -325,7 +337,6 @@ class RecordingSession(Served):
                 fix="call session.generate with tokens that start with prompt.token_ids, or "
                 "session.chat with prompt.messages",
             )
-        return found
 
     def _require_no_sampled_image(self) -> None:
         """Raise ContextFull if the policy sampled an image token: nothing can follow it."""
@@ -343,7 +354,7 @@ class RecordingSession(Served):
         sees = self._chat_form.tokenizer.images if self._chat_form is not None else None
         return frozenset(own.union(sees.reserved_ids if sees else ()))
 
-    def _known_routes(self, prompt_ids: list[int]) -> RoutedExperts | None:
+    def _known_routes(self, new: _Call) -> RoutedExperts | None:
         """The record of the latest call whose prompt and response this prompt goes on from: of the
         weights that sampled it, and not to be asked for again."""
         for call in reversed(self._calls):
@@ -351,8 +362,9 @@ class RecordingSession(Served):
             if (
                 done is not None
                 and done.routed_experts is not None
-                and prompt_ids[start : start + len(done.response_ids)] == done.response_ids
-                and prompt_ids[:start] == call.prompt_ids
+                and new.prompt_ids[start : start + len(done.response_ids)] == done.response_ids
+                and new.prompt_ids[:start] == call.prompt_ids
+                and _begins(new.image_spans, call.image_spans)
             ):
                 return done.routed_experts
         return None
@@ -423,7 +435,7 @@ class RecordingSession(Served):
         for call in self._calls:
             if call.completion is not None:
                 role = turn_roles[call.turn] if turn_roles else None
-                line = _line_of(lines, array("i", call.prompt_ids), role)
+                line = _line_of(lines, call, role)
                 line.append_given(call.prompt_ids[len(line.token_ids) :])
                 line.image_spans = call.image_spans
                 line.append_sampled(call.completion)
@@ -436,14 +448,25 @@ class RecordingSession(Served):
         return [line.finished(is_trained=line.role not in untrained) for line in lines]
 
 
-def _line_of(lines: list[_Line], tokens: array[int], role: str | None) -> _Line:
-    """The role's longest line that `tokens` begin with; a new one where there is none."""
-    own = [line for line in lines if line.role == role]
-    begun = [line for line in own if tokens[: len(line.token_ids)] == line.token_ids]
+def _line_of(lines: list[_Line], call: _Call, role: str | None) -> _Line:
+    """The role's longest line that a call's prompt begins with; a new one where there is none."""
+    tokens = array("i", call.prompt_ids)
+    begun = [
+        line
+        for line in lines
+        if line.role == role
+        and tokens[: len(line.token_ids)] == line.token_ids
+        and _begins(call.image_spans, line.image_spans)
+    ]
     if not begun:
         lines.append(_Line(role=role))
         return lines[-1]
     return max(begun, key=lambda line: len(line.token_ids))
+
+
+def _begins(spans: Sequence[ImageSpan], earlier: Sequence[ImageSpan]) -> bool:
+    """Return True if the first images are the earlier ones: tokens of all images are equal."""
+    return list(spans[: len(earlier)]) == list(earlier)
 
 
 def turn_seed(seed: int, turn: int | str) -> int:
