@@ -327,8 +327,10 @@ class RecordingSession(Served):
     def _require_images(self, call: _Call) -> None:
         """Raise AgentError for tokens of images that have no image: an engine would hang on
         them."""
-        num_shown, reserved = sum(span.num_tokens for span in call.image_spans), self._reserved()
-        if (count := sum(token in reserved for token in call.prompt_ids)) != num_shown:
+        sees = self._chat_form.tokenizer.images if self._chat_form is not None else None
+        counted = self._reserved() - {sees.opening_id if sees is not None else None}
+        num_shown = sum(span.num_tokens for span in call.image_spans)
+        if (count := sum(token in counted for token in call.prompt_ids)) != num_shown:
             self._require_no_sampled_image()
             raise AgentError(
                 f"the agent of prompt {self._prompt_index} sent {count} image tokens, of "
