@@ -53,6 +53,20 @@ class Pictures(Count):
         return replace(step, observation=seen)
 
 
+class Looks(Count):
+    """Keeps the prompt, and shows another picture behind each action."""
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> None:
+        """The prompt itself."""
+        super().reset(prompt=prompt, label=label, seed=seed)
+
+    def step(self, action: str) -> Step:
+        """A picture alone, whose colour is new."""
+        step = super().step(action)
+        red = 40 * len(self.said) + len(action)
+        return replace(step, observation=Pillow.new("RGB", (64, 64), (red, 90, 90)))
+
+
 class Hangs(Count):
     """For ever where it is told to, and without end where others play."""
 
