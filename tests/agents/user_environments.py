@@ -64,7 +64,7 @@ class Looks(Count):
         """A picture alone, whose colour is new."""
         step = super().step(action)
         red = 40 * len(self.said) + len(action)
-        return replace(step, observation=Pillow.new("RGB", (64, 64), (red, 90, 90)))
+        return replace(step, observation=Pillow.new("RGB", (16, 16), (red, 90, 90)))
 
 
 class Hangs(Count):

@@ -37,7 +37,7 @@ machine: {cpu_threads: 1, start_timeout_s: 480, step_timeout_s: 120}
 
 def test_experts_see_images_of_an_environment_under_replay(workplace: Workplace) -> None:
     make_seeing(workplace.folder / "seeing", "qwen3_vl_moe")
-    Pillow.new("RGB", (64, 64), "red").save(workplace.folder / "a.png")
+    Pillow.new("RGB", (16, 16), "red").save(workplace.folder / "a.png")
     rows = [{"prompt": f"<image> t{n}", "images": ["a.png"]} for n in range(30, 62)]
     (workplace.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (workplace.folder / "seeing.yaml").write_text(RECIPE)
@@ -59,4 +59,4 @@ def test_experts_see_images_of_an_environment_under_replay(workplace: Workplace)
     for name in {*prompts, *(name for names in returned for name in names)}:
         data = run.image_file(name).read_bytes()
         assert hashlib.sha256(data).hexdigest() == name
-        assert Pillow.open(io.BytesIO(data)).size == (64, 64)
+        assert Pillow.open(io.BytesIO(data)).size == (16, 16)
