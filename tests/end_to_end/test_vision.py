@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.samples import read_samples
 from tests.backends.sglang.seeing import make_seeing
-from tests.end_to_end.runs import Workplace, step_done
+from tests.end_to_end.runs import Workplace, learned, step_done
 
 RECIPE = """\
 description: Looks at pictures
@@ -47,11 +47,16 @@ def test_experts_see_images_of_an_environment_under_replay(workplace: Workplace)
     workplace.finish(begun)
     resumed = workplace.miles("resume", "seeing")
     assert resumed.code == 0, resumed
-    reports = [event["report"] for event in workplace.steps("seeing")]
-    differ = [max(report[f"logprob_diff_{of}"] for report in reports) for of in ("max", "mean")]
+    events = workplace.events("seeing")
+    checks = [event for event in events if event["event"] == "EngineTrainerChecked"]
+    differ = [max(check[f"diff_{of}"] for check in checks) for of in ("max", "mean")]
     print("engine and trainer differ by at most", differ)
-    assert differ[0] <= 1e-4 and differ[1] <= 1e-5
-    assert any(report["grad_norm"] > 0 for report in reports), "nothing was learned"
+    assert len(checks) == 2 and differ[0] <= 1e-4 and differ[1] <= 1e-5
+    assert any("not sampled again" in event.get("text", "") for event in events), "no journal"
+    steps = workplace.steps("seeing")
+    first, again = (learned(event)[0] for event in steps if event["step"] == 3)
+    assert first == again, "images of the journal are not those that were sampled with"
+    assert all(event["report"]["grad_norm"] > 0 for event in steps), "nothing was learned"
     run = RunDir(workplace.run("seeing"))
     (prompts,) = {tuple(one.record["images"]) for one in read_samples(run, 4)}
     returned = [one.record["returned_images"] for one in read_samples(run, 4)]
