@@ -20,8 +20,11 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message that clients leave out when they send it back."""
 LEFT_OUT = "(image left out: the model does not accept images)"
 """What such a model reads in the place of an image."""
-_SEEN: weakref.WeakValueDictionary[str, Image] = weakref.WeakValueDictionary()
-"""Images in messages, by hash: samples that show the same one share its bytes."""
+_SEEN: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Image] = (
+    weakref.WeakValueDictionary()
+)
+"""Images in messages, by hash and by how a model cuts them: samples that show the same one share
+its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ class Conversations:
     _said: list[_Said] = field(default_factory=list)
     _read: dict[Source, Image] = field(default_factory=dict)
     """Images that messages hold."""
+    _by_hash: dict[str, Image] = field(default_factory=dict)
 
     def has_unread(self, messages: Sequence[Message]) -> bool:
         """Return True if `read_images` would read an image."""
@@ -89,7 +93,8 @@ class Conversations:
                 names = [message.get(key) for key in ("role", "name")]
                 who = " ".join(str(name) for name in names if name)
                 raise ValueError(f"an image of the message of `{who}`: {error}") from error
-            self._read[source] = _SEEN.setdefault(image.sha256, image)
+            image = _SEEN.setdefault((image.sha256, image.grid, image.num_tokens), image)
+            self._read[source] = self._by_hash[image.sha256] = image
 
     def _unread(self, messages: Sequence[Message]) -> Iterator[tuple[Message, Source]]:
         for message in messages if self.tokenizer.images is not None else ():
@@ -210,7 +215,7 @@ class Conversations:
                 content = parts_of(content, most=len(waiting))
             for part in content if isinstance(content, list) else ():
                 if part["type"] == "image":
-                    known = _SEEN.get(part.get("sha256", ""))
+                    known = self._by_hash.get(part.get("sha256", ""))
                     if known is None and not waiting:
                         raise ValueError("a part of a message is an image, but holds none")
                     images.append(known or waiting.pop(0))

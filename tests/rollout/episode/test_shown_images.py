@@ -6,9 +6,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
+import shutil
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -184,6 +187,21 @@ def test_samples_that_show_the_same_image_share_its_bytes(sees: ChatTokenizer) -
         chat(session, told(part(png(56, "red"))))
         lines += session.trajectories()
     assert lines[0].images[0] is lines[1].images[0]
+
+
+def test_another_model_cuts_the_same_image_in_its_own_way(
+    sees: ChatTokenizer, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(sees.folder, tmp_path / "model"))
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "patch_size": 28}))
+    lines = []
+    for tokenizer in (sees, load_tokenizer(folder)):
+        session = session_of(Engine(tokenizer, ["a", "b"]), prompt_of(tokenizer))
+        chat(session, told(part(png(56, "red"))))
+        lines += session.trajectories()
+    assert [line.token_ids.tolist().count(IMAGE_ID) for line in lines] == [4, 1]
+    assert lines[0].images[0].sha256 == lines[1].images[0].sha256
 
 
 def test_a_mark_that_a_tool_or_the_policy_writes_is_text(sees: ChatTokenizer) -> None:
