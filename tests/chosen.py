@@ -79,6 +79,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "test_a_run_over_two_nodes_outlives_whatever_dies_and_leaves_nothing": 0,
     "tests/end_to_end/cluster/test_doctor.py": 0,
     "tests/end_to_end/test_stops.py": 0,
+    "tests/end_to_end/test_vision.py": 0,
     # benchmarks beside TRL and plain PyTorch, and the rehearsal of the visit to a GPU
     "tests/bench/test_runs.py": 0,
     "tests/bench/gpu/test_visit.py::test_a_visit_says_every_line_and_none_is_to_be_mended": 0,

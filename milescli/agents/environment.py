@@ -16,6 +16,7 @@ from milescli.agents.environment_fleet import EnvironmentFleet, Episode, num_pro
 from milescli.agents.replying import next_reply
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt
+from milescli.data.images import Content
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
@@ -82,7 +83,7 @@ def try_there(*, import_from: Sequence[str], settings: EnvironmentSettings, prom
     try_environment(settings, prompt)
 
 
-def begun_with(prompt: Prompt, observation: str | None) -> list[Any]:
+def begun_with(prompt: Prompt, observation: Content | None) -> list[Any]:
     """The messages that an episode begins with: those of the prompt, or in the place of the user's
     the observation."""
     messages: Sequence[Any] = prompt.messages

@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from milescli.core.errors import AgentError, MachineError, RecipeError
+from milescli.data.images import Content
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.environments import Environment, Step, checked, checked_start, made
 from milescli.workers.async_worker import CallProcess, NewCallProcess, QuickCall, QuickCalls
@@ -62,7 +63,7 @@ _THREADS: dict[int, int] = {}
 """By episode, of what is called now."""
 
 
-def act(episode: int, what: Asked) -> str | Step | None:
+def act(episode: int, what: Asked) -> Content | Step | None:
     """Run one call: Begin gives the first observation, Act a Step, Where text, End nothing. Raises
     ValueError if the environment gives something else, and what it raises."""
     return _where(episode) if isinstance(what, Where) else _acted(episode, what)
@@ -71,7 +72,7 @@ def act(episode: int, what: Asked) -> str | Step | None:
 act.in_threads = True  # type: ignore[attr-defined]  # workers.child_threads runs many at once
 
 
-def _acted(episode: int, what: Asked) -> str | Step | None:
+def _acted(episode: int, what: Asked) -> Content | Step | None:
     _THREADS[episode] = threading.get_ident()
     try:
         return _done(episode, what)
@@ -79,7 +80,7 @@ def _acted(episode: int, what: Asked) -> str | Step | None:
         del _THREADS[episode]
 
 
-def _done(episode: int, what: Asked) -> str | Step | None:
+def _done(episode: int, what: Asked) -> Content | Step | None:
     if isinstance(what, End):
         _end(episode)
         return None
@@ -332,7 +333,7 @@ class Episode:
     left: _Sent | None = None
     """What nobody waits for any more."""
 
-    async def reset(self) -> str | None:
+    async def reset(self) -> Content | None:
         """What the policy is shown first; None: the prompt itself. Raises AgentError."""
         return await self._asked(None)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import base64
+import binascii
+import contextlib
 import json
 import logging
 import threading
@@ -45,14 +48,17 @@ class McpTool:
         """Open the tool for one episode."""
         return self
 
-    async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Call the tool, and return text or JSON values."""
+    async def call(self, arguments: Mapping[str, Any]) -> str | list[str | bytes]:
+        """Call the tool, and return its text, or texts and image files in their order."""
         asked = self._servers.begin(self._link.call(self.name, arguments))
         told = await asyncio.wrap_future(asked)
-        text = self._link.blotted(text_of(told))
+        parts = [
+            self._link.blotted(part) if isinstance(part, str) else part for part in parts_of(told)
+        ]
+        texts = [part for part in parts if isinstance(part, str)]
         if told.is_error:
-            raise ValueError(text)
-        return text
+            raise ValueError("\n".join(texts))
+        return "\n".join(texts) if len(texts) == len(parts) else parts
 
     async def close(self) -> None:
         """The server lives on."""
@@ -141,17 +147,23 @@ def require_package(rollout: Rollout) -> None:
         )
 
 
-def text_of(told: Any) -> str:
-    """What a model is told of a result: its text, and what was left out by name."""
-    texts = []
+def parts_of(told: Any) -> list[str | bytes]:
+    """Return the texts and image files of a result; of anything else what was left out."""
+    parts = list[str | bytes]()
     for part in told.content:
         resource = getattr(part, "resource", None)
         text = getattr(part, "text", None) or getattr(resource, "text", None)
         kind = getattr(resource or part, "mime_type", None) or part.type
-        texts.append(text if text is not None else f"({kind} left out)")
-    if not texts and told.structured_content is not None:
-        return json.dumps(told.structured_content)
-    return "\n".join(texts)
+        data = getattr(resource, "blob", None) or getattr(part, "data", None)
+        if text is None and data is not None and kind.startswith("image/"):
+            with contextlib.suppress(binascii.Error):  # then there is no image either
+                data = base64.b64decode(data)
+            parts.append(data if isinstance(data, bytes) else b"")
+        else:
+            parts.append(text if text is not None else f"({kind} left out)")
+    if not parts and told.structured_content is not None:
+        return [json.dumps(told.structured_content)]
+    return parts
 
 
 def _allowed(link: ServerLink, tools: Sequence[Any]) -> list[Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.core.types import StopReason
+from milescli.data.images import PARTS, source_in
 from milescli.rollout.base import Reply, Turn
 
 _CONSTRAINED = (
@@ -46,11 +47,14 @@ def require_served(body: Body) -> None:
         raise ValueError("`modalities` must be text")
 
 
-def require_texts(messages: list[Any]) -> None:
-    """Raises ValueError for a part of OpenAI's messages that is no text: it would be left out."""
+def require_texts(messages: list[Any], *, but: Collection[str] = ()) -> None:
+    """Raises ValueError for a part of OpenAI's messages that is no text, unless it holds an image
+    and its type is in `but`: it would be left out."""
     for message in messages:
         parts = message.get("content")
         for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and part.get("type") in but and source_in(part):
+                continue
             if not isinstance(part, dict) or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else part
                 raise ValueError(f"parts of type `{kind}` are not supported, only text")
@@ -107,7 +111,7 @@ def chat_asked(body: Body) -> Asked:
     messages = _list(body, "messages")
     if not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("`messages` must be a non-empty list of messages")
-    require_texts(messages)
+    require_texts(messages, but=PARTS)
     choice, tools = body.get("tool_choice") or "auto", _list(body, "tools")
     if choice == "none":
         tools = []

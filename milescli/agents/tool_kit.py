@@ -21,9 +21,9 @@ class OpenTool(Protocol):
     """Defines a tool within one episode."""
 
     async def call(self, arguments: Mapping[str, Any]) -> object:
-        """What it gives: text, or what JSON knows. Raises ValueError, ArithmeticError or
-        LookupError for the model's mistakes, MilesError to stop the run, and anything else for
-        its own; bounded in time by the caller."""
+        """What it gives: text, what JSON knows, or images (`data.images.content_of`). Raises
+        ValueError, ArithmeticError or LookupError for the model's mistakes, MilesError to stop the
+        run, and anything else for its own; bounded in time by the caller."""
         ...
 
     async def close(self) -> None:

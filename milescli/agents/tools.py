@@ -11,9 +11,11 @@ from typing import Any
 
 from milescli.agents.replying import next_reply
 from milescli.agents.tool_kit import OpenTool, Record, ToolKit
+from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, MilesError
 from milescli.core.types import Prompt, StopReason
 from milescli.core.user_code import user_traceback
+from milescli.data.images import Content, content_of
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Session, ToolCall
 
@@ -33,8 +35,9 @@ class ToolBox:
     seconds: float = 0.0
     _opened: dict[str, OpenTool] = field(default_factory=dict)
 
-    async def call(self, call: ToolCall) -> str:
-        """What the model is told of it. Raises AgentError where the tool fails each time."""
+    async def call(self, call: ToolCall) -> Content:
+        """What the model is told of it, as the content of a message. Raises AgentError where the
+        tool fails each time."""
         began = time.monotonic()
         try:
             told = await self._told(call)
@@ -52,7 +55,7 @@ class ToolBox:
         for tool in self._opened.values():
             await tool.close()
 
-    async def _told(self, call: ToolCall) -> str:
+    async def _told(self, call: ToolCall) -> Content:
         tool, bound_s = self.kit.tools.get(call.name), self.kit.settings.tool_timeout_s
         if tool is None:
             raise ValueError(
@@ -71,8 +74,12 @@ class ToolBox:
                 value = await self._opened[call.name].call(arguments)
         except TimeoutError:
             raise _ToolSlow(f"{call.name} did not end within {bound_s:g} s") from None
+        try:
+            content = await in_thread(lambda: content_of(value))
+        except ValueError as error:
+            raise _ImageUnusable(f"{call.name} returned an image: {error}") from error
         self._record(call.name).has_worked = True
-        return value if isinstance(value, str) else json.dumps(value, default=str)
+        return json.dumps(value, default=str) if content is None else content
 
     def _told_failure(self, call: ToolCall, error: Exception) -> str:
         """Of the model's mistake what it was; a tool that never works stops the run."""
@@ -83,7 +90,9 @@ class ToolBox:
                 raise AgentError(
                     f"the tool `{call.name}` failed {record.num_failures} times and never "
                     "succeeded",
-                    why=str(error) if isinstance(error, _ToolSlow) else user_traceback(error),
+                    why=str(error)
+                    if isinstance(error, _ToolSlow | _ImageUnusable)
+                    else user_traceback(error),
                     fix="fix it, or remove it from `rollout.tools`; it was called with "
                     f"{call.arguments:.200}",
                 ) from error
@@ -92,15 +101,25 @@ class ToolBox:
     def _record(self, name: str) -> Record:
         return self.kit.records.setdefault(name, Record())
 
-    def _cut(self, text: str) -> str:
+    def _cut(self, content: Content) -> Content:
+        """Return the content with all its images, and each text within the bound."""
         most = self.kit.settings.tool_output_characters
-        if len(text) <= most:
-            return text
-        return f"{text[:most]}\n... ({len(text) - most:,} more characters)"
+        if isinstance(content, list):
+            return [
+                {**part, "text": self._cut(part["text"])} if "text" in part else part
+                for part in content
+            ]
+        if len(content) <= most:
+            return content
+        return f"{content[:most]}\n... ({len(content) - most:,} more characters)"
 
 
 class _ToolSlow(Exception):
     """Reports that a tool did not end in time."""
+
+
+class _ImageUnusable(Exception):
+    """Reports that a tool returned an image that no model can be shown."""
 
 
 class ToolAgent:

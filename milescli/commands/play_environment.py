@@ -16,6 +16,7 @@ from milescli.commands.show.listings import settings_of
 from milescli.console.output import Output
 from milescli.core.errors import DataError, EndpointError
 from milescli.core.types import Prompt
+from milescli.data.images import text_of
 from milescli.listings.environments import rows_of
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.endpoint import Endpoint, base_url
@@ -56,12 +57,13 @@ class _Screen:
 
     def acted(self, action: str, step: Step) -> None:
         """Show one finished turn."""
-        self.turns.append({"said": action, "shown": step.observation, "reward": step.reward})
+        shown = text_of(step.observation)
+        self.turns.append({"said": action, "shown": shown, "reward": step.reward})
         self.has_ended = step.ended
         if self.player:
             self.output.text(f"{self.player}: {action}")
-        if step.observation:
-            self.output.text(step.observation)
+        if shown:
+            self.output.text(shown)
 
     def end(self, wish: Wish) -> None:
         """Show the summary."""
@@ -102,7 +104,7 @@ def play_one(wish: Wish, *, output: Output) -> None:
 
 def _play(game: Game, wish: Wish, runner: asyncio.Runner, *, output: Output) -> None:
     say, player = _player(wish, runner)
-    output.text(game.messages[-1]["content"])
+    output.text(text_of(game.messages[-1]["content"]))
     screen = _Screen(output, player)
     while not screen.has_ended and len(screen.turns) < wish.max_turns:
         action = say(game.messages)

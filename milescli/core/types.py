@@ -26,7 +26,7 @@ class StopReason(StrEnum):
     """The engine was told to give up (pause, weight update, end of run)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Image:
     """One picture as engine and trainer both see it: turned by EXIF, first frame, RGB, alpha on
     white, written as PNG. Equal pictures are one, by their hash."""
@@ -181,7 +181,8 @@ class Trajectory:
     """Where images stand in `token_ids`. Their positions are known from here alone: a model may
     sample the id of the image token, which is no image."""
     images: Sequence[Image] = ()
-    """What the spans show, where no prompt is beside that has them: of rows to imitate."""
+    """The images of the spans that no prompt beside it has: those that tools and environments
+    returned, and all of a row to imitate."""
 
     @property
     def num_tokens(self) -> int:

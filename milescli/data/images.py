@@ -1,13 +1,15 @@
-"""Images of rows and chats: how rows name them, which mark of a text stands for which, and how the
-one token that a chat template writes for an image becomes as many as the image takes. It cuts no
-pictures (`image_processor` does) and knows no file format."""
+"""Images of rows and chats: how rows name them, how tools return them, which mark of a text stands
+for which, and how the one token that a chat template writes for an image becomes as many as the
+image takes. It cuts no pictures (`image_processor` does) and knows no file format."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,12 +37,15 @@ PARTS = frozenset(("image", "image_url", "input_image"))
 """Types of the parts of a message that are images."""
 Source = str | bytes
 """A path, which may begin at the folder of its file, a data URL, or the bytes of a file."""
+Content = str | list[dict[str, Any]]
+"""Of a message: text, or parts in OpenAI's form where it shows images."""
 _ENCODED = ("bytes", "base64", "data")
 """Fields whose text is base64."""
 _FIELDS = (*_ENCODED, "image", "image_url", "url", "path", "source")
 """Fields of a part, or of a value, that hold the image; the first that is not empty."""
 DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,([\w+/=]*)", re.ASCII)
 _MAX_PATH = 1024
+_PNG_MODES = frozenset(("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
 _REMOTE = ("http://", "https://", "s3://", "gs://")
 
 
@@ -166,19 +171,70 @@ def as_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with each mark as a part of its own, as chat templates of vision-language
     models take them."""
     return [
-        {**message, "content": _parts(message["content"])}
+        {**message, "content": parts_of(message["content"])}
         if MARK in message.get("content", "")
         else dict(message)
         for message in messages
     ]
 
 
-def _parts(text: str) -> list[dict[str, str]]:
+def parts_of(text: str, *, most: int = -1) -> list[dict[str, str]]:
+    """Return a text with each mark as a part of its own; of more than `most` marks, if that is not
+    negative, the later ones stay text."""
     parts: list[dict[str, str]] = []
-    for number, piece in enumerate(text.split(MARK)):
+    for number, piece in enumerate(text.split(MARK, most)):
         parts += [{"type": "image"}] if number else []
         parts += [{"type": "text", "text": piece}] if piece else []
     return parts
+
+
+def text_of(content: Content) -> str:
+    """Return the content of a message as text, with a mark for each image."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        MARK if part.get("type") in PARTS else str(part.get("text", "")) for part in content
+    )
+
+
+def content_of(value: object) -> Content | None:
+    """Return what a tool or an environment returned as the content of a message: text, or parts in
+    OpenAI's form if it is or contains images, which are the bytes of files and pictures of PIL,
+    alone or in a list with texts. None for anything else. Raises ValueError if an image cannot be
+    used."""
+    if isinstance(value, str):
+        return value
+    values = value if isinstance(value, list | tuple) else [value]
+    if not any(map(_is_picture, values)):
+        return None
+    return [
+        {"type": "text", "text": each if isinstance(each, str) else json.dumps(each, default=str)}
+        if not _is_picture(each)
+        else {"type": "image_url", "image_url": {"url": _data_url(each)}}
+        for each in values
+    ]
+
+
+def _is_picture(value: object) -> bool:
+    pillow = sys.modules.get("PIL.Image")  # a picture exists only where it was imported
+    return isinstance(value, bytes) or (pillow is not None and isinstance(value, pillow.Image))
+
+
+def _data_url(value: Any) -> str:
+    buffer = io.BytesIO()
+    try:
+        if not isinstance(value, bytes):
+            value = value if value.mode in _PNG_MODES else value.convert("RGB")
+            value.save(buffer, format="PNG")
+            value = buffer.getvalue()
+        picture = normalised(value)
+    except DataError as error:
+        raise ValueError(f"{error.what}: {error.why}") from error
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"an image cannot be read: {error}") from error
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def source_in(part: Mapping[str, Any]) -> Source | None:

@@ -88,7 +88,10 @@ def check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
     ]
     if wrong:
         why = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-        fix = f"correct the family's table: milescli/models/families   # {facts.family}"
+        fix = [
+            "download the model again, if it is of a release",
+            f"correct the family's table: milescli/models/families   # {facts.family}",
+        ]
         return fail("names", f"{len(wrong)} tensors differ from the table", why=why, fix=fix)
     beside = len(names) - len(there)
     what = (

@@ -60,10 +60,10 @@ def read_file(file: Path, *, step: int) -> list[KeptSample]:
     return [sample for line in lines if (sample := _sample(line, step)) is not None]
 
 
-def images_in(record: Mapping[str, Any]) -> list[str]:
-    """Return the hashes of the pictures that a kept sample shows; whoever wrote the file, nothing
-    else."""
-    named = record.get("images")
+def images_in(record: Mapping[str, Any], key: str = "images") -> list[str]:
+    """Return the hashes of the pictures that the prompt of a kept sample shows, or with
+    `returned_images` those that its tools returned; whoever wrote the file, nothing else."""
+    named = record.get(key)
     return [one for one in named if is_hash(one)] if isinstance(named, list) else []
 
 

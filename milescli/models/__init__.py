@@ -4,6 +4,7 @@ per family; no torch at import."""
 from __future__ import annotations
 
 import importlib
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -71,7 +72,17 @@ def load_facts(folder: Path | str) -> ModelFacts:
 
 def parse_facts(config: dict[str, object]) -> ModelFacts:
     """Return the facts of a parsed config.json. Raises CheckpointError as `load_facts` does."""
-    facts = _family(str(config.get("model_type"))).facts(config)
+    family = _family(str(config.get("model_type")))
+    try:
+        facts = family.facts(config)
+    except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+        # whatever the family's file does not refuse by name: a size of 0, a text for a list
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        raise CheckpointError(
+            f"config.json is not supported: `{config.get('model_type')}` cannot be read from it",
+            why=f"{type(error).__name__}: {error}, at `{line.line}`",
+            fix="compare its fields with those of the model's release",
+        ) from error
     return with_score_head(facts) if scores(config) else facts
 
 

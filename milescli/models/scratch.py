@@ -192,11 +192,14 @@ def _write_weights(config: dict[str, Any], folder: Path, *, seed: int, std: floa
     import torch
     from safetensors.torch import save_file
 
-    tensors = {}
-    for index, (name, dims) in enumerate(sorted(table(parse_facts(config)).hf_shapes().items())):
+    tensors, facts = {}, parse_facts(config)
+    for index, (name, dims) in enumerate(sorted(table(facts).hf_shapes().items())):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
         if _NORM.search(name):
             tensors[name] = torch.ones(dims)
+        elif name.endswith("tid2eid"):  # experts of a token, by its id
+            chosen = torch.rand(dims[0], facts.num_experts, generator=generator).argsort(1)
+            tensors[name] = chosen[:, : dims[1]].contiguous()
         elif name.endswith(".bias"):
             tensors[name] = torch.zeros(dims)
         else:

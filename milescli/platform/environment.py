@@ -22,9 +22,9 @@ it."""
 KERNEL_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 """Variables of torch's and oneDNN's own caches of kernels, which hold 1,024 each."""
 NUM_KERNELS = "128"
-"""Of a trainer rank on a CPU, in each: more than the kinds of products in a model, forward and
-backward. Rows of other lengths need other kernels: with 1,024 a rank of the quickstart grew by 1.3
-GiB in its 400 warm-up steps."""
+"""Of a trainer rank on a CPU, and of an engine that sees images, in each: more than the kinds of
+products in a model, forward and backward. Rows of other lengths need other kernels: with 1,024 a
+rank of the quickstart grew by 1.3 GiB in its 400 warm-up steps."""
 
 
 class SlotView(Protocol):

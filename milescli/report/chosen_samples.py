@@ -32,6 +32,8 @@ class ShownSample:
     reward: float | None
     stop_reason: str
     text: str
+    returned_images: Sequence[str] = ()
+    """Hashes of the pictures that its tools returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,7 @@ def _of_step(step: int, samples: Sequence[KeptSample]) -> ShownStep | None:
                 reward=sample.reward,
                 stop_reason=sample.stop_reason,
                 text=shown_text(sample.response),
+                returned_images=images_in(sample.record, "returned_images"),
             )
             for word, sample in chosen
         ],

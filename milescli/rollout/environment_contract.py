@@ -14,6 +14,7 @@ from typing import Any
 
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt
+from milescli.data.images import Content, text_of
 from milescli.rollout.environments import (
     Environment,
     Step,
@@ -70,7 +71,7 @@ def check_environment(
         _require_same((start, steps), again, row)
         rewards.append(sum(step.reward for step in steps))
         num_steps, num_ended = num_steps + len(steps), num_ended + steps[-1].ended
-        first = first or (row.text if start is None else start)
+        first = first or (row.text if start is None else text_of(start))
         if number == len(rows) // 2:
             before = _held()
     _require_range(rewards, getattr(one, "reward_range", (0.0, 1.0)))
@@ -90,10 +91,10 @@ def check_environment(
 
 def _played(
     environment: Environment, row: Prompt, chosen_actions: Sequence[str]
-) -> tuple[str | None, list[Step]]:
+) -> tuple[Content | None, list[Step]]:
     start = environment.reset(prompt=row.text, label=row.label, seed=seed_of(row))
     try:
-        checked_start(start)
+        start = checked_start(start)
         steps = list[Step]()
         for action in chosen_actions:
             steps.append(checked(environment.step(action)))

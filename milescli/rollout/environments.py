@@ -6,13 +6,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import ENVIRONMENTS
 from milescli.core.types import Prompt
 from milescli.core.user_code import name_of
+from milescli.data.images import Content, content_of
 from milescli.recipe.agents import EnvironmentSettings
 
 
@@ -20,8 +21,9 @@ from milescli.recipe.agents import EnvironmentSettings
 class Step:
     """Holds the result of one turn of the policy."""
 
-    observation: str = ""
-    """What the policy is told; nothing where the episode has ended."""
+    observation: Any = ""
+    """What the policy is told, nothing where the episode has ended: text, an image (the bytes of a
+    file, or a picture of PIL), or a list of both."""
     reward: float = 0.0
     """Reward of this turn. The reward of the episode is the sum of them."""
     ended: bool = False
@@ -40,10 +42,10 @@ class Environment(Protocol):
     where nothing is said, which `miles env check` holds it to; and, of its class,
     `require(settings)`, which raises MilesError where it cannot work on this machine."""
 
-    def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> Any:
         """Begin the episode of a row of the data: what the policy is shown in the place of the
-        row's prompt; None: the prompt itself. `seed`: the same for all samples of a row, its label
-        where that is a whole number (`task:seeds`)."""
+        row's prompt, as an observation; None: the prompt itself. `seed`: the same for all samples
+        of a row, its label where that is a whole number (`task:seeds`)."""
         ...
 
     def step(self, action: str) -> Step:
@@ -101,11 +103,14 @@ def require(factory: Any, settings: Mapping[str, Any]) -> None:
 
 
 def checked(step: object) -> Step:
-    """Return the same step. Raises ValueError for what is no step."""
+    """Return the same step, with an observation that shows images as the content of a message.
+    Raises ValueError for what is no step."""
     if not isinstance(step, Step):
         raise ValueError(f"`step` returned {step!r:.200}, not a Step")
-    if not isinstance(step.observation, str):
-        raise ValueError(f"the observation of a step is {step.observation!r:.200}, not text")
+    if (content := content_of(step.observation)) is None:
+        raise ValueError(
+            f"the observation of a step is {step.observation!r:.200}, not text or an image"
+        )
     numbers = {"reward": step.reward, **step.figures}
     for name, value in numbers.items():
         if (
@@ -114,11 +119,14 @@ def checked(step: object) -> Step:
             or not math.isfinite(value)
         ):
             raise ValueError(f"the {name} of a step is {value!r:.80}, not a finite number")
-    return step
+    return replace(step, observation=content)
 
 
-def checked_start(observation: object) -> str | None:
-    """Return the same observation. Raises ValueError for what no `reset` may return."""
-    if observation is not None and not isinstance(observation, str):
-        raise ValueError(f"`reset` returned {observation!r:.200}, not text or None")
-    return observation
+def checked_start(observation: object) -> Content | None:
+    """Return an observation as the content of a message. Raises ValueError for what no `reset` may
+    return."""
+    if observation is None:
+        return None
+    if (content := content_of(observation)) is None:
+        raise ValueError(f"`reset` returned {observation!r:.200}, not text, an image or None")
+    return content

@@ -219,6 +219,7 @@ def images_of(items: Iterable[object]) -> dict[str, bytes]:
     for item in items:
         if isinstance(item, Group):
             holders.append(item.prompt)
+            holders += [line for sample in item.samples for line in sample.trajectories]
         elif isinstance(item, Pair):
             holders += item.sides
         elif isinstance(item, Trajectory):

@@ -54,7 +54,10 @@ def samples(asked: Asked) -> Json:
             "prompt": group[0].prompt,
             "images": images_in(group[0].record),
             "label": group[0].record.get("label"),
-            "samples": [one.record for one in group],
+            "samples": [
+                one.record | {"returned_images": images_in(one.record, "returned_images")}
+                for one in group
+            ],
         }
         for (_, index), group in by_group(found).items()
     ]

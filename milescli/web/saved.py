@@ -192,7 +192,12 @@ def _memory(asked: Asked, subject: Subject) -> Json:
 def _samples(one: ShownStep) -> Json:
     """Return the best and the worst sample of a step's group whose rewards differ most."""
     samples = [
-        {"response": sample.text, "reward": sample.reward, "stop_reason": sample.stop_reason}
+        {
+            "response": sample.text,
+            "reward": sample.reward,
+            "stop_reason": sample.stop_reason,
+            "returned_images": sample.returned_images,
+        }
         for sample in one.samples
     ]
     group = {
@@ -209,7 +214,13 @@ def _images(subjects: Iterable[Subject]) -> dict[str, str]:
     large for a page is left out."""
     found = dict[str, str]()
     for subject in (part for one in subjects for part in (one, *one.adapters)):
-        for sha256 in (sha256 for step in subject.samples for sha256 in step.images):
+        shown = (
+            sha256
+            for step in subject.samples
+            for images in (step.images, *(sample.returned_images for sample in step.samples))
+            for sha256 in images
+        )
+        for sha256 in shown:
             png = read_image(subject.run, sha256)
             if png is not None and len(png) <= MAX_IMAGE_BYTES:
                 found[sha256] = f"data:image/png;base64,{base64.b64encode(png).decode()}"

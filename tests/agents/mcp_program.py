@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import io
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Image
+from PIL import Image as Pillow
 
 PDEATHSIG = 1
 server = MCPServer("of the tests", log_level="ERROR")
@@ -44,7 +46,8 @@ def variable(key: str) -> str:
 @server.tool()
 def picture() -> list[str | Image]:
     """Draw."""
-    return ["a cat", Image(data=b"1234", format="png")]
+    Pillow.new("RGB", (4, 4)).save(file := io.BytesIO(), format="PNG")
+    return ["a cat", Image(data=file.getvalue(), format="png")]
 
 
 @server.tool()

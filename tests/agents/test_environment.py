@@ -20,6 +20,7 @@ from milescli.core.types import Prompt, StopReason
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Turn
+from milescli.rollout.environment_contract import check_environment
 from milescli.rollout.environments import Step
 from milescli.workers.async_worker import QuickCalls
 from tests.waiting import until_async
@@ -89,6 +90,19 @@ def test_turns_are_actions_and_observations_are_messages() -> None:
     assert outcome.figures["said"] == 3.0 and outcome.figures["environment_s"] > 0
 
 
+def test_observations_show_images() -> None:
+    session = Session(["a", "bb"])
+    _played(session, _settings("Pictures"), max_turns=2)
+    (picture,) = session.asked[0][1]["content"]
+    text, other = session.asked[1][-1]["content"]
+    assert text == {"type": "text", "text": "a"}
+    assert picture["image_url"]["url"].startswith("data:image/png;base64,") and picture != other
+    assert check_environment(f"{HERE}:Pictures", actions=["x"]).first == "<image>"
+    with pytest.raises(AgentError, match="Pictures` failed") as caught:
+        _played(Session(["cut"]), _settings("Pictures"))
+    assert "an image file cannot be read" in caught.value.why
+
+
 def test_an_episode_that_does_not_end_is_cut() -> None:
     outcome = _played(Session(["a", "b"]), _settings("Count"), max_turns=2)
     assert outcome.is_cut and outcome.turn_rewards == [1.0, 1.0]
@@ -105,7 +119,7 @@ def test_an_episode_that_does_not_end_is_cut() -> None:
         ("none", "not a Step"),
         ("tuple", "not a Step"),
         ("nan", "not a finite number"),
-        ("bytes", "not text"),
+        ("bytes", "not one of PNG"),
         ("text", "not a finite number"),
         ("raise", "ZeroDivisionError: of the environment"),
     ],

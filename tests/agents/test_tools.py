@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from PIL import Image as Pillow
 
 from milescli.agents.tools import MAX_FAILURES, ToolAgent
 from milescli.core.errors import AgentError, ContextFull
@@ -61,7 +64,7 @@ class Session:
         return Reply(turn=turn, message=message, calls=[said])
 
     @property
-    def results(self) -> list[str]:
+    def results(self) -> list[Any]:
         """What the tools told it."""
         return [message["content"] for message in self.asked[-1] if message["role"] == "tool"]
 
@@ -152,6 +155,34 @@ def test_what_a_tool_says_is_cut_at_its_bound() -> None:
     session = Session([call("huge"), "done"])
     play(session, f"{HERE}:huge", tool_output_characters=10)
     assert session.results == ["xxxxxxxxxx\n... (99,999,990 more characters)"]
+
+
+def test_images_of_a_tool_are_parts_of_its_result() -> None:
+    session = Session([call("picture", kind="file"), call("picture", kind="both"), "done"])
+    outcome = play(session, f"{HERE}:picture", tool_output_characters=3)
+    (alone,), (text, image) = session.results
+    assert text == {"type": "text", "text": "a c\n... (2 more characters)"}
+    for part in (alone, image):
+        kind, _, data = part["image_url"]["url"].partition(",")
+        assert kind == "data:image/png;base64"
+        assert Pillow.open(io.BytesIO(base64.b64decode(data))).getpixel((0, 0)) == (255, 0, 0)
+    assert outcome.figures["tool_errors"] == 0
+
+
+def test_an_image_that_cannot_be_used_is_told_with_the_name_of_its_tool() -> None:
+    session = Session([call("picture", kind="broken"), call("picture", kind="long"), "done"])
+    outcome = play(session, f"{HERE}:picture")
+    broken, long = session.results
+    assert broken.startswith("error: picture returned an image: an image file cannot be read")
+    assert long.startswith("error: picture returned an image: a picture of 201 x 1 pixels")
+    assert outcome.figures["tool_errors"] == 2
+
+
+def test_a_tool_whose_images_never_can_be_used_stops_the_run() -> None:
+    agent = ToolAgent(Rollout(agent="tools", tools=[f"{HERE}:picture"], max_turns=MAX_FAILURES + 1))
+    with pytest.raises(AgentError, match="`picture` failed 32 times") as caught:
+        asyncio.run(agent(PROMPT, Session([call("picture", kind="broken")])))  # type: ignore[arg-type]
+    assert "returned an image" in caught.value.why
 
 
 def test_a_tool_that_never_works_stops_the_run_with_its_traceback() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
+
+from PIL import Image as Pillow
 
 from milescli.rollout.environments import Step
 
@@ -31,6 +35,36 @@ class Count:
             ended=len(self.said) >= self.length,
             figures={"said": float(len(self.said))},
         )
+
+
+class Pictures(Count):
+    """Shows a picture, of which a file is cut off where it is told to."""
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> object:
+        """A picture alone."""
+        super().reset(prompt=prompt, label=label, seed=seed)
+        return Pillow.new("RGB", (8, 8), "red")
+
+    def step(self, action: str) -> Step:
+        """Text, and the bytes of a file."""
+        Pillow.new("RGB", (8, 8), "blue").save(file := io.BytesIO(), format="PNG")
+        step = super().step(action)
+        seen = [step.observation, file.getvalue()[: 40 if action == "cut" else None]]
+        return replace(step, observation=seen)
+
+
+class Looks(Count):
+    """Keeps the prompt, and shows another picture behind each action."""
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> None:
+        """The prompt itself."""
+        super().reset(prompt=prompt, label=label, seed=seed)
+
+    def step(self, action: str) -> Step:
+        """A picture alone, whose colour is new."""
+        step = super().step(action)
+        red = 40 * len(self.said) + len(action)
+        return replace(step, observation=Pillow.new("RGB", (16, 16), (red, 90, 90)))
 
 
 class Hangs(Count):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import time
+
+from PIL import Image as Pillow
 
 from milescli.recipe.schema import Rollout
 
@@ -56,6 +59,19 @@ def broken() -> str:
 def where() -> int:
     """Tell the number of its process."""
     return os.getpid()
+
+
+def picture(kind: str) -> object:
+    """Draw.
+
+    Args:
+        kind: how it is returned
+    """
+    drawn = Pillow.new("CMYK", (201 if kind == "long" else 8, 1), (0, 255, 255, 0))
+    if kind == "file":
+        drawn.convert("RGB").save(file := io.BytesIO(), format="WEBP", lossless=True)
+        return file.getvalue()
+    return {"both": ["a cat", drawn], "broken": b"1234", "long": drawn}[kind]
 
 
 def huge() -> str:

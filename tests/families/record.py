@@ -122,7 +122,7 @@ types these numbers.
 _TAIL = """
 ## What to know
 
-- miles converts, computes and trains the vision towers of Qwen2.5-VL and Qwen3-VL
+- miles converts, computes and trains the vision towers of Qwen2.5-VL, Qwen3-VL and Gemma 3
   (`model.vision`, [vision.md](vision.md)). The logits above cover text only. Towers of other
   multimodal releases pass through every conversion unchanged and are not trained.
 - Multi-token-prediction layers pass through every conversion unchanged. `train.mtp` trains them in

@@ -98,6 +98,8 @@ def test_the_step_between_choices_counts_from_the_second_layer(
         ("deepseek-v32", {"rope_interleave": False}, "rope_interleave"),
         ("deepseek-v32", {"index_head_dim": 4}, "index_head_dim"),
         ("glm-moe-dsa", {"indexer_types": ["shared", "full", "full"]}, "indexer_types"),
+        ("glm-moe-dsa", {"index_kpool": 4}, "index_kpool"),
+        ("deepseek-v32", {"index_local_tokens": 64}, "index_local_tokens"),
         ("kimi-k25", {"text_config": None}, "text_config"),
     ],
 )

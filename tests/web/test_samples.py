@@ -144,9 +144,10 @@ NAME = hashlib.sha256(PNG).hexdigest()
 
 
 def test_a_picture_is_served_by_its_hash(run: WrittenRun, client: TestClient) -> None:
-    run.keep(1, {"images": [NAME, "../recipe.yaml", 7, EVIL_NAME]})
+    names = [NAME, "../recipe.yaml", 7, EVIL_NAME]
+    run.keep(1, {"images": names, "returned_images": names})
     [group] = client.get("/api/runs/tiny-1/samples?step=1").json()["groups"]
-    assert group["images"] == [NAME]
+    assert group["images"] == group["samples"][0]["returned_images"] == [NAME]
     assert client.get(f"/api/runs/tiny-1/images/{NAME}").status_code == 404
     run.run.images_dir.mkdir()
     run.run.image_file(NAME).write_bytes(PNG)

@@ -240,19 +240,23 @@ def test_two_runs_are_one_page_with_their_comparison(tmp_path: Path) -> None:
 def test_pictures_of_samples_stand_in_the_file(tmp_path: Path) -> None:
     """By their hashes; a file whose content is another is none, and one too large is left out."""
     folder = make_planted(tmp_path / "seeing")
-    pngs = [b"\x89PNG\r\n\x1a\n" + bytes(size) for size in (40, MAX_IMAGE_BYTES)]
-    names = [hashlib.sha256(png).hexdigest() for png in pngs]
+    pngs = [b"\x89PNG\r\n\x1a\n" + bytes(size) for size in (40, MAX_IMAGE_BYTES, 50)]
+    *names, returned = (hashlib.sha256(png).hexdigest() for png in pngs)
     write_samples(folder, 5, [0.0, 1.0], "3")
     file = folder / "rollouts" / "step_5.jsonl"
-    rows = [json.loads(row) | {"images": [*names, "f" * 64, EVIL]} for row in file.open()]
+    rows = [
+        json.loads(row) | {"images": [*names, "f" * 64, EVIL], "returned_images": [returned]}
+        for row in file.open()
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "images").mkdir()
-    for name, png in zip((*names, "f" * 64), (*pngs, pngs[0]), strict=True):
+    for name, png in zip((*names, returned, "f" * 64), (*pngs, pngs[0]), strict=True):
         (folder / "images" / f"{name}.png").write_bytes(png)
     page = page_of(folder)
     held = saved_in(page)
     [group] = held["answers"]["seeing"]["samples"]["5"]["groups"]
     assert group["images"] == [*names, "f" * 64]
-    url = f"data:image/png;base64,{base64.b64encode(pngs[0]).decode()}"
-    assert held["images"] == {names[0]: url}
+    assert group["samples"][0]["returned_images"] == [returned]
+    urls = [f"data:image/png;base64,{base64.b64encode(pngs[n]).decode()}" for n in (0, 2)]
+    assert held["images"] == {names[0]: urls[0], returned: urls[1]}
     assert "img-src data:;" in page

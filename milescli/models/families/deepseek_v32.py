@@ -29,10 +29,22 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     )
 
 
+_USUAL = {
+    "index_kpool": 1,
+    "index_k_norm_type": "layer",
+    "index_init_tokens": 0,
+    "index_local_tokens": 0,
+}
+"""Fields of later models of this kind, by which SGLang chooses other positions."""
+
+
 def indexer(config: Mapping[str, object]) -> Indexer:
-    """Parse the sizes of the indexer. It rotates its first dims in halves, unlike the attention
+    """Parse the sizes of the indexer. Raises CheckpointError for one that pools or adds positions.
+    It rotates its first dims in halves, unlike the attention
     beside it, unless GLM's key says otherwise: SGLang heeds that key, transformers 5.12.1 does
     not."""
+    for name, usual in _USUAL.items():
+        fields.refuse(config, name, unless=usual, why="the trainer would choose other positions")
     return Indexer(
         num_heads=fields.number(config, "index_n_heads", kind=int),
         head_dim=fields.number(config, "index_head_dim", kind=int),

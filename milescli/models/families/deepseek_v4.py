@@ -86,7 +86,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
             q_lora_rank=fields.number(config, "q_lora_rank", kind=int),
             sparse_rate=rates[_SPARSE],
             heavy_rate=rates[_HEAVY],
-            output_groups=fields.number(config, "o_groups", default=8, kind=int),
+            output_groups=_output_groups(config),
             output_rank=fields.number(config, "o_lora_rank", default=1024, kind=int),
             rope_head_dim=rope_head_dim,
         ),
@@ -119,11 +119,21 @@ def _score(config: Mapping[str, object]):
     return function
 
 
+def _output_groups(config: Mapping[str, object]) -> int:
+    groups = fields.number(config, "o_groups", default=8, kind=int)
+    heads = fields.number(config, "num_attention_heads", kind=int)
+    if groups < 1 or heads % groups:
+        raise _unusable("o_groups", why=f"{heads} heads cannot be cut into {groups} groups")
+    return groups
+
+
 def _rates(config: Mapping[str, object]) -> dict[str, int]:
     """Positions per entry, by kind of layer."""
     rates = {_SPARSE: 4, _HEAVY: 128, **cast("dict[str, int]", config.get("compress_rates") or {})}
     for name, kind in (("compress_rate_csa", _SPARSE), ("compress_rate_hca", _HEAVY)):
         rates[kind] = fields.number(config, name, default=rates[kind], kind=int)
+        if rates[kind] < 1:
+            raise _unusable("compress_rates", why=f"{rates[kind]} positions make no entry")
     return rates
 
 

@@ -1,6 +1,6 @@
 """Serialises a group: a small JSON header and the bytes of its arrays, bit for bit. Reading a
 record never executes code. The prompt is not part of it (the prompt source has it), and of its
-images the hashes alone are. `journal` calls it."""
+images the hashes alone are; images that tools returned are stored once. `journal` calls it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from milescli.core.types import (
     Group,
     Guesses,
+    Image,
     ImageSpan,
     Prompt,
     RoutedExperts,
@@ -32,9 +33,10 @@ _TYPES = {
         RoutedExperts,
         TeacherTokens,
         ImageSpan,
+        Image,
     )
 }
-_TUPLES = frozenset(("grid", "image_spans", "images"))
+_TUPLES = frozenset(("grid", "image_spans"))
 """Fields that are tuples; other sequences are lists."""
 FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _TYPES.items()}
 """What records hold: those of a version of miles that knows others cannot be read by this one."""
@@ -57,6 +59,8 @@ def encoded(position: int, group: Group) -> tuple[dict[str, Any], list[bytes]]:
     """Return (head, arrays in the order in which the head names them)."""
     parts: list[bytes] = []
     versions = [span.version for sample in group.samples for span in sample.version_spans]
+    lines = [line for sample in group.samples for line in sample.trajectories]
+    returned = {image.sha256: image for line in lines for image in line.images}
     head = {
         "position": position,
         "prompt_index": group.prompt.index,
@@ -64,6 +68,7 @@ def encoded(position: int, group: Group) -> tuple[dict[str, Any], list[bytes]]:
         "oldest": min(versions),
         "newest": max(versions),
         "greedy_reward": group.greedy_reward,
+        "images": [_fields(image, parts) for image in returned.values()],
         "samples": _plain(group.samples, parts),
     }
     return head, parts
@@ -80,10 +85,11 @@ def decoded(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
     if head["prompt_index"] != prompt.index:
         raise ValueError(f"it belongs to prompt {head['prompt_index']}, not to {prompt.index}")
     rest = _Arrays(body)
+    rest.images = {image.sha256: image for image in rest.value(head["images"])}
     samples = rest.value(head["samples"])
     if rest.at != len(body):
         raise ValueError(f"{len(body) - rest.at} bytes are left over")
-    known = {image.sha256 for image in prompt.images}
+    known = {image.sha256 for image in prompt.images} | rest.images.keys()
     lines = [line for sample in samples for line in sample.trajectories]
     if other := {span.sha256 for line in lines for span in line.image_spans} - known:
         raise ValueError(f"{len(other)} of its images differ from those of the prompt")
@@ -103,9 +109,10 @@ def _plain(value: Any, parts: list[bytes]) -> Any:
     if isinstance(value, bytes):
         parts.append(value)
         return {"array": "", "size": len(value)}
+    if isinstance(value, Image):
+        return value.sha256
     if is_dataclass(value):
-        items = {field.name: _plain(getattr(value, field.name), parts) for field in fields(value)}
-        return {"type": type(value).__name__, **items}
+        return _fields(value, parts)
     if isinstance(value, Mapping):
         return {"map": [[name, _plain(item, parts)] for name, item in value.items()]}
     if isinstance(value, list | tuple):
@@ -115,12 +122,19 @@ def _plain(value: Any, parts: list[bytes]) -> Any:
     return float(value)  # numpy's too
 
 
+def _fields(value: Any, parts: list[bytes]) -> dict[str, Any]:
+    items = {field.name: _plain(getattr(value, field.name), parts) for field in fields(value)}
+    return {"type": type(value).__name__, **items}
+
+
 class _Arrays:
     """Takes what a head says from a body, in its order."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
         self.at = 0
+        self.images: dict[str, Image] = {}
+        """Those that trajectories name, by hash."""
 
     def value(self, plain: Any) -> Any:
         if isinstance(plain, list):
@@ -136,6 +150,8 @@ class _Arrays:
             items["stop_reason"] = StopReason(items["stop_reason"])
         for name in _TUPLES & items.keys():
             items[name] = tuple(items[name])
+        if "images" in items:
+            items["images"] = tuple(self.images[name] for name in items["images"])
         return _TYPES[plain["type"]](**items)
 
     def _array(self, typecode: str, size: int) -> array[Any] | bytes:

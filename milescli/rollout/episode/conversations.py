@@ -4,18 +4,27 @@ messages are rendered and tokenised. Needs no engine; `session` calls it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from milescli.core.types import Image, ImageSpan, StopReason
-from milescli.data.images import MARK, PARTS, as_parts
+from milescli.data.images import DATA_URL, MARK, PARTS, Source, parts_of, source_in, text_of
 from milescli.data.tokenizer import STAND_IN, ChatTokenizer
 from milescli.rollout.base import Parsed, Turn
 
 Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message that clients leave out when they send it back."""
+LEFT_OUT = "(image left out: the model does not accept images)"
+"""What such a model reads in the place of an image."""
+_SEEN: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Image] = (
+    weakref.WeakValueDictionary()
+)
+"""Images in messages, by hash and by how a model cuts them: samples that show the same one share
+its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +40,8 @@ class Asked:
     tools: Sequence[Message]
     image_spans: Sequence[ImageSpan] = ()
     """Where images stand in `token_ids`."""
+    images: Sequence[Image] = ()
+    """One for each span."""
     is_rewritten: bool = False
     """The template writes earlier turns otherwise than the policy saw and said them."""
 
@@ -60,36 +71,75 @@ class Conversations:
     images: Sequence[Image] = ()
     """Images of the prompt: its messages have a mark for each."""
     _said: list[_Said] = field(default_factory=list)
+    _read: dict[Source, Image] = field(default_factory=dict)
+    """Images that messages hold."""
+    _by_hash: dict[str, Image] = field(default_factory=dict)
+
+    def has_unread(self, messages: Sequence[Message]) -> bool:
+        """Return True if `read_images` would read an image."""
+        return any(True for _ in self._unread(messages))
+
+    def read_images(self, messages: Sequence[Message]) -> None:
+        """Read the images that messages hold, which takes a while. Raises ValueError with the
+        message whose image cannot be used."""
+        sees = self.tokenizer.images
+        assert sees is not None, "a model without images reads none"
+        for message, source in self._unread(messages):
+            try:
+                if isinstance(source, str) and not DATA_URL.fullmatch(source):
+                    raise ValueError(f"`{source:.80}` is not a data URL")
+                image = sees.read(source, base=Path())
+            except ValueError as error:
+                names = [message.get(key) for key in ("role", "name")]
+                who = " ".join(str(name) for name in names if name)
+                raise ValueError(f"an image of the message of `{who}`: {error}") from error
+            image = _SEEN.setdefault((image.sha256, image.grid, image.num_tokens), image)
+            self._read[source] = self._by_hash[image.sha256] = image
+
+    def _unread(self, messages: Sequence[Message]) -> Iterator[tuple[Message, Source]]:
+        for message in messages if self.tokenizer.images is not None else ():
+            content = message.get("content")
+            for part in content if isinstance(content, list) else ():
+                source = source_in(part) if part.get("type") in PARTS else None
+                if source is not None and source not in self._read:
+                    yield message, source
 
     def asked(self, messages: Sequence[Message], tools: Sequence[Message]) -> Asked:
-        """Raises what the template raises."""
-        known = [_normal(message) for message in messages]
+        """Raises what the template raises. `read_images` has read what the messages hold."""
+        known = [self._normal(message) for message in messages]
         before = self._latest(known, json.dumps(list(tools)))
         whole = [*before.messages, *known[len(before.messages) :]] if before else known
-        text = self.tokenizer.render(self._for_template(whole), tools=tools)
+        placed, images = self._placed(whole)
+        text = self.tokenizer.render(placed, tools=tools)
         added = self._added(before, whole, tools, text=text) if before else text
         if before is None or added is None:
-            token_ids, spans = self._shown(self.tokenizer.encode_text(text))
+            token_ids, spans = self._expanded(self.tokenizer.encode_text(text), images)
         else:
-            token_ids = [*before.token_ids, *self.tokenizer.encode_more(added)]
-            spans = before.image_spans
+            more = self.tokenizer.encode_more(added)
+            more, new = self._expanded(more, images[len(before.image_spans) :])
+            start = len(before.token_ids)
+            token_ids = [*before.token_ids, *more]
+            later = (replace(span, start=start + span.start) for span in new)
+            spans = (*before.image_spans, *later)
         return Asked(
             token_ids=token_ids,
             image_spans=spans,
+            images=images,
             text=text,
             messages=whole,
             tools=tools,
             is_rewritten=added is None,
         )
 
-    def _shown(self, token_ids: list[int]) -> tuple[list[int], Sequence[ImageSpan]]:
-        """Return the tokens with all those of the prompt's images, and where these stand. Raises
-        ValueError if the messages show other images than the prompt."""
+    def _expanded(
+        self, token_ids: list[int], images: Sequence[Image]
+    ) -> tuple[list[int], Sequence[ImageSpan]]:
+        """Return the tokens with all those of the images, and where these stand. Raises ValueError
+        if the template wrote fewer of them, or a text spells the token of one."""
         sees = self.tokenizer.images
-        if not self.images or sees is None:
+        if sees is None:
             return token_ids, ()
-        num_shown = token_ids.count(sees.token_id)
-        ids, spans, _ = sees.expanded(token_ids, self.images if num_shown else ())
+        ids, spans, _ = sees.expanded(token_ids, images)
         return ids, spans
 
     def remember(self, asked: Asked, turn: Turn, message: Message) -> None:
@@ -97,7 +147,7 @@ class Conversations:
         response, ending = self.parted(turn)
         self._said.append(
             _Said(
-                messages=[*asked.messages, _normal(message)],
+                messages=[*asked.messages, self._normal(message)],
                 tools=json.dumps(list(asked.tools)),
                 prompt=asked.text,
                 response=response,
@@ -142,7 +192,7 @@ class Conversations:
             return None
         place = len(before.messages) - 1
         stand_in = {"role": whole[place]["role"], "content": STAND_IN}
-        probe = self._for_template([*whole[:place], stand_in, *whole[place + 1 :]])
+        probe, _ = self._placed([*whole[:place], stand_in, *whole[place + 1 :]])
         _, found, after = self.tokenizer.render(probe, tools=tools).partition(STAND_IN)
         if not found or not text.endswith(after) or not after.startswith(before.ending):
             return None
@@ -152,15 +202,51 @@ class Conversations:
             return None
         return after[len(before.ending) :]
 
-    def _for_template(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """As chat templates take them: arguments of calls as mappings, images as parts."""
-        known = [
-            {**message, "tool_calls": [_call_for_template(call) for call in message["tool_calls"]]}
-            if message.get("tool_calls")
-            else dict(message)
-            for message in messages
-        ]
-        return as_parts(known) if self.images else known
+    def _placed(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], Sequence[Image]]:
+        """Return messages as chat templates take them, with arguments of calls as mappings and
+        images as parts, and the images in their order. The first marks in texts are those of the
+        prompt's images; later ones, and those that the policy wrote, are text. Raises ValueError
+        if some of the prompt's images are shown and others are not."""
+        waiting, images, placed = list(self.images), list[Image](), list[dict[str, Any]]()
+        own = {said.messages[-1]["content"] for said in self._said}
+        for message in messages:
+            content = message["content"]
+            if isinstance(content, str) and waiting and MARK in content and content not in own:
+                content = parts_of(content, most=len(waiting))
+            for part in content if isinstance(content, list) else ():
+                if part["type"] == "image":
+                    known = self._by_hash.get(part.get("sha256", ""))
+                    if known is None and not waiting:
+                        raise ValueError("a part of a message is an image, but holds none")
+                    images.append(known or waiting.pop(0))
+            placed.append({**message, "content": content})
+            if calls := message.get("tool_calls"):
+                placed[-1]["tool_calls"] = [_call_for_template(call) for call in calls]
+        if 0 < len(waiting) < len(self.images):
+            raise ValueError(f"{len(waiting)} of the prompt's {len(self.images)} images lack")
+        return placed, images
+
+    def _normal(self, message: Message) -> dict[str, Any]:
+        """One form of what clients write in several; images that messages hold are parts that name
+        their hash. Raises ValueError for what is no message."""
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f"a message must have a role and content; this is {message!r:.200}")
+        known = {key: value for key, value in message.items() if value is not None}
+        content = known.get("content", "")
+        if isinstance(content, list):
+            parts = [self._part(part) for part in content]
+            holds = any("sha256" in part for part in parts)
+            content = parts if holds else text_of(parts)
+        return {**known, "content": content}
+
+    def _part(self, part: Message) -> dict[str, str]:
+        if part.get("type") not in PARTS:
+            return {"type": "text", "text": str(part.get("text", ""))}
+        if (source := source_in(part)) is None:
+            return {"type": "image"}
+        if self.tokenizer.images is None:
+            return {"type": "text", "text": LEFT_OUT}
+        return {"type": "image", "sha256": self._read[source].sha256}
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return str(
@@ -186,19 +272,6 @@ def told_as(parsed: Parsed, *, number: int) -> dict[str, Any]:
             for place, call in enumerate(parsed.calls)
         ]
     return message
-
-
-def _normal(message: Message) -> dict[str, Any]:
-    """One form of what clients write in several. Raises ValueError for what is no message."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"a message must have a role and content; this is {message!r:.200}")
-    known = {key: value for key, value in message.items() if value is not None}
-    content = known.get("content", "")
-    if isinstance(content, list):
-        content = "".join(
-            MARK if part.get("type") in PARTS else str(part.get("text", "")) for part in content
-        )
-    return {**known, "content": content}
 
 
 def _is_same(one: Message, other: Message) -> bool:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, ContextFull, WorkerDied
 from milescli.core.types import (
     NO_GUESSES,
     Guesses,
+    Image,
     ImageSpan,
     Prompt,
     RoutedExperts,
@@ -65,6 +67,8 @@ class _Line:
     role: str | None = None
     """See Trajectory."""
     image_spans: Sequence[ImageSpan] = ()
+    images: Sequence[Image] = ()
+    """See Trajectory."""
 
     def append_given(self, token_ids: Sequence[int]) -> None:
         """Tokens that the policy did not make."""
@@ -97,6 +101,7 @@ class _Line:
             rewards=self._reward_row() if self.rewards and is_trained else None,
             role=self.role,
             image_spans=tuple(self.image_spans),
+            images=self.images,
         )
 
     def _reward_row(self) -> array[float]:
@@ -156,7 +161,7 @@ class RecordingSession(Served):
         self._others = others or {}
         self._played_by: dict[str, RecordingSession] = {}
         self._prompt, self._prompt_index = prompt, prompt.index
-        self._png = {image.sha256: image.png for image in prompt.images}
+        self._images = {image.sha256: image for image in prompt.images}
         self._shown = [(list(prompt.token_ids), prompt.image_spans)] if prompt.images else []
         """Tokens of which it is known where images stand in them."""
         self._seed = seed
@@ -211,14 +216,21 @@ class RecordingSession(Served):
         stop: Sequence[str] | None = None,
     ) -> Turn:
         """Sample a response to the tokens, and record it."""
-        stop = [stop] if isinstance(stop, str) else stop
         prompt_ids = self._checked(token_ids, max_new_tokens)
         call = _Call(prompt_ids=prompt_ids, image_spans=self._spans_in(prompt_ids))
-        known = self._known_routes(call.prompt_ids)
+        return await self._sampled(call, max_new_tokens=max_new_tokens, stop=stop)
+
+    async def _sampled(
+        self, call: _Call, *, max_new_tokens: int | None, stop: Sequence[str] | None
+    ) -> Turn:
+        """Raises AgentError for tokens of images that have no image."""
+        self._require_images(call)
+        stop = [stop] if isinstance(stop, str) else stop
+        known = self._known_routes(call)
         request = replace(
             self._settings,
             prompt_ids=call.prompt_ids,
-            images=[(span, self._png[span.sha256]) for span in call.image_spans],
+            images=[(span, self._images[span.sha256].png) for span in call.image_spans],
             max_new_tokens=min(
                 max_new_tokens or self._settings.max_new_tokens,
                 self._max_tokens - len(call.prompt_ids),
@@ -268,10 +280,11 @@ class RecordingSession(Served):
         form, conversations = self._chat_form, self._conversations
         assert form is not None and conversations is not None, "this session knows no chat"
         try:
+            if conversations.has_unread(messages):
+                await in_thread(lambda: conversations.read_images(messages))
             asked = conversations.asked(messages, tools)
-            if asked.image_spans:
-                self._shown.append((asked.token_ids, asked.image_spans))
         except Exception as error:  # templates raise of their own
+            self._require_no_sampled_image()
             raise AgentError(
                 f"the agent of prompt {self._prompt_index} sent messages that cannot be rendered",
                 why=f"{type(error).__name__}: {error}",
@@ -285,7 +298,12 @@ class RecordingSession(Served):
                 "rollout.max_response_tokens)",
                 fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
             )
-        turn = await self.generate(asked.token_ids, max_new_tokens=max_new_tokens, stop=stop)
+        if asked.image_spans:
+            self._shown.append((asked.token_ids, asked.image_spans))
+            self._images.update((image.sha256, image) for image in asked.images)
+        prompt_ids = self._checked(asked.token_ids, max_new_tokens)
+        call = _Call(prompt_ids=prompt_ids, image_spans=asked.image_spans)
+        turn = await self._sampled(call, max_new_tokens=max_new_tokens, stop=stop)
         parsed = Parsed(content=turn.text)
         if form.parser is not None:
             text = conversations.parted(turn)[0]
@@ -298,39 +316,47 @@ class RecordingSession(Served):
         return Reply(turn=turn, message=message, calls=parsed.calls, malformed=parsed.malformed)
 
     def _spans_in(self, prompt_ids: list[int]) -> Sequence[ImageSpan]:
-        """Return where images stand in tokens that begin as those of which it is known. Raises
-        AgentError for tokens of images elsewhere: an engine would hang on them."""
+        """Return where images stand in tokens that begin as those of which it is known."""
         found: Sequence[ImageSpan] = ()
         for known, spans in self._shown:
             end = spans[-1].start + spans[-1].num_tokens
-            if len(spans) > len(found) and prompt_ids[:end] == known[:end]:
+            if len(spans) >= len(found) and prompt_ids[:end] == known[:end]:
                 found = spans
-        if self._shown:
-            reserved, num_shown = self._reserved(), sum(span.num_tokens for span in found)
-            if (count := sum(token in reserved for token in prompt_ids)) != num_shown:
-                if any(token in reserved for turn in self._turns for token in turn.response_ids):
-                    raise ContextFull(
-                        f"the conversation of prompt {self._prompt_index} ended",
-                        why="the policy sampled an image token, which has no image",
-                        fix="nothing: the episode counts as truncated",
-                    )
-                raise AgentError(
-                    f"the agent of prompt {self._prompt_index} sent {count} image tokens, of "
-                    f"which {num_shown} have an image",
-                    why="an engine would wait for ever for the image of an image token that has "
-                    "none",
-                    fix="call session.generate with tokens that start with prompt.token_ids, or "
-                    "session.chat with prompt.messages",
-                )
         return found
 
-    def _reserved(self) -> frozenset[int]:
-        """Return the tokens that stand for images."""
-        known, spans = self._shown[0]
-        images = self._chat_form.tokenizer.images if self._chat_form is not None else None
-        return frozenset((known[spans[0].start], *(images.reserved_ids if images else ())))
+    def _require_images(self, call: _Call) -> None:
+        """Raise AgentError for tokens of images that have no image: an engine would hang on
+        them."""
+        sees = self._chat_form.tokenizer.images if self._chat_form is not None else None
+        counted = self._reserved() - {sees.opening_id if sees is not None else None}
+        num_shown = sum(span.num_tokens for span in call.image_spans)
+        if (count := sum(token in counted for token in call.prompt_ids)) != num_shown:
+            self._require_no_sampled_image()
+            raise AgentError(
+                f"the agent of prompt {self._prompt_index} sent {count} image tokens, of "
+                f"which {num_shown} have an image",
+                why="an engine would wait for ever for the image of an image token that has none",
+                fix="call session.generate with tokens that start with prompt.token_ids, or "
+                "session.chat with prompt.messages",
+            )
 
-    def _known_routes(self, prompt_ids: list[int]) -> RoutedExperts | None:
+    def _require_no_sampled_image(self) -> None:
+        """Raise ContextFull if the policy sampled an image token: nothing can follow it."""
+        reserved = self._reserved()
+        if any(token in reserved for turn in self._turns for token in turn.response_ids):
+            raise ContextFull(
+                f"the conversation of prompt {self._prompt_index} ended",
+                why="the policy sampled an image token, which has no image",
+                fix="nothing: the episode counts as truncated",
+            )
+
+    def _reserved(self) -> frozenset[int]:
+        """Return the tokens that an engine takes for a part of an image."""
+        own = {known[spans[0].start] for known, spans in self._shown[:1]}
+        sees = self._chat_form.tokenizer.images if self._chat_form is not None else None
+        return frozenset(own.union(sees.reserved_ids if sees else ()))
+
+    def _known_routes(self, new: _Call) -> RoutedExperts | None:
         """The record of the latest call whose prompt and response this prompt goes on from: of the
         weights that sampled it, and not to be asked for again."""
         for call in reversed(self._calls):
@@ -338,8 +364,9 @@ class RecordingSession(Served):
             if (
                 done is not None
                 and done.routed_experts is not None
-                and prompt_ids[start : start + len(done.response_ids)] == done.response_ids
-                and prompt_ids[:start] == call.prompt_ids
+                and new.prompt_ids[start : start + len(done.response_ids)] == done.response_ids
+                and new.prompt_ids[:start] == call.prompt_ids
+                and _begins(new.image_spans, call.image_spans)
             ):
                 return done.routed_experts
         return None
@@ -410,23 +437,38 @@ class RecordingSession(Served):
         for call in self._calls:
             if call.completion is not None:
                 role = turn_roles[call.turn] if turn_roles else None
-                line = _line_of(lines, array("i", call.prompt_ids), role)
+                line = _line_of(lines, call, role)
                 line.append_given(call.prompt_ids[len(line.token_ids) :])
                 line.image_spans = call.image_spans
                 line.append_sampled(call.completion)
                 if turn_rewards:
                     line.rewards[len(line.token_ids) - 1] = turn_rewards[call.turn]
+        own = {image.sha256 for image in self._prompt.images}
+        for line in lines:
+            names = dict.fromkeys(span.sha256 for span in line.image_spans)
+            line.images = tuple(self._images[name] for name in names if name not in own)
         return [line.finished(is_trained=line.role not in untrained) for line in lines]
 
 
-def _line_of(lines: list[_Line], tokens: array[int], role: str | None) -> _Line:
-    """The role's longest line that `tokens` begin with; a new one where there is none."""
-    own = [line for line in lines if line.role == role]
-    begun = [line for line in own if tokens[: len(line.token_ids)] == line.token_ids]
+def _line_of(lines: list[_Line], call: _Call, role: str | None) -> _Line:
+    """The role's longest line that a call's prompt begins with; a new one where there is none."""
+    tokens = array("i", call.prompt_ids)
+    begun = [
+        line
+        for line in lines
+        if line.role == role
+        and tokens[: len(line.token_ids)] == line.token_ids
+        and _begins(call.image_spans, line.image_spans)
+    ]
     if not begun:
         lines.append(_Line(role=role))
         return lines[-1]
     return max(begun, key=lambda line: len(line.token_ids))
+
+
+def _begins(spans: Sequence[ImageSpan], earlier: Sequence[ImageSpan]) -> bool:
+    """Return True if the first images are the earlier ones: tokens of all images are equal."""
+    return list(spans[: len(earlier)]) == list(earlier)
 
 
 def turn_seed(seed: int, turn: int | str) -> int:

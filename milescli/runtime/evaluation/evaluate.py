@@ -25,6 +25,7 @@ from milescli.core.concurrency import in_thread
 from milescli.core.errors import CheckpointError, FitError, OutOfMemory
 from milescli.core.events import EventBus
 from milescli.core.types import ROLLOUT, Prompt, WeightVersion
+from milescli.data.images import text_of
 from milescli.models import ModelFacts
 from milescli.plan.engines_alone import ELSEWHERE, plan_engines
 from milescli.plan.on_cpu import context_length, longest_tokens
@@ -476,7 +477,7 @@ class WatchedEpisode:
         said, total = list[str](), 0.0
         try:
             await game.begin()
-            self.begun(game.messages[-1]["content"])
+            self.begun(text_of(game.messages[-1]["content"]))
             while not step.ended and len(said) < self.max_turns:
                 if (reply := await next_reply(session, game.messages)) is None:
                     break

@@ -17,6 +17,7 @@ from milescli.core.types import Group, Sample, Trajectory
 from milescli.data.tokenizer import ChatTokenizer, TokenTexts
 from milescli.runtime.recording.side_files import SideFiles
 from milescli.train.base import TrainSequence
+from milescli.train.packing import images_of
 
 DETAILED_TOKENS = 32_768
 """Number of tokens of one step that are recorded one by one; the rest is text alone."""
@@ -67,14 +68,14 @@ class SampleFiles:
 
 
 def keep_images(run: RunDir, groups: Sequence[Group]) -> None:
-    """Write the pictures that the prompts of groups show and that are not there yet. Raises
-    OSError if the disk does not take them."""
-    for image in {image.sha256: image for g in groups for image in g.prompt.images}.values():
-        file = run.image_file(image.sha256)
+    """Write the pictures that groups show and that are not there yet. Raises OSError if the disk
+    does not take them."""
+    for sha256, png in images_of(groups).items():
+        file = run.image_file(sha256)
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
             partial = file.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(image.png)
+            partial.write_bytes(png)
             partial.replace(file)
 
 
@@ -135,9 +136,11 @@ def lines_of(groups: Sequence[Group], *, texts: TokenTexts, trainer: TrainerLogp
 
 def _record(group: Group, sample: Sample, shown: list[dict[str, object]]) -> dict[str, object]:
     episode = {**sample.figures, "trajectories": [line["text"] for line in shown]}
+    returned = {image.sha256: None for line in sample.trajectories for image in line.images}
     return {
         "prompt": group.prompt.text,
         **({"images": [one.sha256 for one in group.prompt.images]} if group.prompt.images else {}),
+        **({"returned_images": list(returned)} if returned else {}),
         "response": sample.text,
         "reward": sample.reward,
         **({"reward_parts": dict(sample.reward_parts)} if sample.reward_parts else {}),

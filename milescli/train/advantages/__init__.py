@@ -339,7 +339,7 @@ def gigpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndar
 
     A turn's own: its return (`returns_of`), less the mean over the group's turns that answered the
     same observation, over their std unless `normalize_std` is none. An observation is the tokens
-    between the turn before and this one; a turn that meets no other there gets 0."""
+    and images between the turn before and this one; a turn that meets no other there gets 0."""
     episodes = grpo(groups=groups, settings=settings)
     return [_of_group(group, row, settings) for group, row in zip(groups, episodes, strict=True)]
 
@@ -355,12 +355,14 @@ def _of_group(group: Group, episode: Sequence[float], settings: Train) -> list[l
         for i, sample in enumerate(group.samples)
         for (j, t), value in returns_of(sample, gamma=settings.gamma).items()
     }
-    meetings: defaultdict[bytes, list[Place]] = defaultdict(list)
+    meetings: defaultdict[tuple[bytes, ...], list[Place]] = defaultdict(list)
     for (i, j), spans in turns.items():
-        ids = np.frombuffer(group.samples[i].trajectories[j].token_ids, np.int32)
+        line = group.samples[i].trajectories[j]
+        ids = np.frombuffer(line.token_ids, np.int32)
         before = 0
         for t, (begin, end) in enumerate(spans):
-            meetings[ids[before:begin].tobytes()].append((i, j, t))
+            shown = (s.sha256.encode() for s in line.image_spans if before <= s.start < begin)
+            meetings[ids[before:begin].tobytes(), *shown].append((i, j, t))
             before = end
     own = dict.fromkeys(returns, 0.0)
     for places in meetings.values():

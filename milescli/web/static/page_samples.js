@@ -167,7 +167,7 @@ class Samples {
     }
     const cards = current.shown.map(({ sample, place }) => {
       const card = sampleCard(sample, { place, mode: this.mode(), wanted: view.get("q"),
-        isRight: isRight(sample, this.middle),
+        isRight: isRight(sample, this.middle), imageOf: this.context.imageOf,
         tell: (text, token) => this.readout.tell(text, token) });
       this.views.push(...card.views);
       return card.element;

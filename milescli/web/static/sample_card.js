@@ -2,13 +2,14 @@
 
 import { h } from "./dom.js";
 import { counted, number, percent, plain } from "./format.js";
+import { pictures } from "./pictures.js";
 import { TokenView } from "./token_view.js";
 import { visible } from "./visible.js";
 
 const ENDS = { stop: "", length: "warning", null: "", undefined: "" };
 
 /** {element, views}: the card and the views of its trajectories. `place`: from 1 in its group. */
-export function sampleCard(sample, { place, mode, wanted, isRight, tell }) {
+export function sampleCard(sample, { place, mode, wanted, isRight, tell, imageOf }) {
   const lines = linesOf(sample);
   const views = lines.map(
     (line, at) =>
@@ -37,6 +38,7 @@ export function sampleCard(sample, { place, mode, wanted, isRight, tell }) {
       copyButton(lines, place),
     ),
     rewardParts(sample),
+    pictures(sample.returned_images, imageOf, "that tools returned"),
     leastSure(views),
     views.map((view, at) => [
       lines.length > 1 &&

@@ -4,6 +4,7 @@ an image, with images of three sizes and with two, also after new weights of tow
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from array import array
 from collections.abc import Iterator, Sequence
@@ -22,16 +23,18 @@ from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.errors import AgentError, ContextFull, RecipeError
 from milescli.core.types import Prompt, StopReason, Trajectory
 from milescli.data.image_processor import load_processor
+from milescli.data.images import content_of
+from milescli.data.tokenizer import load_tokenizer
 from milescli.models import load_facts
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
-from milescli.rollout.episode.session import RecordingSession
+from milescli.rollout.episode.session import ChatForm, RecordingSession
 from milescli.train.objectives.supervised import streams_of
 from milescli.train.streams import Stream
 from tests.backends.megatron import plain_vision
 from tests.backends.megatron.vision_cases import IMAGE, rows_of
 from tests.backends.sglang.conftest import KEY, Service, start_service
-from tests.backends.sglang.seeing import make_seeing, other_weights, prompt_of
+from tests.backends.sglang.seeing import END_OF_TURN, make_seeing, other_weights, picture, prompt_of
 from tests.buckets import into_buckets
 from tests.families.vision_cases import config
 from tests.samples import make_trajectory
@@ -52,6 +55,8 @@ class Seeing:
         make_seeing(self.folder, family)
         self.model = plain_vision.loaded(self.folder).eval()
         self.processor = load_processor(self.folder)
+        config = json.loads((self.folder / "config.json").read_text())
+        self.patch: int = config["vision_config"]["patch_size"]
         self.rows = rows_of({"model_type": family})
         self.prompts = [prompt_of(row, self.folder) for row in self.rows]
         started = start_service(self.folder, self.model, log_dir=folder, name=family, **options)
@@ -77,15 +82,24 @@ class Seeing:
         return self.service.run(sample, stop_ids=STOPS, routing_shape=routing_shape)
 
     def session(
-        self, fleet: SglangFleet, prompt: Prompt, settings: GenerateRequest, *, seed: int = 0
+        self,
+        fleet: SglangFleet,
+        prompt: Prompt,
+        settings: GenerateRequest,
+        *,
+        seed: int = 0,
+        chats: bool = False,
     ) -> RecordingSession:
+        tokenizer = load_tokenizer(self.folder)
         return RecordingSession(
             fleet,
             prompt=prompt,
             seed=seed,
             settings=settings,
             max_tokens=512,
-            decode=lambda ids: " ".join(map(str, ids)),
+            # with special tokens, which the tiny model says like any other
+            decode=lambda ids: tokenizer.inner.decode([t for t in ids if t != END_OF_TURN]),
+            chat_form=ChatForm(tokenizer=tokenizer) if chats else None,
         )
 
     def differ(self, lines: Sequence[Trajectory]) -> float:
@@ -115,7 +129,8 @@ class Seeing:
     @torch.no_grad()
     def _logits(self, line: Trajectory) -> torch.Tensor:
         """[tokens, vocabulary] by transformers."""
-        shown = {image.sha256: image.png for prompt in self.prompts for image in prompt.images}
+        holders = (line, *self.prompts)
+        shown = {image.sha256: image.png for holder in holders for image in holder.images}
         ids = torch.tensor([line.token_ids.tolist()])
         # transformers counts tokens of images by their id, and nothing is asked of the last one
         ids[0, -1] = 0
@@ -201,6 +216,32 @@ def test_a_later_turn_shows_the_images_again(seeing):
     assert list(line.image_spans) == list(prompt.image_spans)
     assert sum(line.loss_mask) > 4, "the second turn is not there"
     assert seeing.differ([line]) <= LARGEST
+
+
+def test_an_image_of_a_tool_is_shown_in_the_next_turn(seeing):
+    """Behind one of the prompt, and again in the turn after."""
+    image = picture(seeing.rows[2]["images"][1], patch=seeing.patch)
+    prompt = replace(seeing.prompts[1], turns=[{"role": "user", "content": "<image> t55"}])
+    shown = content_of(["t56", image, "t57"])
+
+    async def talk(session: RecordingSession) -> list[Trajectory]:
+        messages = [*prompt.messages]
+        with contextlib.suppress(ContextFull):  # it says an image token, as any other
+            for result in ("t58", shown, "t59", "t60"):
+                reply = await session.chat(messages)
+                messages += [reply.message, {"role": "tool", "content": result}]
+        return session.trajectories()
+
+    async def talk_all(fleet: SglangFleet) -> list[Trajectory]:
+        wanted = replace(WANTED, max_new_tokens=4)
+        sessions = [seeing.session(fleet, prompt, wanted, seed=n, chats=True) for n in range(8)]
+        return [line for lines in await asyncio.gather(*map(talk, sessions)) for line in lines]
+
+    ends = load_tokenizer(seeing.folder).images.reserved_ids
+    lines = seeing.service.run(talk_all, stop_ids=ends)
+    whole = [line for line in lines if len(line.image_spans) == 2 and len(line.images) == 1]
+    assert any(sum(line.loss_mask) > 12 for line in whole), "no dialogue had four turns"
+    assert seeing.differ(lines) <= LARGEST
 
 
 def test_a_served_teacher_sees_the_images(seeing, monkeypatch):

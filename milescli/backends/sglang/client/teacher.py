@@ -154,7 +154,7 @@ class ServedTeachers:
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         teacher = self.teachers[self._by_source.get(prompt.source, 0)]
-        shown = [replace(line, images=prompt.images) for line in trajectories]
+        shown = [replace(line, images=(*prompt.images, *line.images)) for line in trajectories]
         answers = await teacher.say_all(shown)
         return [
             replace(line, teacher=words) for line, words in zip(trajectories, answers, strict=True)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,10 @@ from milescli.backends.sglang.launch.server import PER_SECOND, EngineServer, Rec
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable
 from milescli.backends.sglang.plugin import PIECES_VARIABLE
 from milescli.core.errors import MachineError, RecipeError, WorkerDied
+from milescli.models.scratch import make_model
+from milescli.platform.environment import KERNEL_CACHES, NUM_KERNELS
 from milescli.profiling.summary import LOOP, read_stacks, split
+from milescli.recipe.model import ScratchModel
 from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.sglang.conftest import make_qwen3, start_service
 
@@ -142,6 +146,14 @@ def test_quantised_weights_are_computed_on_a_cpu_by_a_piece_or_refused(tmp_path)
     with pytest.raises(MachineError, match="quantised"):
         EngineServer(spec(tmp_path, config=quantised))
     EngineServer(spec(tmp_path, config=quantised, device_kind="cuda"))
+
+
+def test_an_engine_that_sees_images_keeps_few_kernels(tmp_path):
+    make_model(ScratchModel(family="qwen2_5_vl"), tmp_path / "seeing", 0)
+    seeing = replace(spec(tmp_path), model_dir=tmp_path / "seeing")
+    for one, expected in ((seeing, {NUM_KERNELS}), (spec(tmp_path), {None})):
+        environment = own_environment(one)
+        assert {environment.get(name) for name in KERNEL_CACHES} == expected
 
 
 def test_a_window_that_sglang_does_not_heed_is_refused(tmp_path):
