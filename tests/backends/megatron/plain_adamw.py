@@ -10,10 +10,13 @@ from pathlib import Path
 
 import torch
 
+from tests.backends.megatron.plain_rounding import rounding
+
 
 def main() -> None:
     """SETTINGS: {"steps", "lr", "weight_decay", "eps", "betas", "clip_grad"}; each step is a list
-    of rows of tokens, of which all but the first are trained on, their losses averaged."""
+    of rows of tokens, of which all but the first are trained on, their losses averaged. With
+    "form", of weights that are rounded to it."""
     from transformers import AutoModelForCausalLM
 
     folder, settings = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
@@ -34,12 +37,13 @@ def main() -> None:
     for rows in settings["steps"]:
         count = sum(len(row) - 1 for row in rows)
         loss = torch.zeros(())
-        for row in rows:
-            ids = torch.tensor([row])
-            logprobs = model(ids).logits[0, :-1].log_softmax(-1)
-            loss = loss - logprobs.gather(-1, ids[0, 1:, None]).sum() / count
-        optimizer.zero_grad()
-        loss.backward()
+        with rounding(model, settings.get("form")):
+            for row in rows:
+                ids = torch.tensor([row])
+                logprobs = model(ids).logits[0, :-1].log_softmax(-1)
+                loss = loss - logprobs.gather(-1, ids[0, 1:, None]).sum() / count
+            optimizer.zero_grad()
+            loss.backward()
         for weight in optimizer.state:
             # of entries of several positions, which short rows do not have: its momentum goes on
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad

@@ -26,16 +26,17 @@ from tests.backends.megatron.layouts import ADAMW, ADAMW_LAYOUTS
 def plain(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Plain:
     """Model -> its weights, by Megatron's names, after the three steps."""
     folder = tmp_path_factory.mktemp("plain")
-    return functools.cache(lambda model: _plain_steps(Path(models[model]), folder / model))
+    return functools.cache(lambda model: plain_steps(Path(models[model]), folder / model, ADAMW))
 
 
 Plain = Callable[[str], dict[str, torch.Tensor]]
 
 
-def _plain_steps(model: Path, folder: Path) -> dict[str, torch.Tensor]:
+def plain_steps(model: Path, folder: Path, steps: dict) -> dict[str, torch.Tensor]:
+    """The weights after the steps of transformers and plain PyTorch, by Megatron's names."""
     settings, out = folder / "settings.json", folder / "out"
     folder.mkdir()
-    settings.write_text(json.dumps(ADAMW))
+    settings.write_text(json.dumps(steps))
     module = "tests.backends.megatron.plain_adamw"
     done = subprocess.run(
         [sys.executable, "-m", module, str(model), str(settings), str(out)],
