@@ -80,6 +80,9 @@ def test_mxfp4_is_for_the_stacked_experts_of_gpt_oss() -> None:
     }
     with pytest.raises(CheckpointError, match="can be stored as MXFP4"):
         choose(table_of(QWEN3_MOE), "mxfp4")
+    for form in ("fp8", "mxfp8", "int4", "nvfp4"):
+        with pytest.raises(CheckpointError, match="without a format"):
+            choose(table_of(GPT_OSS), form)
 
 
 def test_every_tensor_that_stays_plain_has_a_reason() -> None:
