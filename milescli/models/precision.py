@@ -217,6 +217,8 @@ def _why_plain(
         return "no release stores it in this format"
     if kind not in FORMATS[form].kinds:
         return f"releases in {form.upper()} keep {kind} plain"
+    if (entry.facts.family, form) == ("qwen3_next", "nvfp4") and re.search(r"[qkv]_proj$", module):
+        return "SGLang 0.5.20 builds it plain in this family"
     if form == "int4" and entry.facts.num_experts and kind != "experts":
         return "releases in INT4 quantise routed experts alone"
     if entry.rule.stacked is not (form == "mxfp4"):

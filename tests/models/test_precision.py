@@ -18,6 +18,7 @@ from milescli.models.precision import (
     modules_left_plain,
     with_single_experts,
 )
+from milescli.recipe.templates import shipped_shape
 from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, table_of
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "configs"
@@ -68,6 +69,17 @@ def test_int4_takes_routed_experts_alone_where_there_are_some() -> None:
 def test_nvfp4_keeps_latent_attention() -> None:
     assert not any("self_attn" in name for name in quantised(DEEPSEEK_V3, "nvfp4"))
     assert any("self_attn" in name for name in quantised(QWEN3_MOE, "nvfp4"))
+
+
+def test_nvfp4_keeps_what_sglang_builds_plain_in_qwen3_next() -> None:
+    config = shipped_shape("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    assert config is not None
+    names = {
+        name
+        for name, choice in choose(with_single_experts(table_of(config)), "nvfp4").items()
+        if choice.form and ".self_attn." in name
+    }
+    assert names and all(name.endswith("o_proj.weight") for name in names)
 
 
 def test_mxfp4_is_for_the_stacked_experts_of_gpt_oss() -> None:
