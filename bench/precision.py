@@ -216,6 +216,8 @@ def _pair(name: str, model: Path, pair: str, folder: Path) -> str:
         },
         "train": {"precision": trainer, "steps": 1, "optimizer": {"lr": 1e-5}},
     }
+    if not is_tiny and not (model / "chat_template.jinja").exists():
+        recipe["data"]["chat_template"] = "none"  # a base model
     file = folder / f"{name}-{trainer}-{rollout}.yaml"
     file.write_text(json.dumps(recipe), encoding="utf-8")
     events = run(folder, file.stem, str(file), [])

@@ -144,6 +144,13 @@ def choose(
             why="its releases mix FP8 and FP4 under special names, which no engine here could read",
             fix="--format bf16",
         )
+    if table.facts.family == "gpt_oss" and form != "mxfp4":
+        raise CheckpointError(
+            f"writing gpt-oss as {form.upper()} is not supported",
+            why="SGLang 0.5.20 builds its attention without a format, and would read the numbers "
+            "without their scales; its experts lie stacked",
+            fix="--format mxfp4",
+        )
     choices = {}
     entries = [entry for entry, _ in table.counted] if alike else table.entries
     for entry in entries:
@@ -210,6 +217,8 @@ def _why_plain(
         return "no release stores it in this format"
     if kind not in FORMATS[form].kinds:
         return f"releases in {form.upper()} keep {kind} plain"
+    if (entry.facts.family, form) == ("qwen3_next", "nvfp4") and re.search(r"[qkv]_proj$", module):
+        return "SGLang 0.5.20 builds it plain in this family"
     if form == "int4" and entry.facts.num_experts and kind != "experts":
         return "releases in INT4 quantise routed experts alone"
     if entry.rule.stacked is not (form == "mxfp4"):

@@ -12,14 +12,21 @@ from milescli.core.units import format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.choices import SIZES, batch_plan, choose_precision
 from milescli.plan.main_memory import fit_main_memory
-from milescli.plan.on_cpu import context_length, engines_on_cpu, longest_tokens, why_no_pair
+from milescli.plan.on_cpu import (
+    KV_SLOTS_PER_REQUEST,
+    LEAST_CACHE_TOKENS,
+    context_length,
+    engines_on_cpu,
+    longest_tokens,
+    why_no_pair,
+)
 from milescli.plan.placement import assign_slots, devices_per_node
 from milescli.plan.roles import without_reward_model
 from milescli.plan.search import search_engines
 from milescli.plan.search_space import search_space
 from milescli.plan.types import EngineLayout, Log, Plan, Slot, TrainerLayout
 from milescli.platform.machine import Machine
-from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.schema import Recipe
 
 
 def plan_engines(
@@ -72,7 +79,7 @@ def _planned(
 ) -> Plan:
     log = Log()
     evaluation = recipe.eval.model_copy(update={"engines": "shared"})
-    recipe = recipe.model_copy(update={"eval": evaluation, "rollout": _sizing_rollout(recipe)})
+    recipe = as_asked(recipe).model_copy(update={"eval": evaluation})
     per_node = devices_per_node(recipe, machine, log)
     precision = choose_precision(recipe, machine, log)
     size = SIZES[precision]
@@ -109,16 +116,32 @@ def _planned(
     )
 
 
-def _sizing_rollout(recipe: Recipe) -> Rollout:
-    """Return the rollout for which engines are sized: a step's samples, or the answers of the
-    evaluation if they are known to be fewer."""
+def as_asked(recipe: Recipe) -> Recipe:
+    """Return the recipe for which engines are sized: its rollout is what the evaluation samples. It
+    has a step's samples, or the answers of the evaluation if they are known to be fewer."""
     num_prompts, num_each = recipe.eval.num_prompts, recipe.eval.samples_per_prompt
-    samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-    if num_prompts is None or num_prompts * num_each >= samples:
-        return recipe.rollout
-    return recipe.rollout.model_copy(
-        update={"prompts_per_step": num_prompts, "samples_per_prompt": num_each}
+    rollout = recipe.rollout
+    changes = {
+        "max_response_tokens": recipe.eval.max_response_tokens or rollout.max_response_tokens
+    }
+    samples = rollout.prompts_per_step * rollout.samples_per_prompt
+    if num_prompts is not None and num_prompts * num_each < samples:
+        changes |= {"prompts_per_step": num_prompts, "samples_per_prompt": num_each}
+    return recipe.model_copy(update={"rollout": rollout.model_copy(update=changes)})
+
+
+def no_larger_than(plan: Plan, *, answers: int, longest: int) -> Plan:
+    """Return the plan with caches that are no larger than so many answers, shared out over its
+    engines, can fill. `longest`: tokens of a prompt and its answer at most."""
+    layout = plan.engines
+    if layout.max_total_tokens is None:
+        return plan
+    at_once = min(layout.max_running_requests, -(-answers // max(1, layout.num)))
+    most = max(
+        LEAST_CACHE_TOKENS, layout.context_length, int(at_once * longest * KV_SLOTS_PER_REQUEST)
     )
+    layout = replace(layout, max_total_tokens=min(layout.max_total_tokens, most))
+    return replace(plan, engines=layout)
 
 
 def _slots(engines: EngineLayout, per_node: int, recipe: Recipe) -> list[Slot]:

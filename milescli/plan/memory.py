@@ -193,7 +193,8 @@ class MemoryModel:
                 static = (static[0] + frozen_bytes(counts[stage], size=load.size), *static[1:])
             elif self.formats.trainer is not None:
                 # rounded weights lie beside the weights
-                rounded = self._rounded(layout, range(start, end)) * load.size
+                ahead = self.table.facts.num_mtp_layers if is_last else 0
+                rounded = self._rounded(layout, range(start, end + ahead)) * load.size
                 static = (static[0] + rounded, *static[1:])
             copies = load.takes_copies * copies_bytes(
                 static_bytes(trained, on_device, size=load.size),

@@ -235,7 +235,8 @@ def held_in_format(
     layers: range | None = None,
 ) -> Held:
     """Return what one rank holds in the format. `cut` is how its side cuts matrices, `ep` among how
-    many ranks experts are shared out; `layers` are those of the rank, None: all."""
+    many ranks experts are shared out; `layers` are those of the rank, None: all. MTP layers, where
+    they are trained, are numbered after the others."""
     numbers = size = 0
     for layer, (experts, one) in _held_by_layer(facts, form, cut, exempt):
         if layers is None or (layer is not None and layer in layers):
@@ -258,9 +259,12 @@ def _held_by_layer(
         return []
     held = dict[tuple[int | None, int], Held]()
     for entry, count in table.counted:
+        if not table.holds(entry):
+            continue  # engines hold such MTP layers no more than trainers do
         sharding, is_expert = entry.rule.sharding, entry.expert is not None
         parts = cut.experts if is_expert else cut.dense
-        key = (entry.layer, count if is_expert else 0)
+        layer = entry.layer if entry.mtp is None else facts.num_layers + entry.mtp
+        key = (layer, count if is_expert else 0)
         for name, shape in zip(entry.hf, entry.shapes, strict=True):
             if choices[name].form is None:
                 continue

@@ -29,6 +29,8 @@ ASKED_ALONE: Mapping[str, object] = {
 }
 """What holds, unless it is set, of a model without a run: there is nothing to learn from what is
 long."""
+BY_DEFAULT = "miles eval"
+"""Origin of these values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ def load_model(
         "data.prompts": prompts,
         **ASKED_ALONE,
     }
-    origin = Origin(layer=SettingsLayer.RECIPE, where="miles eval")
+    origin = Origin(layer=SettingsLayer.RECIPE, where=BY_DEFAULT)
     base = {
         name: KeyValue(value=value, text=str(value), origin=origin)
         for name, value in values.items()

@@ -18,6 +18,7 @@ from milescli.models.precision import (
     modules_left_plain,
     with_single_experts,
 )
+from milescli.recipe.templates import shipped_shape
 from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, table_of
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "configs"
@@ -70,6 +71,17 @@ def test_nvfp4_keeps_latent_attention() -> None:
     assert any("self_attn" in name for name in quantised(QWEN3_MOE, "nvfp4"))
 
 
+def test_nvfp4_keeps_what_sglang_builds_plain_in_qwen3_next() -> None:
+    config = shipped_shape("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    assert config is not None
+    names = {
+        name
+        for name, choice in choose(with_single_experts(table_of(config)), "nvfp4").items()
+        if choice.form and ".self_attn." in name
+    }
+    assert names and all(name.endswith("o_proj.weight") for name in names)
+
+
 def test_mxfp4_is_for_the_stacked_experts_of_gpt_oss() -> None:
     choices = choose(table_of(GPT_OSS), "mxfp4")
     quantised = {choice.name for choice in choices.values() if choice.form}
@@ -80,6 +92,9 @@ def test_mxfp4_is_for_the_stacked_experts_of_gpt_oss() -> None:
     }
     with pytest.raises(CheckpointError, match="can be stored as MXFP4"):
         choose(table_of(QWEN3_MOE), "mxfp4")
+    for form in ("fp8", "mxfp8", "int4", "nvfp4"):
+        with pytest.raises(CheckpointError, match="without a format"):
+            choose(table_of(GPT_OSS), form)
 
 
 def test_every_tensor_that_stays_plain_has_a_reason() -> None:

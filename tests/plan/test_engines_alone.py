@@ -9,7 +9,7 @@ import pytest
 from milescli.core.errors import FitError, MemoryTaken
 from milescli.core.units import GIB
 from milescli.models import parse_facts, scratch
-from milescli.plan.engines_alone import ELSEWHERE, plan_engines
+from milescli.plan.engines_alone import ELSEWHERE, no_larger_than, plan_engines
 from milescli.plan.make import make_plan
 from milescli.platform.machine import Machine, read_machine
 from milescli.recipe.model import ScratchModel
@@ -67,6 +67,19 @@ def test_on_a_cpu_they_are_no_larger_than_the_few_answers_that_are_asked_for() -
     assert many.num * many.max_running_requests == (
         recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     )
+
+
+def test_caches_are_for_the_answers_of_an_evaluation_and_no_rollout() -> None:
+    facts, machine = parse_facts(scratch.config_of(ScratchModel())), read_machine("1xH100")
+    recipe = _recipe(machine={"gpus": 0}, eval={"max_response_tokens": 40})
+    plan = plan_engines(recipe, machine, facts)
+    each = 1024 + 40
+    assert plan.engines.context_length <= each + 16
+    assert plan.engines.max_total_tokens == int(128 * each * 1.25)
+    few = no_larger_than(plan, answers=100, longest=70).engines.max_total_tokens
+    assert few == int(50 * 70 * 1.25) > 4096
+    most = no_larger_than(plan, answers=100_000, longest=each).engines
+    assert most.max_total_tokens == plan.engines.max_total_tokens
 
 
 def _tight(gib: float, *, free: float | None = None) -> Machine:

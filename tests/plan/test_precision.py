@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,23 @@ def test_weights_are_counted_to_the_byte() -> None:
     assert memory.engine_weights(EngineLayout(), size=2) == plain + held.size_bytes
     beside = memory.engine_weights(EngineLayout(), size=2, multiplies_plain=True)
     assert beside == 2 * models.table(facts).num_parameters + held.size_bytes
+
+
+def test_an_mtp_layer_is_counted_where_it_is_held() -> None:
+    """Neither trainers that do not train it hold it, nor engines that guess no tokens."""
+    recipe, facts = loaded("deepseek-r1")
+    lines = models.table(facts)
+    held_by_all = [e for e in lines.entries if lines.holds(e) and not e.rule.buffer]
+    kept = sum(entry.num_elements for entry in held_by_all)
+    held = held_in_format(facts, "fp8", cut=Cut(), ep=1, exempt=())
+    engine = memory_of(recipe, facts).engine_weights(EngineLayout(), size=2)
+    assert engine == 2 * (kept - held.numbers) + held.size_bytes
+    trained = replace(facts, trains_mtp=True)
+    ahead = range(facts.num_layers, facts.num_layers + facts.num_mtp_layers)
+    both = held_in_format(trained, "fp8", cut=Cut(), ep=1, exempt=()).numbers
+    assert both > held.numbers
+    of_layer = held_in_format(trained, "fp8", cut=Cut(), ep=1, exempt=(), layers=ahead).numbers
+    assert of_layer == both - held.numbers
 
 
 def test_no_block_crosses_the_ranks_of_either_side() -> None:

@@ -27,13 +27,13 @@ from milescli.core.events import EventBus
 from milescli.core.types import ROLLOUT, Prompt, WeightVersion
 from milescli.data.images import text_of
 from milescli.models import ModelFacts
-from milescli.plan.engines_alone import ELSEWHERE, plan_engines
+from milescli.plan.engines_alone import ELSEWHERE, as_asked, no_larger_than, plan_engines
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.data import row_rules
 from milescli.recipe.distill import unscored, untaught
-from milescli.recipe.load import override
+from milescli.recipe.load import ASKED_ALONE, BY_DEFAULT, LoadedRecipe, override
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import refuse
 from milescli.rollout.base import Outcome, Session
@@ -56,7 +56,7 @@ from milescli.runtime.inputs.given_models import (
     without_policies,
     without_speculation,
 )
-from milescli.runtime.inputs.model_facts import facts_of_recipe, planned_facts
+from milescli.runtime.inputs.model_facts import facts_of_recipe, planned_facts, require_positions
 from milescli.runtime.inputs.run_inputs import (
     inputs_of_model,
     prepare,
@@ -391,17 +391,9 @@ def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
 def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
     """Return the plan with engines that hold the longest prompt and response of any set. Raises
     FitError where the model has no positions for them."""
-    largest = max(sets, key=lambda one: longest_tokens(one.recipe))
-    longest, positions = longest_tokens(largest.recipe), facts.max_position_embeddings
-    if positions and longest > positions:
-        prompt = largest.recipe.data.max_prompt_tokens
-        raise FitError(
-            f"prompts and responses of `{largest.name}` exceed the model's positions",
-            why=f"data.max_prompt_tokens {prompt} + {longest - prompt} of a response = "
-            f"{longest}; the model has only {positions}",
-            fix=f"--set eval.max_response_tokens={max(1, positions - prompt)}",
-        )
-    layout, length = plan.engines, context_length(largest.recipe, facts)
+    largest = max((as_asked(one.recipe) for one in sets), key=longest_tokens)
+    require_positions(largest, facts)
+    layout, length = plan.engines, context_length(largest, facts)
     cache = layout.max_total_tokens
     roomy = replace(
         layout,
@@ -409,6 +401,37 @@ def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
         max_total_tokens=cache and max(cache, length),
     )
     return replace(plan, engines=roomy)
+
+
+def within_positions(one: EvalSet, loaded: LoadedRecipe, facts: ModelFacts) -> EvalSet:
+    """Return the set with lengths for which the model has positions, as far as nobody set them."""
+    recipe, positions = one.recipe, facts.max_position_embeddings
+    prompt, response = recipe.data.max_prompt_tokens, recipe.eval.max_response_tokens
+    given = {"data.max_prompt_tokens": prompt, "eval.max_response_tokens": response}
+    ours = [
+        loaded.origins[key].where == BY_DEFAULT and given[key] == value
+        for key, value in ASKED_ALONE.items()
+    ]
+    if not (0 < positions < longest_tokens(as_asked(recipe)) and all(ours)):
+        return one
+    data = recipe.data.model_copy(update={"max_prompt_tokens": positions // 2})
+    evaluation = recipe.eval.model_copy(update={"max_response_tokens": positions // 2})
+    recipe = recipe.model_copy(update={"data": data, "eval": evaluation})
+    return replace(one, recipe=recipe)
+
+
+def _num_answers(asked: LoadedSet) -> int:
+    return len(asked.prompts) * asked.set.recipe.eval.samples_per_prompt
+
+
+def _longest(asked: LoadedSet) -> int:
+    """Return the tokens of the longest prompt and answer, as far as the agent leaves prompts as
+    they are."""
+    recipe = as_asked(asked.set.recipe)
+    if recipe.rollout.agent != "single_turn":
+        return longest_tokens(recipe)
+    prompt = max((len(prompt.token_ids) for prompt in asked.prompts), default=1)
+    return prompt + recipe.rollout.max_response_tokens
 
 
 def evaluate_model(
@@ -428,8 +451,10 @@ def evaluate_model(
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
     loaded, sets = sets_of_model(model, wish, environ=environ)
-    recipe = without_speculation(max((one.recipe for one in sets), key=longest_tokens))
-    facts = facts_of_recipe(recipe.model)
+    facts = facts_of_recipe(loaded.recipe.model)
+    sets = [within_positions(one, loaded, facts) for one in sets]
+    recipe = max((one.recipe for one in sets), key=lambda one: longest_tokens(as_asked(one)))
+    recipe = without_speculation(recipe)
     nodes = find_nodes(loaded, output=output)
     reward = reward_facts(asking_reward_model(sets))
     with memory_named(recipe, nodes.machine):
@@ -450,6 +475,9 @@ def evaluate_model(
         inputs = with_policies(inputs, recipe, run, output=output)
         asked = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path, inputs.model_dir)
+        if recipe.engines.max_total_tokens is None:
+            answers, longest = max(map(_num_answers, asked)), max(map(_longest, asked))
+            plan = no_larger_than(plan, answers=answers, longest=longest)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
         return serve_and_evaluate(
             spec, asked, Subject(name=model), prestarted, output=output, ask=ask

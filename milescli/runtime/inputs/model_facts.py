@@ -80,17 +80,23 @@ def require_positions(recipe: Recipe, facts: ModelFacts) -> None:
         return
     prompt = recipe.data.max_prompt_tokens
     response = longest - prompt
-    is_eval = response > recipe.rollout.max_response_tokens
-    key = "eval.max_response_tokens" if is_eval else "rollout.max_response_tokens"
-    fixes = [f"--set {key}={positions - prompt}"] if prompt < positions else []
+    bounds = {
+        "rollout.max_response_tokens": recipe.rollout.max_response_tokens,
+        "eval.max_response_tokens": recipe.eval.max_response_tokens or 0,
+    }
+
+    def shorter(most: int) -> str:
+        return " ".join(f"--set {key}={most}" for key, value in bounds.items() if value > most)
+
+    fixes = [shorter(positions - prompt)] if prompt < positions else []
     if response < positions:
         fixes.append(f"--set data.max_prompt_tokens={positions - response}")
     raise FitError(
         "prompts and responses exceed the model's positions",
-        why=f"data.max_prompt_tokens {prompt} + {key} {response} = {longest}; the model has only "
-        f"{positions}",
+        why=f"data.max_prompt_tokens {prompt} + {max(bounds, key=bounds.__getitem__)} {response} = "
+        f"{longest}; the model has only {positions}",
         fix=fixes
-        or [f"--set data.max_prompt_tokens={positions // 2} --set {key}={positions // 2}"],
+        or [f"--set data.max_prompt_tokens={positions // 2} {shorter(positions - positions // 2)}"],
     )
 
 

@@ -128,10 +128,17 @@ def adamw_steps(
     steps: list[list[list[int]]],
     optimizer: dict,
     save: str,
+    formats: dict | None = None,
 ) -> None:
     """One supervised update per entry of `steps`, rows of tokens; the weights go to `save`."""
     made = trainer(
-        rank=rank, size=size, port=port, model=model, layout=layout, train={"optimizer": optimizer}
+        rank=rank,
+        size=size,
+        port=port,
+        model=model,
+        layout=layout,
+        train={"optimizer": optimizer},
+        formats=formats,
     )
     for rows in steps:
         made.step(rows_shard(made, rows), optimizer["lr"])

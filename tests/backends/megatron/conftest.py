@@ -10,6 +10,7 @@ from tests.backends.megatron import mtp_models, world
 from tests.backends.megatron.draft_cases import draft_cases
 from tests.backends.megatron.layouts import (
     ADAMW,
+    ADAMW_KEYS,
     ADAMW_LAYOUTS,
     ALGORITHM_EXAMPLES,
     ALGORITHM_LAYOUTS,
@@ -108,14 +109,7 @@ class Worlds:
                 "model": self.models[name.split()[0]],
                 "layout": layout,
                 "steps": ADAMW["steps"],
-                "optimizer": {
-                    "lr": ADAMW["lr"],
-                    "eps": ADAMW["eps"],
-                    "weight_decay": ADAMW["weight_decay"],
-                    "beta1": ADAMW["betas"][0],
-                    "beta2": ADAMW["betas"][1],
-                    "clip_grad": ADAMW["clip_grad"],
-                },
+                "optimizer": ADAMW_KEYS,
                 "save": self.adamw(name),
             }
             for name, layout in ADAMW_LAYOUTS[which].items()

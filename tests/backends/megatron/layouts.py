@@ -196,6 +196,11 @@ ADAMW = {
     ],
 }
 """Three updates, also done by plain PyTorch."""
+ADAMW_KEYS = {
+    **{key: ADAMW[key] for key in ("lr", "eps", "weight_decay", "clip_grad")},
+    **dict(zip(("beta1", "beta2"), ADAMW["betas"], strict=True)),
+}
+"""The same as keys of `train.optimizer`."""
 ADAMW_LAYOUTS = {
     "one": {"dense": {}, "dense host": {"offload_optimizer": True}, "v4": {}},
     "two": {

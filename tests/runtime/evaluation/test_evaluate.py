@@ -4,6 +4,7 @@ helps engines that ran out of memory."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,8 +12,10 @@ from typing import cast
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.errors import FitError
 from milescli.core.types import Prompt
 from milescli.models import parse_facts, scratch
+from milescli.models.scratch import make_model
 from milescli.plan.engines_alone import plan_engines
 from milescli.platform.machine import read_machine
 from milescli.recipe.agents import EnvironmentSettings
@@ -20,7 +23,13 @@ from milescli.recipe.machine import MachineSettings
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Outcome
-from milescli.runtime.evaluation.evaluate import WatchedEpisode, smaller_engines
+from milescli.runtime.evaluation.evaluate import (
+    WatchedEpisode,
+    smaller_engines,
+    with_room,
+    within_positions,
+)
+from milescli.runtime.evaluation.sets import EvalWish, sets_of_model
 from milescli.runtime.spec import RunSpec
 from tests.agents.scripted import Engine, session_of
 
@@ -68,3 +77,29 @@ def test_engines_that_ran_out_of_memory_have_fixes_of_an_evaluation(tmp_path: Pa
     wanted = f"miles export runs/sums-1 --to sums-1-hf && miles eval sums-1-hf {of_model[0]}"
     assert of_run == [wanted, *of_model[1:]]
     assert not any("launch" in fix or "lora" in fix for fix in of_run)
+
+
+def _answers(tmp_path: Path, *sets: str) -> tuple[int, int]:
+    """Tokens of a prompt and of an answer, for a model that no run made and that has 1,024
+    positions."""
+    settings = ScratchModel(max_position_embeddings=1024)
+    make_model(settings, tmp_path / "model", seed=0)
+    wish = EvalWish(data=["task:sums-heldout"], sets=sets)
+    loaded, (one,) = sets_of_model(str(tmp_path / "model"), wish, environ={})
+    facts = parse_facts(scratch.config_of(settings))
+    recipe = within_positions(one, loaded, facts).recipe
+    plan = plan_engines(recipe, read_machine("cpu"), facts)
+    with_room(plan, [replace(one, recipe=recipe)], facts)
+    return recipe.data.max_prompt_tokens, recipe.eval.max_response_tokens or 0
+
+
+def test_a_model_with_few_positions_is_evaluated_without_settings(tmp_path: Path) -> None:
+    assert _answers(tmp_path) == (512, 512)
+
+
+def test_lengths_that_were_set_are_kept_or_refused_with_fixes_that_work(tmp_path: Path) -> None:
+    sets = ["data.max_prompt_tokens=900", "eval.max_response_tokens=200"]
+    with pytest.raises(FitError, match="exceed the model's positions") as refused:
+        _answers(tmp_path, *sets)
+    for fix in refused.value.fixes:
+        _answers(tmp_path, *sets, *(text.strip() for text in fix.split("--set ")[1:]))

@@ -204,8 +204,13 @@ def _install_method(stock: type, method: _Method) -> None:
 
 
 def _install_nvfp4_experts() -> None:
-    """Make NVFP4 experts without asking for a device, and without room for swizzled scales."""
+    """Make NVFP4 experts without asking for a device, and without room for swizzled scales. The
+    model scales what they return, as that of other formats: SGLang would leave that to the choice
+    of experts, which on a CPU does not."""
+    from sglang.srt.layers.moe.fused_moe_triton import layer
     from sglang.srt.layers.quantization import modelopt_quant
+
+    layer._fuses_routed_scaling_factor_in_topk = lambda method: False
 
     def __init__(self, quant_config):
         self.quant_config, self.enable_flashinfer_trtllm_moe = quant_config, True
