@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch.nn.functional import logsigmoid
 
+from tests.backends.megatron.plain_rounding import rounding
+
 
 def plain_losses(settings: dict, model: Path, folder: Path) -> list[float]:
     """The losses of the steps, in another process; weights go to `out` in the folder."""
@@ -28,18 +30,12 @@ def plain_losses(settings: dict, model: Path, folder: Path) -> list[float]:
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
-from tests.backends.megatron.plain_rounding import rounding
-
 
 def main() -> None:
     """SETTINGS: {"steps", "lr", "weight_decay", "eps", "betas", "clip_grad"}; each step is a list
-<<<<<<< HEAD
     of rows of tokens, of which all but the first are trained on, their losses averaged. With "dpo",
-    DPO's beta, it is a list of (prompt, chosen response, rejected one). Prints the losses."""
-=======
-    of rows of tokens, of which all but the first are trained on, their losses averaged. With
-    "form", of weights that are rounded to it."""
->>>>>>> s63-prec
+    DPO's beta, it is a list of (prompt, chosen response, rejected one). With "form", of weights
+    that are rounded to it. Prints the losses."""
     from transformers import AutoModelForCausalLM
 
     folder, settings = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
@@ -57,31 +53,20 @@ def main() -> None:
         betas=tuple(settings["betas"]),
         eps=settings["eps"],
     )
-<<<<<<< HEAD
     beta, losses = settings.get("dpo"), []
     with torch.no_grad():
         before = [_margins(model, pairs) for pairs in settings["steps"]] if beta else []
     for number, rows in enumerate(settings["steps"]):
-        if beta:
-            loss = -logsigmoid(beta * (_margins(model, rows) - before[number])).mean()
-        else:
-            count = sum(len(row) - 1 for row in rows)
-            loss = -torch.stack([_log_prob(model, row[:1], row[1:]) for row in rows]).sum() / count
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-=======
-    for rows in settings["steps"]:
-        count = sum(len(row) - 1 for row in rows)
-        loss = torch.zeros(())
         with rounding(model, settings.get("form")):
-            for row in rows:
-                ids = torch.tensor([row])
-                logprobs = model(ids).logits[0, :-1].log_softmax(-1)
-                loss = loss - logprobs.gather(-1, ids[0, 1:, None]).sum() / count
+            if beta:
+                loss = -logsigmoid(beta * (_margins(model, rows) - before[number])).mean()
+            else:
+                count = sum(len(row) - 1 for row in rows)
+                logprobs = [_log_prob(model, row[:1], row[1:]) for row in rows]
+                loss = -torch.stack(logprobs).sum() / count
+            losses.append(loss.item())
             optimizer.zero_grad()
             loss.backward()
->>>>>>> s63-prec
         for weight in optimizer.state:
             # of entries of several positions, which short rows do not have: its momentum goes on
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad

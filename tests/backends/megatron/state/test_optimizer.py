@@ -29,28 +29,11 @@ def plain(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> P
 Plain = Callable[[str], dict[str, torch.Tensor]]
 
 
-<<<<<<< HEAD
-def _plain_steps(model: Path, folder: Path) -> dict[str, torch.Tensor]:
-    folder.mkdir()
-    plain_losses(ADAMW, model, folder)
-    return by_megatron(folder / "out" / "model.safetensors", model)
-=======
 def plain_steps(model: Path, folder: Path, steps: dict) -> dict[str, torch.Tensor]:
     """The weights after the steps of transformers and plain PyTorch, by Megatron's names."""
-    settings, out = folder / "settings.json", folder / "out"
     folder.mkdir()
-    settings.write_text(json.dumps(steps))
-    module = "tests.backends.megatron.plain_adamw"
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(model), str(settings), str(out)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return by_megatron(out / "model.safetensors", model)
->>>>>>> s63-prec
+    plain_losses(steps, model, folder)
+    return by_megatron(folder / "out" / "model.safetensors", model)
 
 
 def by_megatron(file: Path, model: Path) -> dict[str, torch.Tensor]:
