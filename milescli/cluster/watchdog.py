@@ -220,9 +220,9 @@ def _wait_until_gone(token: str, seconds: float) -> None:
 
 
 def _remove_shared_memory(
-    pids: set[int], *, named: tuple[str, ...] = ("torch", "psm", "miles")
+    pids: set[int], *, named: tuple[str, ...] = ("torch", "psm", "miles", "sgl")
 ) -> None:
-    """Files that torch, Python and our weight channel name by process id in /dev/shm."""
+    """Files that torch, Python, SGLang and our weight channel name by process id in /dev/shm."""
     for entry in Path("/dev/shm").glob("*"):
         parts = entry.name.replace("-", "_").split("_")
         if parts[0] in named and any(part.isdigit() and int(part) in pids for part in parts):
@@ -245,7 +245,8 @@ def main() -> None:
         if not select.select([options.pipe], [], [], LOOK_EVERY_S)[0]:
             before, there = there, set(processes_of(token))
             if ended := {pid for pid in before - there if state_of(pid) in (None, "Z")}:
-                _remove_shared_memory(ended, named=("miles",))  # a rank's: the run goes on
+                # of ranks of trainer and engines: the run goes on
+                _remove_shared_memory(ended, named=("miles", "sgl"))
             seen.update(there)
             memory.look(there)
         elif more := os.read(options.pipe, 65536):

@@ -52,17 +52,18 @@ def _same_for_every_row(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Compute `product` so that the bits of a row of x do not depend on the other rows. oneDNN
-    takes another kernel for a lone row, so that row is computed twice. The bias is added behind the
-    product, as Megatron does. In bfloat16 PyTorch's own choice is such a kernel, also where the
-    processor has no instructions for it."""
+    takes other kernels for a lone row, and in bfloat16 for up to 8, so rows are added. The bias is
+    added behind the product, as Megatron does. In bfloat16 PyTorch's own choice is such a kernel,
+    also where the processor has no instructions for it."""
     rows = x.reshape(-1, x.shape[-1])
     if not len(rows):
         return F.linear(x, weight, bias)
-    both = rows.expand(2, -1) if len(rows) == 1 else rows
+    least = FEW_ROWS if x.dtype is torch.bfloat16 else 2
+    enough = F.pad(rows, (0, 0, 0, least - len(rows))) if len(rows) < least else rows
     if x.dtype is torch.bfloat16:
-        out = F.linear(both.contiguous(), weight)
+        out = F.linear(enough.contiguous(), weight)
     else:
-        out = torch.ops.mkldnn._linear_pointwise(both.contiguous(), weight, None, "none", [], "")
+        out = torch.ops.mkldnn._linear_pointwise(enough.contiguous(), weight, None, "none", [], "")
     out = out[: len(rows)].view(*x.shape[:-1], len(weight))
     return out if bias is None else out + bias
 

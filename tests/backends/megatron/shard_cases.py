@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from milescli.core.errors import MilesError
-from milescli.weights.shards import whole
+from milescli.weights.shards import Part, whole
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
@@ -29,7 +29,7 @@ def shard_checksums(made: TrainerRank) -> dict[str, Any] | None:
     if sent is None:
         return None
     for shards in sent:
-        own = [each.tensor.clone() if made.rank in each.senders else None for each in shards]
+        own = [_as_bytes(each.tensor) if made.rank in each.senders else None for each in shards]
         everyones = [own] * size
         if size > 1:
             dist.all_gather_object(everyones, own)
@@ -43,11 +43,22 @@ def shard_checksums(made: TrainerRank) -> dict[str, Any] | None:
             for at, each in mine:
                 (sender,) = each.senders
                 assert sender in each.part.owners
-                joined[each.part.box.within(whole(shape))] = everyones[sender][at]
+                joined[each.part.box.within(whole(shape))] = _from_bytes(
+                    everyones[sender][at], each.part
+                )
             checksums[name] = hashlib.sha256(
                 joined.contiguous().view(-1).view(torch.uint8).numpy()
             ).hexdigest()
     return checksums
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """torch does not pickle float8 between all processes."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).clone()
+
+
+def _from_bytes(raw: torch.Tensor, part: Part) -> torch.Tensor:
+    return raw.view(part.dtype).view(part.box.shape)
 
 
 def published_in_shards(

@@ -61,6 +61,7 @@ def test_samples_notices_and_steps_are_found(report: str, tab: Opener) -> None:
     rows = page.locator(".notices li").all_inner_texts()
     assert rows and all("checkpoint" in text for text in rows)
     page.click("summary:text-is('As a table')")
+    page.wait_for_selector("[aria-label=Intervals] tbody td")
     cells = page.locator("[aria-label=Intervals] tbody td:nth-child(3)").all_inner_texts()
     assert {"3", "4"} <= set(cells) and not {"2", "5"} & set(cells)
 

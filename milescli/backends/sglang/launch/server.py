@@ -41,6 +41,9 @@ _KILLED_PART = re.compile(r"exit code:? -\d")
 _FAILED_PART = re.compile("sigquit", re.IGNORECASE)
 """In its log, where one of them had an error of its own."""
 
+QUEUES = Path("/dev/shm")
+"""Where an engine of several ranks has a queue between them, named by the first one."""
+
 
 class EngineServer(ManagedProcess):
     """Runs one SGLang engine: HTTP server, scheduler ranks and detokenizer in one process group."""
@@ -121,6 +124,13 @@ class EngineServer(ManagedProcess):
             if part.name().startswith(PART_PREFIX)
         }
         return seconds
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Stop it, and remove the queue between its ranks, which SGLang leaves in /dev/shm."""
+        super().stop(timeout_s)
+        for part in self._parts.values():
+            for queue in QUEUES.glob(f"sgl_shm_mq_{part.pid}_*"):
+                queue.unlink(missing_ok=True)
 
     def _ended_in_start(self) -> str | None:
         """Return how the engine ended while it started. Its log says when a process of it is

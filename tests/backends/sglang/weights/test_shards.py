@@ -19,6 +19,7 @@ from milescli.models import parse_facts
 from milescli.platform.ports import free_ports
 from tests.backends.megatron.world import run_world
 from tests.backends.sglang.test_families import CASES, other_weights, run_python
+from tests.shared_memory import entries
 
 pytestmark = [pytest.mark.engine, pytest.mark.trainer]
 LAYOUTS = {
@@ -55,6 +56,8 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
             server.start()
         for server in servers:
             server.wait_ready(400)
+        queues = {str(pid) for server in servers for pid in server._computing_pids()}
+        assert [name for name in entries() if queues & {*name.split("_")}]
         addresses = [
             {"url": server.spec.url, "name": f"engine {number}", "tp": 2, "sharing_ranks": [0, 0]}
             for number, server in enumerate(servers)
@@ -84,6 +87,7 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
         for server in servers:
             server.stop()
         shutil.rmtree(tmp_path / "models")
+    assert not [name for name in entries() if queues & {*name.split("_")}]
 
 
 def _engine(folder: Path, log: Path) -> EngineServer:
