@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from own_run import open_run
-from sides import exit_on_term
+from sides import ORDER_TIMEOUT_S, SideDied, exit_on_term, side_environment
 
 from milescli.core.types import WeightVersion
 from milescli.core.units import MIB
@@ -108,15 +111,39 @@ def _status(pid: int, name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+def in_a_process(
+    folder: Path, layout: str, channel: str, way: str, *, num: int
+) -> tuple[float, int, float]:
+    """`publishes` in a process of its own: one has one cluster."""
+    words = ["--folder", str(folder), "--layout", layout, "--channel", channel, "--way", way]
+    done = subprocess.run(
+        [sys.executable, __file__, *words, "--publishes", str(num)],
+        env=side_environment(),
+        capture_output=True,
+        text=True,
+        timeout=ORDER_TIMEOUT_S,
+    )
+    if done.returncode != 0:
+        raise SideDied(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
-    """The command line."""
+    """The command line; `--way` is how the benchmark starts itself for one row."""
     exit_on_term()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--layout", choices=LAYOUTS, action="append")
     parser.add_argument("--channel", choices=("tensor", "distributed"), action="append")
     parser.add_argument("--publishes", type=int, default=5)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.way is not None:
+        (layout,), (channel,) = options.layout, options.channel
+        one = publishes(options.folder, layout, channel, options.way, num=options.publishes)
+        print(json.dumps(asyncio.run(one)))
+        return
     print("layout   channel      way       seconds   MiB sent   peak MiB")
     for layout in options.layout or LAYOUTS:
         with tempfile.TemporaryDirectory(prefix="miles-bench-") as temporary:
@@ -125,17 +152,16 @@ def main() -> None:
             for channel in options.channel or ("tensor", "distributed"):
                 medians = {}
                 for way in WAYS:
-                    medians[way], sent, most = asyncio.run(
-                        publishes(folder, layout, channel, way, num=options.publishes)
+                    medians[way], sent, most = in_a_process(
+                        folder, layout, channel, way, num=options.publishes
                     )
                     print(
                         f"{layout:8} {channel:12} {way:8} {medians[way]:8.3f} "
                         f"{sent / MIB:10.1f} {most:10.1f}",
                         flush=True,
                     )
-                print(
-                    f"{layout:8} {channel:12} ratio    {medians['pieces'] / medians['whole']:8.2f}"
-                )
+                ratio = medians["pieces"] / medians["whole"]
+                print(f"{layout:8} {channel:12} ratio    {ratio:8.2f}", flush=True)
 
 
 if __name__ == "__main__":
