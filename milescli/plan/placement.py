@@ -152,7 +152,7 @@ def choose_channel(
         log.note("weights.channel", recipe.weights.channel, "pinned by `weights.channel`")
         return recipe.weights.channel
     channel = "distributed"
-    why = "trainer and engines have devices of their own: buckets are broadcast"
+    why = "trainer and engines have devices of their own"
     if alone and colocated:
         why = f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them"
     elif colocated:
@@ -174,6 +174,8 @@ def choose_channel(
             ],
         )
     log.note("weights.channel", channel, why)
+    if recipe.weights.full_every > 1 and channel == "tensor":
+        log.note("weights.full_every", 1, "shared memory hands over all weights each time")
     return channel
 
 

@@ -22,6 +22,7 @@ from milescli.weights.shards import (
     whole,
 )
 
+CPU = torch.device("cpu")
 NO_MORE_THAN = 1.2
 """Times what the busiest rank sends at least."""
 
@@ -81,10 +82,14 @@ def test_a_view_of_shards_has_the_numbers_of_the_same_view_of_the_whole(shape, s
     full = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
     boxes = cut_at_random(whole(shape), data.draw)
     source = Source(
-        "w", shape, full.dtype, [(box, full[box.within(whole(shape))].clone()) for box in boxes]
+        "w",
+        shape,
+        full.dtype,
+        [(box, full[box.within(whole(shape))].clone()) for box in boxes],
+        device=full.device,
     )
     expected = view_at_random(full, steps)
-    view = view_at_random(Sharded.of(source, full.device), steps)
+    view = view_at_random(Sharded.of(source), steps)
     assert view.shape == expected.shape
     taken = torch.full(expected.shape, -1.0)
     taken.copy_(view)
@@ -95,23 +100,41 @@ def test_a_cut_fetches_what_it_holds_and_no_more():
     full = torch.randn(12, 10)
     halves = [Box(start=(0, 0), shape=(6, 10)), Box(start=(6, 0), shape=(6, 10))]
     source = Source(
-        "w", (12, 10), full.dtype, [(box, full[box.within(whole((12, 10)))]) for box in halves]
+        "w",
+        (12, 10),
+        full.dtype,
+        [(box, full[box.within(whole((12, 10)))]) for box in halves],
+        device=CPU,
     )
     parameter = torch.nn.Parameter(torch.zeros(3, 10))
-    parameter.data.copy_(Sharded.of(source, full.device).chunk(4)[1])
+    parameter.data.copy_(Sharded.of(source).chunk(4)[1])
     assert torch.equal(parameter.data, full[3:6])
     assert source.fetched == 30
     column = torch.zeros(12, 5)
-    column.copy_(Sharded.of(source, full.device).narrow(1, 5, 5))
+    column.copy_(Sharded.of(source).narrow(1, 5, 5))
     assert torch.equal(column, full[:, 5:])
     assert source.fetched == 30 + 60
 
 
+def test_a_rank_of_padding_alone_takes_nothing():
+    source = Source("w", (12, 10), torch.float32, [], device=CPU)
+    torch.zeros(0, 10).copy_(Sharded.of(source).narrow(0, 12, 0))
+    assert source.fetched == 0
+
+
+def test_what_was_sent_is_not_written():
+    whole_box = whole((3, 2))
+    source = Source("w", (3, 2), torch.float32, [(whole_box, torch.ones(3, 2))], device=CPU)
+    with pytest.raises(TypeError, match=r"w: .*writes into what was sent"):
+        Sharded.of(source)[1].add_(1)
+    assert torch.equal(Sharded.of(source) + 1, torch.full((3, 2), 2.0))
+
+
 def test_numbers_that_nobody_sent_are_named():
     half = Box(start=(0, 0), shape=(6, 10))
-    source = Source("model.w", (12, 10), torch.float32, [(half, torch.zeros(6, 10))])
+    source = Source("model.w", (12, 10), torch.float32, [(half, torch.zeros(6, 10))], device=CPU)
     with pytest.raises(ValueError, match=r"model\.w: the shards do not cover"):
-        Sharded.of(source, torch.device("cpu"))[5:7].clone()
+        Sharded.of(source)[5:7].clone()
 
 
 # --- who sends

@@ -98,13 +98,14 @@ class ShardPlan:
             blocks=blocks,
             total_bytes=total_bytes,
         )
+        self._repacked = [self._repacked_in(bucket) for bucket in self._buckets]
+        """Entries of each bucket that are gathered."""
 
     @torch.no_grad()
     def shards(self) -> Iterator[Shards]:
         """Yield all weights as they are now, in buckets. Collective: every rank must consume all
         of it, and every rank gets the same shards."""
-        for bucket in self._buckets:
-            repacked = {piece.part.name for piece in bucket if is_repacked(piece.entry)}
+        for bucket, repacked in zip(self._buckets, self._repacked, strict=True):
             gathered = dict(self._gather(repacked)) if repacked else {}
             split = dict[str, list[torch.Tensor]]()
             yield [
@@ -136,8 +137,14 @@ class ShardPlan:
                 held = held.unsqueeze(0)
         return held[piece.part.box.within(piece.held)]
 
-    def _gather(self, names: set[str]) -> Bucket:
-        entries = [entry for entry in self._table.entries if not names.isdisjoint(entry.hf)]
+    def _repacked_in(self, bucket: Sequence[Piece]) -> list[Entry]:
+        """All rows of stacked tensors, of which the first has a piece."""
+        names = {piece.part.name for piece in bucket if is_repacked(piece.entry)}
+        if not names:
+            return []
+        return [entry for entry in self._table.entries if not names.isdisjoint(entry.hf)]
+
+    def _gather(self, entries: Sequence[Entry]) -> Bucket:
         return gather_bucket(
             entries, self._weights, dtypes=self._dtypes, table=self._table, mesh=self._mesh
         )

@@ -40,13 +40,13 @@ def install() -> None:
         failure = said = None
         try:
             if "record" in order:
-                recorders = recorders_of(order["record"])
-                ordinary(self, [(each.name, Sharded.of(each, device)) for each in recorders])
+                recorders = recorders_of(order["record"], device)
+                ordinary(self, [(each.name, Sharded.of(each)) for each in recorders])
                 said = _cut_of(recorders)
             else:
                 flats, passing_on = _memory(self, order, handles, device)
-                sources = sources_of(order["tensors"], flats)
-                ordinary(self, [(each.name, Sharded.of(each, device)) for each in sources])
+                sources = sources_of(order["tensors"], flats, device)
+                ordinary(self, [(each.name, Sharded.of(each)) for each in sources])
                 for work in passing_on:
                     work.wait()
                 said = sum(each.fetched * each.dtype.itemsize for each in sources)
@@ -97,12 +97,16 @@ def received(order: Mapping[str, Any], wire: torch.Tensor) -> torch.Tensor:
     return numbers
 
 
-def recorders_of(order: Sequence[Any]) -> list[Recorder]:
+def recorders_of(order: Sequence[Any], device: torch.device) -> list[Recorder]:
     """Return tensors that note what is taken of them."""
-    return [Recorder(name, shape, getattr(torch, dtype)) for name, shape, dtype in order]
+    return [
+        Recorder(name, shape, getattr(torch, dtype), device=device) for name, shape, dtype in order
+    ]
 
 
-def sources_of(order: Sequence[Any], flats: Sequence[torch.Tensor]) -> list[Source]:
+def sources_of(
+    order: Sequence[Any], flats: Sequence[torch.Tensor], device: torch.device
+) -> list[Source]:
     """Return the tensors of an order; `flats` ([bytes] uint8) are the memory of the senders."""
     return [
         Source(
@@ -116,6 +120,7 @@ def sources_of(order: Sequence[Any], flats: Sequence[torch.Tensor]) -> list[Sour
                 )
                 for sender, first, end, start, size in boxes
             ],
+            device=device,
         )
         for name, shape, dtype, boxes in order
     ]

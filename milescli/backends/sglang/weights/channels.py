@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,8 @@ class _Channel:
             _, is_shards, counts = str(reply.get("message", "")).partition(FETCHED)
             if is_shards:
                 fetched = self.fetched.setdefault(engine.name, [0] * engine.tp)
-                for rank, count in enumerate(json.loads(counts)):
-                    fetched[rank] += count
+                for rank, size in enumerate(json.loads(counts)):
+                    fetched[rank] += size
 
     def _free(self) -> None:
         """Give back what buckets were sent from: no rank sends any more."""
@@ -250,7 +251,10 @@ class TensorChannel(_Channel):
         except MachineError as error:
             return error
         # one handle of a file serves all; those of a device are counted
-        num_readers = 1 if buffer.device.type == "cpu" else sum(map(len, self._readers))
+        num_readers = 1
+        if buffer.device.type != "cpu":
+            (group,) = [members for members in self.groups if rank in members]
+            num_readers = sum(len(self._readers[member]) for member in group)
         return _Placed(
             places={int(place.name): (place.start, place.end) for place in slices},
             handles=[buffer.handle(slices[-1].end) for _ in range(num_readers)],
@@ -308,8 +312,8 @@ class TensorChannel(_Channel):
     def _pieces(self, placed: list[_Placed]) -> list[list[str]]:
         """For each engine rank what tensors there are, and in whose memory which box of them."""
         payloads = [[""] * engine.tp for engine in self.orders.engines]
-        numbers = iter(range(sum(map(len, self._readers))))
         for group, members in enumerate(self.groups):
+            numbers = count()
             senders = sorted({shard.senders[group] for shard in self._shards})
             order = json.dumps({"tensors": _described(self._shards, group, senders, placed)})
             for rank in members:

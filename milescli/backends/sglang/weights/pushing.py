@@ -34,7 +34,7 @@ Cut = list[tuple[int, Box]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Extent:
     """A piece of a message."""
 
     shard: int
@@ -47,10 +47,10 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
+class Delivery:
     """What one engine rank is sent of a bucket; the same for all replicas."""
 
-    of_sender: dict[int, list[Piece]]
+    of_sender: dict[int, list[Extent]]
     """Trainer rank -> its pieces, in order; senders follow one another in the rank's memory."""
     size_bytes: int
 
@@ -60,7 +60,7 @@ class Messages:
         return pieces[0].start, _up(pieces[-1].end)
 
 
-def messages_of(shards: Shards, cut: Cut) -> Messages:
+def delivery_of(shards: Shards, cut: Cut) -> Delivery:
     """Return who sends an engine rank which pieces of its cut. Pure."""
     names = list(dict.fromkeys(shard.part.name for shard in shards))
     wanted: dict[str, list[Box]] = {}
@@ -74,14 +74,14 @@ def messages_of(shards: Shards, cut: Cut) -> Messages:
             if (common := shard.part.box.common(box)) is not None:
                 size = common.num_elements * shard.part.dtype.itemsize
                 found.setdefault(shard.senders[0], []).append((number, common, size))
-    of_sender: dict[int, list[Piece]] = {}
+    of_sender: dict[int, list[Extent]] = {}
     at = 0
     for sender in sorted(found):
         for number, box, size in found[sender]:
-            piece = Piece(shard=number, box=box, start=at, end=at + size)
+            piece = Extent(shard=number, box=box, start=at, end=at + size)
             of_sender.setdefault(sender, []).append(piece)
             at = _up(piece.end)
-    return Messages(of_sender=of_sender, size_bytes=at)
+    return Delivery(of_sender=of_sender, size_bytes=at)
 
 
 def _key(shards: Shards) -> int:
@@ -133,7 +133,7 @@ class Pusher:
         self._group = WeightGroup(
             orders, backend=backend, host=host, rank=self._rank, num_trainers=self._num_ranks
         )
-        self._messages: dict[int, list[Messages]] = {}
+        self._deliveries: dict[int, list[Delivery]] = {}
         """Bucket -> [engine rank]"""
         self._sending: list[tuple[Any, Tensor]] = []
         self._full_every, self._number, self._is_full = full_every, 0, True
@@ -148,7 +148,7 @@ class Pusher:
 
     def knows(self, shards: Shards) -> bool:
         """Return True if the engines have said what they take of a bucket of these parts."""
-        return _key(shards) in self._messages
+        return _key(shards) in self._deliveries
 
     def ask(self, shards: Shards) -> list[Cut]:
         """Return what each rank of an engine takes of a bucket. On rank 0 alone. Raises WorkerDied,
@@ -170,7 +170,7 @@ class Pusher:
 
     def learn(self, shards: Shards, cuts: list[Cut]) -> None:
         """Plan the messages of the next bucket. On every rank."""
-        self._messages[_key(shards)] = [messages_of(shards, cut) for cut in cuts]
+        self._deliveries[_key(shards)] = [delivery_of(shards, cut) for cut in cuts]
 
     def begin_publish(self) -> None:
         """Decide whether this publish sends all numbers, or what changed of them."""
@@ -187,17 +187,17 @@ class Pusher:
         key = _key(shards)
         return [
             self._coded((key, engine_rank), flat)
-            for engine_rank, flat in self._flats(shards, self._messages[key])
+            for engine_rank, flat in self._flats(shards, self._deliveries[key])
         ]
 
-    def _flats(self, shards: Shards, of_ranks: list[Messages]) -> Iterator[tuple[int, Tensor]]:
+    def _flats(self, shards: Shards, deliveries: list[Delivery]) -> Iterator[tuple[int, Tensor]]:
         """(engine rank, [bytes] uint8) of this rank's messages."""
-        for engine_rank, messages in enumerate(of_ranks):
-            if self._rank not in messages.of_sender:
+        for engine_rank, delivery in enumerate(deliveries):
+            if self._rank not in delivery.of_sender:
                 continue
-            first, end = messages.span(self._rank)
+            first, end = delivery.span(self._rank)
             flat: Tensor | None = None
-            for piece in messages.of_sender[self._rank]:
+            for piece in delivery.of_sender[self._rank]:
                 shard = shards[piece.shard]
                 assert shard.tensor is not None, (shard.part.name, self._rank)
                 numbers = shard.tensor[piece.box.within(shard.part.box)]
@@ -242,8 +242,8 @@ class Pusher:
             (rank, each.engine_rank): each for rank, some in enumerate(everyones) for each in some
         }
         common = [
-            self._order_of(engine_rank, messages, shards, sent) | {"bucket": key}
-            for engine_rank, messages in enumerate(self._messages[key])
+            self._order_of(engine_rank, delivery, shards, sent) | {"bucket": key}
+            for engine_rank, delivery in enumerate(self._deliveries[key])
         ]
         return self.order(
             *(
@@ -258,7 +258,7 @@ class Pusher:
     def _order_of(
         self,
         engine_rank: int,
-        messages: Messages,
+        delivery: Delivery,
         shards: Shards,
         sent: Mapping[tuple[int, int], Sent],
     ) -> dict[str, Any]:
@@ -266,10 +266,10 @@ class Pusher:
         kinds = {shard.part.name: shard.part for shard in shards}
         boxes: dict[str, list[object]] = {name: [] for name in kinds}
         parts, at = [], 0
-        for sender, pieces in messages.of_sender.items():
+        for sender, pieces in delivery.of_sender.items():
             message = sent[sender, engine_rank]
             delta = asdict(message.delta) if message.delta is not None else None
-            parts.append([sender, at, at + message.size_bytes, *messages.span(sender), delta])
+            parts.append([sender, at, at + message.size_bytes, *delivery.span(sender), delta])
             at += message.size_bytes
             for piece in pieces:
                 boxes[shards[piece.shard].part.name].append(
@@ -277,7 +277,7 @@ class Pusher:
                 )
         return {
             "group": self._group.name,
-            "bytes": messages.size_bytes,
+            "bytes": delivery.size_bytes,
             "wire": at,
             "parts": parts,
             "keep": self._full_every > 1,

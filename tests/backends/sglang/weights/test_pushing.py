@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.backends.sglang.weights.pushing import messages_of
+from milescli.backends.sglang.weights.pushing import delivery_of
 from milescli.weights.shards import Box, Part, Shard, whole
 from tests.weights.test_shards import cut_at_random
 
@@ -38,17 +38,17 @@ def test_each_number_of_a_cut_arrives_once(tensors, data):
         for box in boxes
     ]
     cut = [(number, taken) for number, (_, _, _, taken) in enumerate(tensors)]
-    messages = messages_of(shards, cut + cut[:1])  # a loader may take the same twice
+    delivery = delivery_of(shards, cut + cut[:1])  # a loader may take the same twice
     arrived = {name: torch.full(shape, -1.0) for name, shape, _, _ in tensors}
-    spans = [messages.span(sender) for sender in messages.of_sender]
+    spans = [delivery.span(sender) for sender in delivery.of_sender]
     assert spans == sorted(spans)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    for sender, pieces in messages.of_sender.items():
+    for sender, pieces in delivery.of_sender.items():
         for piece in pieces:
             shard = shards[piece.shard]
             assert shard.senders == (sender,)
             assert piece.end - piece.start == 4 * piece.box.num_elements
-            assert messages.span(sender)[0] <= piece.start < piece.end <= messages.size_bytes
+            assert delivery.span(sender)[0] <= piece.start < piece.end <= delivery.size_bytes
             place = arrived[shard.part.name][piece.box.within(whole(shard.part.shape))]
             assert (place == -1).all(), "sent twice"
             place.copy_(full[shard.part.name][piece.box.within(whole(shard.part.shape))])
