@@ -58,7 +58,7 @@ def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) 
             ]
             for result in results
         ],
-        title=f"evaluation of {results[0].model} (±: half of the {LEVEL:.0%} interval)",
+        title=f"evaluation of {results[0].model} (in brackets: {LEVEL:.0%} interval)",
     )
     _show_domains(results, output)
     _show_curves(results, folder, output)
@@ -79,12 +79,13 @@ def show_comparisons(comparisons: Sequence[Comparison], *, output: Output) -> No
 
 
 def _shown(estimate: Estimate | None) -> str | None:
-    """61.2% ±3.0; of rewards that are no shares 2.412 ±0.201"""
+    """61.2% (58.1 to 64.2); of rewards that are no shares 2.412 (2.211 to 2.613)"""
     if estimate is None:
         return None
-    half = (estimate.high - estimate.low) / 2
-    spread = f"{100 * half:.1f}" if 0.0 <= estimate.value <= 1.0 else f"{half:.3f}"
-    return f"{percent(estimate.value)} ±{spread}"
+    ends = estimate.low, estimate.high
+    is_share = 0.0 <= estimate.value <= 1.0
+    low, high = (f"{100 * end:.1f}" if is_share else f"{end:.3f}" for end in ends)
+    return f"{percent(estimate.value)} ({low} to {high})"
 
 
 def _tokens(result: SetResult) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from typer.core import TyperCommand
 
 from milescli.commands import suggest
 from milescli.console.pager import paged
@@ -217,10 +218,16 @@ def planned_machine(
 
 
 def verb(
-    app: typer.Typer, name: str, *, examples: list[str], is_page: bool = False
+    app: typer.Typer,
+    name: str,
+    *,
+    examples: list[str],
+    is_page: bool = False,
+    cls: type[TyperCommand] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as `miles NAME`, with --json and --quiet, and examples below its help.
-    `is_page`: it prints a page to read, for which a long one has a pager."""
+    `is_page`: it prints a page to read, for which a long one has a pager. `cls` reads its
+    arguments."""
     epilog = "\n".join(["Examples:", *examples])
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -245,7 +252,7 @@ def verb(
         about = " ".join((function.__doc__ or "").split())  # else its lines are kept as lines
         run.__doc__, first = about, about.partition(". ")[0].rstrip(".") + "."
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name, epilog=epilog, short_help=first)(run)
+        app.command(name, cls=cls, epilog=epilog, short_help=first)(run)
         return function
 
     return register

@@ -42,7 +42,7 @@ class Optimizer(Section):
     lr: PositiveFloat = 1e-6
     """Learning rate after the warm-up."""
     min_lr: NonNegativeFloat = 0.0
-    """Learning rate at which `schedule` ends."""
+    """Learning rate that `schedule` reaches after the last step."""
     schedule: str = "constant"
     """Learning-rate schedule after the warm-up: constant; linear or cosine down to `min_lr`; or an
     import path."""

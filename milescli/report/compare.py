@@ -20,6 +20,7 @@ from milescli.report.formats import (
     steps,
 )
 from milescli.report.series import (
+    FEWEST_APART,
     FEWEST_STEPS,
     MeanDifference,
     area,
@@ -179,12 +180,13 @@ def _held_out_winner(difference: Difference, names: tuple[str, str], *, otherwis
         return f"the two were evaluated with different settings: {otherwise}."
     if difference.p_value >= 1 - LEVEL:
         return f"{NO_DIFFERENCE}."
-    return f"{names[0] if difference.estimate.value > 0 else names[1]} is better."
+    winner = names[0] if difference.estimate.value > 0 else names[1]
+    return f"the two runs differ: {winner} scores higher."
 
 
 ONE_EACH = (
-    "This is one run of each: the tests say whether these two runs differ, not whether two others "
-    "with other seeds would."
+    "This is one run of each: the tests say whether these two runs differ, not which recipe is "
+    "better. For that, run each with several seeds: miles compare A1 A2 A3 -- B1 B2 B3"
 )
 _BY = (
     "by a t-test of the mean difference whose variance takes in that neighbouring steps are alike "
@@ -344,7 +346,8 @@ def _curve_words(
     if difference is None:
         return (
             f"The {word} of {num_steps} common steps was not tested: at least {FEWEST_STEPS} "
-            "steps are needed."
+            f"steps are needed, and as much as {FEWEST_APART} independent ones; neighbouring steps "
+            "are alike."
         )
     return (
         f"{word.capitalize()} of {names[0]} less that of {names[1]}: {difference.value:+.3f} on "
@@ -355,10 +358,11 @@ def _curve_words(
 
 def _winner(difference: MeanDifference | None, *, rises: bool, names: tuple[str, str]) -> str:
     if difference is None:
-        return "too few steps for a conclusion."
+        return "too few steps, or too much alike, for a conclusion."
     if not difference.is_seen:
         return f"{NO_DIFFERENCE}."
-    return f"{names[0] if (difference.value > 0) == rises else names[1]} is better."
+    winner = names[0] if (difference.value > 0) == rises else names[1]
+    return f"the two runs differ: {winner} is {'higher' if rises else 'lower'}."
 
 
 def _speed(a: Subject, b: Subject, *, names: tuple[str, str]) -> Speed | None:

@@ -61,12 +61,12 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
         done = [done[place] for place in sorted(places)]
     shown = []
     for one in done:
-        rewards = list(rewards_by_prompt(run.path / one.path).values()) if one.path else []
+        rewards = _rewards(run.path / one.path) if one.path else {}
         shown.append(
             ShownEvaluation(
                 step=one.step,
                 accuracy=one.accuracy,
-                interval=estimated(rewards) if _are_of(rewards, one.accuracy) else None,
+                interval=_interval(rewards, one.accuracy),
                 num_prompts=one.num_prompts,
                 seconds=one.seconds,
                 truncated_fraction=one.figures.get("truncated_fraction"),
@@ -76,9 +76,12 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
     return shown
 
 
-def _are_of(rewards: Sequence[float], accuracy: float) -> bool:
-    """True if these are the rewards of the samples whose accuracy the event has."""
-    return len(rewards) > 1 and abs(fmean(rewards) - accuracy) < _ROUNDING
+def _interval(rewards: Mapping[str, Sequence[float]], accuracy: float) -> Estimate | None:
+    """None where these are not the rewards of the samples whose accuracy the event has."""
+    means = [fmean(values) for values in rewards.values()]
+    if len(means) < 2 or abs(fmean(means) - accuracy) >= _ROUNDING:
+        return None
+    return estimated(means, samples_per_prompt=min(map(len, rewards.values())))
 
 
 def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
@@ -94,6 +97,11 @@ def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
 def rewards_by_prompt(file: Path) -> dict[str, float]:
     """Digest of a prompt and its label -> mean reward of its samples, in the order of the file.
     Nothing where there is no file, or it holds none; of a prompt that is asked twice, both."""
+    return {key: fmean(values) for key, values in _rewards(file).items()}
+
+
+def _rewards(file: Path) -> dict[str, list[float]]:
+    """As `rewards_by_prompt`, of each sample."""
     try:
         lines = file.read_bytes().splitlines()
     except OSError:
@@ -108,7 +116,7 @@ def rewards_by_prompt(file: Path) -> dict[str, float]:
         asked = places.setdefault(digest, {})
         key = f"{digest}-{asked.setdefault(str(row.get('index')), len(asked))}"
         rewards.setdefault(key, []).append(float(row["reward"] or 0.0))
-    return {key: fmean(values) for key, values in rewards.items()}
+    return rewards
 
 
 def evaluation_files(run: RunDir) -> dict[str, dict[int, Path]]:

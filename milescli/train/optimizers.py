@@ -50,8 +50,8 @@ class Schedule(Protocol):
     """Defines a plug-in of `train.optimizer.schedule`."""
 
     def __call__(self, *, progress: float, settings: Optimizer) -> float:
-        """The learning rate. `progress`: 0.0 at the first step after the warm-up, 1.0 at the
-        last."""
+        """The learning rate. `progress`: the share of the steps after the warm-up that are done,
+        0.0 at the first of them and below 1.0 at the last, so that no step learns nothing."""
         ...
 
 
@@ -63,8 +63,8 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     """
     if step < optimizer.warmup_steps:
         return optimizer.lr * (step + 1) / optimizer.warmup_steps
-    last = max(total_steps - 1 - optimizer.warmup_steps, 1)
-    progress = min((step - optimizer.warmup_steps) / last, 1.0)
+    num_steps = max(total_steps - optimizer.warmup_steps, 1)
+    progress = min((step - optimizer.warmup_steps) / num_steps, 1.0)
     rate = resolve_isolated(SCHEDULES, optimizer.schedule)(progress=progress, settings=optimizer)
     if isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0:
         return float(rate)
@@ -81,7 +81,7 @@ def constant(*, progress: float, settings: Optimizer) -> float:
 
 
 def linear(*, progress: float, settings: Optimizer) -> float:
-    """Straight down to `min_lr`."""
+    """Straight down to `min_lr`, which the step after the last would take."""
     return settings.min_lr + (settings.lr - settings.min_lr) * (1.0 - progress)
 
 

@@ -85,7 +85,7 @@ def test_eval_shows_each_figure_with_its_interval(
     result = make_result(step=20, accuracy=0.61)
     replace("milescli.runtime.evaluation.evaluate", evaluate_run=lambda run, **options: [result])
     said = miles("eval", str(run_dir))
-    assert "61.0% ±10.0" in said.out and "odd" in said.out and "evaluation of" in said.out
+    assert "61.0% (51.0 to 71.0)" in said.out and "odd" in said.out and "evaluation of" in said.out
 
 
 def test_eval_refuses_one_step_and_several(miles: Miles, run_dir: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_comparison_is_told_in_a_sentence(miles: Miles, replace: Replace, run_
     replace("milescli.runtime.evaluation.evaluate", evaluate_run=evaluate_run)
     said = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", "quickstart-1")
     assert wishes[0].against == [other]
-    assert "mine at step 20 is better than mine at step 3" in said.out
+    assert "mine at step 20 scores higher than mine at step 3" in said.out
     assert "p = 0.0078 by McNemar's exact test" in said.out
     file = str(run_dir / "eval" / "few" / "step_3.json")
     told = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", file, "--json")

@@ -68,3 +68,16 @@ def test_what_cannot_be_is_refused_by_what_it_is(miles: Miles, two: None) -> Non
     assert miles("report", "three").code == 6
     assert miles("report", "one", "--to", "nowhere/report.html").code == 4
     assert miles("report").code == 2
+
+
+def test_recipes_are_compared_over_the_runs_before_and_after_two_dashes(miles: Miles) -> None:
+    for name, seed, lr in (("a1", 1, 1e-6), ("a2", 2, 1e-6), ("b1", 3, 2e-6), ("b2", 4, 2e-6)):
+        make_planted(Path("runs") / name, seed=seed, lr=lr)
+    said = miles("compare", "a1", "a2", "--", "b1", "b2")
+    assert said.code == 0 and said.out.startswith("A: a1, a2\nB: b1, b2\n")
+    assert "mean reward of 80 steps" in said.out and "runs of A have equal seeds" in said.err
+    told = json.loads(miles("compare", "--json", "a1", "a2", "--", "b1", "b2").out)
+    assert (told["a_runs"], told["b_runs"]) == (["a1", "a2"], ["b1", "b2"])
+    one = miles("compare", "a1", "--", "b1")
+    assert one.code == 1 and "fix: miles compare A1 A2 A3 -- B1 B2 B3" in one.err
+    assert miles("compare", "a1", "a2", "b1").code == 2

@@ -45,7 +45,8 @@ def unequal(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_planted_difference_is_found_and_said_in_figures(unequal: tuple[Path, Path]) -> None:
     told = compared(*unequal)
     assert told.headline == (
-        "Held-out prompts at step 80: better is better. Reward: better is better."
+        "Held-out prompts at step 80: the two runs differ: better scores higher. "
+        "Reward: the two runs differ: better is higher."
     )
     held, curve = told.held_out[0], told.curve
     assert held.difference.num_prompts == 200 and held.difference.p_value < 1e-3
@@ -116,7 +117,9 @@ def test_prompts_that_were_asked_otherwise_are_told_of(tmp_path: Path) -> None:
     for run in (a, b):
         write_evaluation(run, 20, 0.5 if run is a else 0.9, seed=2)
     held = compared(a, b).held_out[0]
-    assert held.asked_otherwise == [] and held.short == "Held-out prompts at step 20: b is better."
+    assert held.asked_otherwise == [] and (
+        held.short == "Held-out prompts at step 20: the two runs differ: b scores higher."
+    )
 
 
 def test_a_comparison_is_not_signed_with_the_versions_of_the_first(
@@ -129,7 +132,7 @@ def test_a_comparison_is_not_signed_with_the_versions_of_the_first(
 def test_few_steps_are_not_tested(tmp_path: Path) -> None:
     a, b = (make_planted(tmp_path / name, steps=12, eval_every=0) for name in ("a", "b"))
     result = compared(a, b)
-    assert result.headline == "Reward: too few steps for a conclusion."
+    assert result.headline == "Reward: too few steps, or too much alike, for a conclusion."
     assert result.sentences[0].startswith(
         "The reward of 12 common steps was not tested: at least 16"
     )
@@ -152,9 +155,9 @@ def test_what_learns_otherwise_and_prompts_of_others_are_not_compared(tmp_path: 
 
 def test_runs_over_rows_are_compared_by_their_loss(tmp_path: Path) -> None:
     low = make_run(tmp_path / "low", row_events(line(2.0, 0.5), line(2.0, 0.6), seed=1))
-    high = make_run(tmp_path / "high", row_events(line(2.0, 1.2), line(2.0, 1.3), seed=2))
+    high = make_run(tmp_path / "high", row_events(line(2.6, 1.1), line(2.6, 1.2), seed=2))
     told = compared(low, high)
-    assert told.curve.word == "loss" and told.headline == "Loss: low is better."
+    assert told.curve.word == "loss" and told.headline == "Loss: the two runs differ: low is lower."
     assert told.curve.a_reached < told.curve.b_reached
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import special, stats
 
 from milescli.report.series import (
     FEWEST_STEPS,
@@ -18,9 +15,7 @@ from milescli.report.series import (
     paired,
     ratio_of_medians,
     reached,
-    t_quantile,
     trailing,
-    two_sided_p,
 )
 
 PAIRS = 400
@@ -38,14 +33,13 @@ def course(
 
 
 def share_seen(*, steps: int, alike: float, lift: float) -> float:
-    """Of PAIRS pairs of runs, those that are called different."""
+    """Of PAIRS pairs of runs, those that are called different; of some nothing is said."""
     draw = np.random.default_rng(7)
     seen = 0
     for _ in range(PAIRS):
         a = course(draw, steps=steps, alike=alike, lift=lift)
         told = mean_difference(a - course(draw, steps=steps, alike=alike))
-        assert told is not None
-        seen += told.is_seen
+        seen += told is not None and told.is_seen
     return seen / PAIRS
 
 
@@ -65,10 +59,15 @@ def test_a_test_that_takes_steps_as_independent_would_call_many_equal_runs_diffe
     assert seen / PAIRS > 0.35
 
 
-@pytest.mark.parametrize(("steps", "alike"), [(60, 0.8), (100, 0.9), (300, 0.9)])
+@pytest.mark.parametrize("steps", [20, 60, 100, 300])
+@pytest.mark.parametrize("alike", [0.8, 0.9, 0.95, 0.99])
 def test_neighbours_that_are_much_alike_are_allowed_for(steps: int, alike: float) -> None:
-    # without prewhitening 11%, 18% and 13%
-    assert share_seen(steps=steps, alike=alike, lift=0.0) <= 0.1
+    # 5 % are nominal, of 400 pairs +- 1.1 points; where all were tested, up to 44 % were seen
+    assert share_seen(steps=steps, alike=alike, lift=0.0) <= 0.085
+
+
+def test_curves_that_differ_clearly_are_told_apart_though_neighbours_are_alike() -> None:
+    assert share_seen(steps=200, alike=0.8, lift=0.1) > 0.8
 
 
 @pytest.mark.parametrize(("steps", "alike"), [(30, 0.0), (60, 0.5)])
@@ -131,16 +130,3 @@ def test_a_spike_is_forgotten_when_it_is_a_tenth_of_the_run_ago() -> None:
 def test_medians_are_compared_where_there_are_some() -> None:
     assert ratio_of_medians([2.0, 9.0, 4.0], [2.0]) == 2.0
     assert ratio_of_medians([], [1.0]) is None
-
-
-@given(t=st.floats(-50, 50), freedom=st.integers(1, 400))
-def test_chances_are_those_of_scipy(t: float, freedom: int) -> None:
-    # of the beta function: scipy's own `t.sf` is off by 1e-9 next to 0 with one degree of freedom
-    share = special.betaincc(0.5, freedom / 2, t * t / (freedom + t * t))
-    assert two_sided_p(t, freedom) == pytest.approx(share, abs=1e-12, rel=1e-9)
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 7, 30, 250])
-@pytest.mark.parametrize("share", [0.6, 0.9, 0.975, 0.999])
-def test_quantiles_are_those_of_scipy(share: float, freedom: int) -> None:
-    assert t_quantile(share, freedom) == pytest.approx(stats.t.ppf(share, freedom), rel=1e-9)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,13 +25,28 @@ def test_warm_up_rises_linearly_to_the_full_rate() -> None:
     assert _curve(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
-def test_linear_falls_to_the_least_rate_on_the_last_step() -> None:
-    assert _curve(5, schedule="linear", min_lr=0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+def test_linear_falls_as_in_transformers_and_the_last_step_still_learns() -> None:
+    assert _curve(5, schedule="linear") == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+    assert _curve(4, schedule="linear", min_lr=0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4])
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_rates_after_the_warm_up_are_those_of_transformers(name: str, warmup: int) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    theirs = transformers.get_scheduler(name, sgd, num_warmup_steps=warmup, num_training_steps=11)
+    rates = []
+    for _ in range(11):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        theirs.step()
+    assert _curve(11, schedule=name, warmup_steps=warmup)[warmup:] == pytest.approx(rates[warmup:])
 
 
 def test_cosine_is_half_way_in_the_middle() -> None:
-    curve = _curve(5, schedule="cosine", min_lr=0.0)
-    assert curve == pytest.approx([1.0, 0.85355, 0.5, 0.14645, 0.0], abs=1e-5)
+    curve = _curve(4, schedule="cosine", min_lr=0.0)
+    assert curve == pytest.approx([1.0, 0.85355, 0.5, 0.14645], abs=1e-5)
 
 
 @given(
@@ -91,7 +108,7 @@ def falling(*, progress: float, settings: Optimizer) -> float:
 
 def test_a_schedule_of_the_user_is_asked_and_what_is_no_rate_is_named() -> None:
     mine = Optimizer(lr=1.0, schedule=f"{__name__}:falling", warmup_steps=2)
-    assert [lr_at(mine, step, 12) for step in (0, 1, 2, 5)] == pytest.approx([0.5, 1, 1, 1 / 3])
+    assert [lr_at(mine, step, 12) for step in (0, 1, 2, 5)] == pytest.approx([0.5, 1, 1, 0.4])
     with pytest.raises(RecipeError, match=r"the schedule `.*:falling` returned -"):
         lr_at(mine, 11, 12)
     with pytest.raises(RecipeError, match="no schedule `cosin`") as refused:

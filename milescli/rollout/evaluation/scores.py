@@ -43,7 +43,6 @@ def scores_of(
     ks: Sequence[int],
     answer: Answer | None = None,
     domains: Mapping[int, str] | None = None,
-    seed: int = 0,
 ) -> Scores:
     """Compute the scores. Each of `ks` is at most the samples of any prompt. `domains` maps the
     index of a prompt to its domain."""
@@ -62,9 +61,14 @@ def scores_of(
             by_domain[named[index]].append(reward)
     return Scores(
         samples_per_prompt=fewest,
-        estimates={name: estimated(values, seed=seed) for name, values in per_prompt.items()},
+        estimates={
+            name: estimated(values, samples_per_prompt=fewest)
+            for name, values in per_prompt.items()
+        },
         domains={
-            name: DomainScore(num_prompts=len(values), accuracy=estimated(values, seed=seed))
+            name: DomainScore(
+                num_prompts=len(values), accuracy=estimated(values, samples_per_prompt=fewest)
+            )
             for name, values in by_domain.items()
             if values
         },

@@ -182,9 +182,7 @@ def result_of(
     """Compute the result of a set from its samples; writes JSONL, parquet and JSON where
     `done.path` is."""
     recipe, answer = one.set.recipe, answer_of(one.set.recipe.rollout)
-    scores = scores_of(
-        groups, ks=one.set.ks, answer=answer, domains=one.domains, seed=recipe.run.seed
-    )
+    scores = scores_of(groups, ks=one.set.ks, answer=answer, domains=one.domains)
     result = SetResult(
         model=model,
         step=done.step,

@@ -99,7 +99,7 @@ def test_each_set_is_compared_with_its_like_and_other_settings_are_told() -> Non
     ]
     told = comparisons(ours, theirs)
     assert [(one.set, one.a, one.b) for one in told] == [("x", "a", "b"), ("y", "a", "b")]
-    assert told[0].sentence.startswith("a is better than b")
+    assert told[0].sentence.startswith("a scores higher than b")
     assert told[0].other_settings == ["eval.temperature"]
 
 

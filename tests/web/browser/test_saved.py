@@ -72,7 +72,7 @@ def test_two_runs_open_at_their_comparison(runs: Path, tmp_path: Path, tab: Open
     file.write_text(compare_page(compare(*subjects)), encoding="utf-8")
     told = tab(file.as_uri())
     page = told.open()
-    assert "Reward: quickstart-1 is better." in told.text()
+    assert "Reward: the two runs differ: quickstart-1 is higher." in told.text()
     page.click("a:text-is('Show the curves of both')")
     told.until("document.querySelectorAll('.chart .legend li').length >= 2")
     told.settle()
