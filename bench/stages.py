@@ -2,8 +2,9 @@
 
     python bench/stages.py [--stage sft --stage dpo] [--lengths equal] [--pairs 5] [--profile]
 
-SFTTrainer, DPOTrainer (sigmoid, ipo, hinge) and RewardTrainer, with the quickstart's model in fp32;
-`lora` is SFT of an adapter of rank 16 on every matrix, beside SFTTrainer with PEFT. Both sides
+SFTTrainer, DPOTrainer (sigmoid; with `--stage exo` another loss) and RewardTrainer, with the
+quickstart's model in fp32; `lora` is SFT of an adapter of rank 16 on every matrix, beside
+SFTTrainer with PEFT. Both sides
 begin with the same weights, take the same rows in the same order with the same AdamW, and must
 report the same loss in each of the first steps, else it fails. A reference's log-probs are computed
 before the first step on both sides. A step is all of it: rows to tensors, forward, backward,
@@ -36,12 +37,24 @@ from milescli.recipe.schema import Recipe
 
 LENGTHS = {"equal": (40, 40), "ragged": (10, 70)}
 """Shortest and longest sequence, prompt included; lengths are drawn evenly."""
+THEIR_NAMES = {
+    **{loss: loss for loss in ("sigmoid_norm", "robust", "hinge", "ipo", "apo_zero", "apo_down")},
+    "exo": "exo_pair",
+    "nca": "nca_pair",
+    "bco": "bco_pair",
+    "sppo": "sppo_hard",
+}
+"""TRL's names of losses over pairs, by ours."""
+SMOOTHED = dict.fromkeys(("robust", "exo"), {"label_smoothing": 0.1})
+"""Losses in which TRL reads it."""
 STAGES: dict[str, dict[str, Any]] = {
     "sft": {"objective": "supervised"},
     "lora": {"objective": "supervised", "lora": {"rank": 16}},
     "dpo": {"objective": "preference", "preference": {"loss": "sigmoid"}},
-    "ipo": {"objective": "preference", "preference": {"loss": "ipo"}},
-    "hinge": {"objective": "preference", "preference": {"loss": "hinge"}},
+    **{
+        loss: {"objective": "preference", "preference": {"loss": loss, **SMOOTHED.get(loss, {})}}
+        for loss in THEIR_NAMES
+    },
     "reward": {"objective": "reward_model", "reward_model": {"center_coef": 0.01}},
 }
 """What each sets of `train`."""
@@ -262,8 +275,13 @@ def _trl_form(stage: str) -> tuple[Any, Any, dict[str, Any]]:
         return SFTTrainer, SFTConfig, {}
     if stage == "reward":
         return RewardTrainer, RewardConfig, {"center_rewards_coefficient": 0.01}
-    loss = STAGES[stage]["preference"]["loss"]
-    settings = {"beta": 0.1, "precompute_ref_log_probs": True, "loss_type": [loss]}
+    preference = STAGES[stage]["preference"]
+    settings = {
+        "beta": 0.1,
+        "precompute_ref_log_probs": True,
+        "loss_type": [THEIR_NAMES.get(preference["loss"], preference["loss"])],
+        "label_smoothing": preference.get("label_smoothing", 0.0),
+    }
     return DPOTrainer, DPOConfig, settings
 
 

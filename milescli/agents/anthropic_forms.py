@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from milescli.agents.openai_forms import Answered, Asked, Json, require_texts, usage
+from milescli.core.json_reader import parse_json
 
 _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -140,6 +141,6 @@ def _tool(tool: object) -> Json:
 
 def _loaded(arguments: str) -> Any:
     try:
-        return json.loads(arguments)
+        return parse_json(arguments)
     except ValueError:
         return {"arguments": arguments}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +23,7 @@ from milescli.agents import anthropic_forms, openai_forms, responses_form
 from milescli.agents.openai_forms import Answered, Asked
 from milescli.agents.responses_form import Kept, ResponseAsked, UnknownResponse
 from milescli.core.errors import AgentError, ContextFull, MilesError
+from milescli.core.json_reader import parse_json
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.rollout.base import Door, Session
 
@@ -274,7 +274,7 @@ async def _body(request: Request) -> dict[str, Any]:
         if len(data) > MAX_BODY_BYTES:
             raise _TooLarge
     try:
-        body = json.loads(data)
+        body = parse_json(data)
     except RecursionError:
         raise ValueError("the request is nested too deeply") from None
     except ValueError as error:

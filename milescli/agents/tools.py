@@ -13,6 +13,7 @@ from milescli.agents.replying import next_reply
 from milescli.agents.tool_kit import OpenTool, Record, ToolKit
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, MilesError
+from milescli.core.json_reader import parse_json
 from milescli.core.types import Prompt, StopReason
 from milescli.core.user_code import user_traceback
 from milescli.data.images import Content, content_of
@@ -61,7 +62,7 @@ class ToolBox:
             raise ValueError(
                 f"there is no tool {call.name}; the tools are {', '.join(self.kit.tools)}"
             )
-        arguments = json.loads(call.arguments or "{}")
+        arguments = parse_json(call.arguments or "{}")
         if not isinstance(arguments, dict):
             raise ValueError(
                 f"the arguments of {call.name} must be an object, not {call.arguments}"

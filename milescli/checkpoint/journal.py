@@ -21,6 +21,8 @@ from typing import IO, Any
 
 from milescli.checkpoint.integrity import sync
 from milescli.core.errors import CheckpointError
+from milescli.core.files import open_regular, read_regular_text
+from milescli.core.json_reader import parse_json
 from milescli.core.units import format_bytes
 
 JOURNAL_NAME = "journal.jsonl"
@@ -73,7 +75,7 @@ def part_of(target: Path) -> Path:
 def read_journal(part: Path) -> Journal:
     """Read the journal of a part folder; empty if there is none. Skips entries that a kill tore."""
     try:
-        text = (part / JOURNAL_NAME).read_text(encoding="utf-8", errors="replace")
+        text = read_regular_text(part / JOURNAL_NAME, errors="replace")
     except FileNotFoundError:
         return Journal()
     records = _records(text)
@@ -98,7 +100,7 @@ def read_journal(part: Path) -> Journal:
 def _records(text: str) -> Iterator[dict[str, object]]:
     for line in text.splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             continue  # torn by a kill while it was written
         if isinstance(record, dict):
@@ -336,7 +338,7 @@ def framed(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
 def whole_records(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yield each record's place and head in order, up to the first torn or altered record. Bodies
     are read through without being held. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         left = os.fstat(file.fileno()).st_size
         while (record := _next(file, left)) is not None:
             head, size = record
@@ -346,7 +348,7 @@ def whole_records(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 def read_record(place: Place) -> tuple[dict[str, Any], bytes]:
     """Read (head, body). Raises OSError, also if the record has changed since."""
-    with place.path.open("rb") as file:
+    with open_regular(place.path) as file:
         file.seek(place.offset)
         body: list[bytes] = []
         record = _next(file, place.size, keep=body.append)
@@ -358,7 +360,7 @@ def read_record(place: Place) -> tuple[dict[str, Any], bytes]:
 def keep_only(path: Path, places: Sequence[Place]) -> None:
     """Remove all other records; the file has its old content or the new one. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
-    with path.open("rb") as file, part.open("wb") as out:
+    with open_regular(path) as file, part.open("wb") as out:
         os.fchmod(out.fileno(), 0o600)
         for place in places:
             file.seek(place.offset)
@@ -388,5 +390,5 @@ def _next(
         keep(chunk)
     if unread or crc != expected:
         return None
-    record = json.loads(head)
+    record = parse_json(head)
     return (record, size) if isinstance(record, dict) else None

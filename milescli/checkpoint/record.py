@@ -16,6 +16,7 @@ from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.checkpoint.source import Source
 from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
+from milescli.core.json_reader import read_json
 from milescli.models.base import CONFIG_NAME, quantization_config, read_config
 
 PASSTHROUGH_PREFIX = "passthrough"
@@ -103,7 +104,7 @@ def _index(folder: Path) -> dict[str, object] | None:
     path = folder / INDEX_NAME
     if not path.exists():
         return None
-    metadata = json.loads(path.read_text(encoding="utf-8")).get("metadata")
+    metadata = read_json(path).get("metadata")
     return metadata if isinstance(metadata, dict) else {}
 
 
@@ -114,7 +115,7 @@ def read_record(folder: Path) -> Record | None:
     if not path.exists():
         return None
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
         files = tuple(
             RecordedFile(
                 name=file["name"], metadata=dict(file["metadata"]), tensors=tuple(file["tensors"])

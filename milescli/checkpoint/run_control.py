@@ -25,6 +25,7 @@ from milescli.checkpoint.run_dir import (
 )
 from milescli.checkpoint.run_lock import lock
 from milescli.core.errors import CheckpointError, MachineError, MilesError
+from milescli.core.files import open_regular, read_regular_text
 
 LOOK_S = 0.2
 """Seconds between two looks at the lock of a run that stops, or at a log that is followed."""
@@ -45,7 +46,7 @@ def driver_of(run: RunDir) -> Driver | None:
     the lock does not name it."""
     if not is_locked(run):
         return None
-    host, _, pid = run.lock_file.read_text(encoding="utf-8").strip().partition(" ")
+    host, _, pid = read_regular_text(run.lock_file).strip().partition(" ")
     if not pid.isdecimal():
         raise running_error(run)
     return Driver(host=host, pid=int(pid))
@@ -114,7 +115,7 @@ def logs_of(run: RunDir, *, attempt: int | None) -> list[Path]:
 
 def last_lines(file: Path, lines: int) -> tuple[str, int]:
     """Return the last lines of a log, and its size in bytes."""
-    with open(file, "rb") as opened:
+    with open_regular(file) as opened:
         end = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, end - lines * _LINE_BYTES))
         text = opened.read(end - opened.tell()).decode(errors="replace")
@@ -127,7 +128,7 @@ def added_lines(file: Path, end: int, run: RunDir) -> Iterator[str]:
     rest = b""
     while True:
         goes_on = is_locked(run)
-        with open(file, "rb") as opened:
+        with open_regular(file) as opened:
             opened.seek(end)
             rest += opened.read()
             end = opened.tell()

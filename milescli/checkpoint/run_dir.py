@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
+from milescli.core.files import read_regular_bytes, read_regular_text
+from milescli.core.json_reader import parse_json, read_json
 from milescli.core.scalars import STEP_EVENTS
 
 RECIPE_FILE = "recipe.yaml"
@@ -97,7 +99,7 @@ class RunDir:
     @property
     def recipe_sha256(self) -> str:
         """Return the SHA-256, hex, of the resolved recipe."""
-        return hashlib.sha256(self.recipe_file.read_bytes()).hexdigest()
+        return hashlib.sha256(read_regular_bytes(self.recipe_file)).hexdigest()
 
     @property
     def plan_file(self) -> Path:
@@ -224,7 +226,7 @@ class RunDir:
         file = self.path / ".tracking-id"
         if not file.exists():
             file.write_text(f"{self.full_name}-{secrets.token_hex(4)}\n", encoding="utf-8")
-        return file.read_text(encoding="utf-8").strip()
+        return read_regular_text(file).strip()
 
     def eval_log_dir(self) -> Path:
         """Return a log folder for `miles eval`, created if missing."""
@@ -248,7 +250,7 @@ class RunDir:
         Raises CheckpointError if the run has no readable manifest.
         """
         try:
-            recorded = json.loads(self.manifest_file.read_text(encoding="utf-8"))["model_dir"]
+            recorded = read_json(self.manifest_file)["model_dir"]
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
                 f"the model of run `{self.name}` is unknown",
@@ -307,9 +309,9 @@ def read_jsonl(file: Path) -> Iterator[dict[str, object]]:
     written. Yields nothing without a file."""
     if not file.exists():
         return
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in read_regular_text(file, errors="replace").splitlines():
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except json.JSONDecodeError:
             continue
         if isinstance(record, dict):
@@ -369,7 +371,7 @@ def running_error(run: RunDir) -> MilesError:
 
 def _content(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_regular_text(file)
     except OSError:
         return ""
 

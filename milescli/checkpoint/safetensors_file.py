@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import CheckpointError
+from milescli.core.files import open_regular
+from milescli.core.json_reader import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +74,8 @@ class SafetensorsFile:
         self.drops_behind = False
         """What was read is forgotten by the page cache: it streams by once."""
         try:
-            self._file = os.open(path, os.O_RDONLY)
+            with open_regular(path) as file:
+                self._file = os.dup(file.fileno())
         except OSError as error:
             raise _unreadable(path, str(error)) from error
         try:
@@ -141,7 +144,7 @@ def _read_header(file: int, path: Path) -> tuple[dict[str, Stored], dict[str, st
             path, f"it is truncated: its header has {length} bytes, and the file {size}"
         )
     try:
-        header = json.loads(os.pread(file, length, 8), object_pairs_hook=_once)
+        header = parse_json(os.pread(file, length, 8), object_pairs_hook=_once)
         metadata = header.pop("__metadata__", None) or {}
         tensors = {name: _stored(entry, data_start=8 + length) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+from milescli.core.json_reader import read_json
 from milescli.models import parse_facts
 from milescli.models.base import CONFIG_NAME, read_config
 from milescli.models.facts import ModelFacts
@@ -60,7 +61,7 @@ def _head(facts: ModelFacts, *, seed: int):
 def _write_index(source: Path, folder: Path) -> None:
     """Which file holds which tensor."""
     if (source / _INDEX).exists():
-        index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
+        index = read_json(source / _INDEX)
     else:
         from safetensors import safe_open
 

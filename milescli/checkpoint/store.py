@@ -15,6 +15,7 @@ from milescli.checkpoint.base import MANIFEST_NAME, CheckpointManifest, checksum
 from milescli.checkpoint.integrity import changed_file, sha256_of_files, sync, sync_tree
 from milescli.checkpoint.run_dir import ADAPTERS
 from milescli.core.errors import CheckpointError
+from milescli.core.json_reader import read_json
 
 PREFIX = "step_"
 _STEP = re.compile(rf"^{PREFIX}(\d+)$")
@@ -253,7 +254,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _parse(path: Path, *, fix: list[str]) -> CheckpointManifest:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
         manifest = CheckpointManifest(**record)
         files = {str(name): int(size) for name, size in manifest.files.items()}
         sha256 = {str(name): str(digest) for name, digest in manifest.sha256.items()}

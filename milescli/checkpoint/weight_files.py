@@ -5,12 +5,13 @@ of the folder."""
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from milescli.checkpoint.safetensors_file import FETCH_AGAIN, SafetensorsFile
 from milescli.core.errors import CheckpointError
+from milescli.core.files import open_regular
+from milescli.core.json_reader import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -40,7 +41,7 @@ def mark_of(folder: Path) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         last = max(0, size - _SAMPLE_BYTES)
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             for number in range(_NUM_SAMPLES):
                 opened.seek(last * number // (_NUM_SAMPLES - 1))
                 digest.update(opened.read(_SAMPLE_BYTES))
@@ -84,7 +85,7 @@ def file_names(folder: Path) -> tuple[list[str], dict[str, str]]:
     weight_map: dict[str, str] = {}
     if index.exists():
         try:
-            weight_map = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            weight_map = dict(read_json(index)["weight_map"])
             names = sorted(set(weight_map.values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(

@@ -11,6 +11,7 @@ import typer
 from milescli.commands import suggest
 from milescli.commands.options import verb
 from milescli.console.output import Output
+from milescli.core.files import read_regular_text
 
 EXAMPLES = [
     "miles recipes",
@@ -54,6 +55,6 @@ def recipes(
             "name the recipe to show: miles recipes show quickstart", param_hint="NAME"
         )
     path = find_recipe(name, cwd=Path.cwd())
-    text = path.read_text(encoding="utf-8")
+    text = read_regular_text(path)
     output.json("recipe", {"name": path.stem, "path": str(path), "text": text})
     output.text(text)

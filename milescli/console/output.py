@@ -26,6 +26,7 @@ from rich.text import Text
 
 from milescli.console import theme
 from milescli.core.errors import MilesError
+from milescli.core.json_reader import parse_json
 
 JSON_SCHEMA = 1
 """Rises when a field of the JSON output changes its meaning or goes away."""
@@ -209,7 +210,7 @@ class Output:
         try:
             line.encode(console.encoding)
         except UnicodeEncodeError:
-            line = json.dumps(json.loads(line))
+            line = json.dumps(parse_json(line))
         self._line(console, line)
 
     def _line(self, console: Console, text: str) -> None:

@@ -22,6 +22,7 @@ from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir, open_run
 from milescli.checkpoint.store import PREFIX
 from milescli.conversion.base import store_of
 from milescli.core.errors import CheckpointError
+from milescli.core.files import read_regular_text
 from milescli.models.base import CONFIG_NAME
 
 if TYPE_CHECKING:
@@ -171,9 +172,7 @@ def _tracked(source: Path, *, step: int | None) -> Path:
             fix="name a converted model, a Megatron folder (`release`, `iter_0000100`), a run, "
             "or its checkpoints/step_N",
         )
-    word = (
-        tracker.read_text(encoding="utf-8", errors="replace").strip() if step is None else str(step)
-    )
+    word = read_regular_text(tracker, errors="replace").strip() if step is None else str(step)
     tensors = source / (
         word if word == CHECKPOINT else f"iter_{int(word):07d}" if word.isdigit() else ""
     )

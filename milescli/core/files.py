@@ -1,23 +1,58 @@
-"""What is read of whole files: their SHA-256, and the end of those that grow (a log, for an error
-message; records, one a line). The one place that reads these."""
+"""Reading files that may be anything: whole, their SHA-256, and the end of those that grow (a log,
+for an error message; records, one a line). Nothing here waits for a FIFO's writer or reads an
+endless device."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 _CHUNK_BYTES = 16 * 2**20
+MOST_BYTES = 256 * 2**20
+"""Of a file that is read whole: the index of a release with 10^6 tensors has a third."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read its bytes. Raises OSError where it cannot be opened, or is no regular
+    file."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
+        return open(file, "rb")
+    os.close(file)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "Not a regular file", str(path))
+
+
+def read_regular_bytes(path: Path) -> bytes:
+    """Return the bytes of a file. Raises OSError as `open_regular`, or if it is larger than
+    MOST_BYTES."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"Larger than {MOST_BYTES:,} bytes", str(path))
+        return file.read(MOST_BYTES)
+
+
+def read_regular_text(path: Path, *, errors: str = "strict") -> str:
+    """Return the text of a file in UTF-8. Raises UnicodeDecodeError, unless `errors` says what to
+    do instead, and OSError as `read_regular_bytes`."""
+    text = read_regular_bytes(path).decode("utf-8", errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def sha256_of(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
     """Return the SHA-256 of the file's bytes, 64 hex digits. `progress` receives how many more
     bytes were read. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if progress is None:
             return hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256()
@@ -35,13 +70,13 @@ def last_records(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of the last lines, newest first; a torn line is left out. Nothing where
     there is no file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - _READ_BYTES))
             lines = file.read().splitlines()
     except OSError:
         return
     for line in reversed(lines):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             if isinstance(record := json.loads(line), dict):
                 yield record
 
@@ -52,7 +87,7 @@ def last_log_lines(path: Path | None, num_lines: int = NUM_LINES, *, since: int 
     if path is None:
         return "(its log is not on this machine)"
     try:
-        with path.open("rb") as log:
+        with open_regular(path) as log:
             log.seek(max(since, path.stat().st_size - _READ_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
     except OSError as error:

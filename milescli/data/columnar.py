@@ -3,9 +3,10 @@ of 32 bits, JSON in texts. `tables` applies it to columns of such types, and to 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from milescli.core.json_reader import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +65,7 @@ def _shortest(kind: pa.DataType) -> Restore:
 
 def _json(value: Any) -> Any:
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return parse_json(value) if isinstance(value, str) else value
     except ValueError:
         return value
 

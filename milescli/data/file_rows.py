@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.data.rows import BadRow, Parsed, PathField, bad_rows_error
-from milescli.data.tables import TOO_DEEP, Table
+from milescli.data.tables import NESTED, Table
 from milescli.recipe.data_files import DataFile
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class FileRows:
             self._add_bad(line, str(error))
             return
         except RecursionError:
-            self._add_bad(line, TOO_DEEP)
+            self._add_bad(line, NESTED)
             return
         self.rows.add(packed, key_hash=parsed.key_hash, label_hash=parsed.label_hash)
         self.num_demonstrations += parsed.is_worked

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import CheckpointError, DataError
+from milescli.core.json_reader import read_json
 from milescli.core.types import Image
 from milescli.models import parse_facts
 from milescli.models.base import read_config
@@ -248,7 +249,7 @@ def _settings(folder: Path, *, kind: str) -> dict:
     whole = not path.is_file() and (folder / _WHOLE_NAME).is_file()
     path = folder / _WHOLE_NAME if whole else path
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = read_json(path)
         settings = settings["image_processor"] if whole else settings
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError) as error:
         raise CheckpointError(

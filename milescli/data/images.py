@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import DataError, MilesError
+from milescli.core.files import read_regular_bytes
+from milescli.core.json_reader import parse_json, read_json
 from milescli.core.types import Image, ImageSpan
 from milescli.data.fetched_images import fetched
 from milescli.data.image_processor import (
@@ -135,7 +137,7 @@ def prompt_images(folder: Path) -> PromptImages | None:
     """Return how the model in a folder sees images; None if it sees none, or if its tower is not
     computed by the trainer."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
         vision = parse_facts(config).vision if config.get("vision_config") else None
     except (OSError, ValueError, MilesError):  # whoever needs the model says what is wrong with it
         return None
@@ -247,7 +249,7 @@ def source_in(part: Mapping[str, Any]) -> Source | None:
 def sources_in(value: Any) -> list[Source]:
     """Return the images of a column: one, or a list of some. Raises ValueError."""
     if isinstance(value, str) and value.lstrip()[:1] == "[":
-        value = json.loads(value)
+        value = parse_json(value)
     values = value if isinstance(value, list) else [value]
     return [_source(each) for each in values if each not in (None, "", {})]
 
@@ -282,7 +284,7 @@ def _bytes_of(source: Source, *, base: Path, fetches: bool) -> bytes:
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise ValueError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
-            return path.read_bytes()
+            return read_regular_bytes(path)
         except (OSError, RuntimeError) as error:  # RuntimeError: a home that nobody has
             raise ValueError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
     try:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from milescli.core.json_reader import parse_json
 from milescli.data.columnar import OPEN_OBJECT, without_nulls
 from milescli.data.images import COLUMNS, MARK, PARTS, Source, source_in, sources_in
 from milescli.data.tables import kind_of
@@ -288,7 +289,7 @@ def tools_in(record: Mapping[str, Any], key: str) -> Tools:
         if not value.strip():
             return []
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except json.JSONDecodeError as error:
             raise ValueError(f"`{key}` is not JSON: {error.msg}") from None
     if value is None:
@@ -413,7 +414,7 @@ def is_media(value: Any) -> bool:
 def parsed(text: Any) -> Any:
     """Return what a text holds as JSON; None if it is none."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except (ValueError, RecursionError):
         return None
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import orjson
 
 from milescli.core.errors import DataError
-from milescli.core.files import sha256_of
+from milescli.core.files import open_regular, sha256_of
+from milescli.core.json_reader import TOO_DEEP, parse_json
 from milescli.data.columnar import restorer
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ LINE_SUFFIXES = (".jsonl", ".csv")
 """Text formats, whose rows are named by line."""
 
 TOO_LONG = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
-TOO_DEEP = "JSON nested too deeply"
+NESTED = f"JSON {TOO_DEEP}"
 _DELIMITERS = (";", "\t", "|")
 """What parts fields where a header has no comma."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -332,17 +333,16 @@ def _parse_slowly(line: bytes) -> dict[str, object] | str:
         return dict(pairs)
 
     try:
-        value = json.loads(line.decode("utf-8"), object_pairs_hook=as_dict)
+        value = parse_json(line.decode("utf-8"), object_pairs_hook=as_dict)
     except UnicodeDecodeError as error:
         return f"not UTF-8 (byte {error.start + 1} of the line)"
     except json.JSONDecodeError as error:
         if b"\0" in line:
             return f"not JSON (a NUL byte, byte {line.index(0) + 1} of the line)"
-        return f"not JSON ({error.msg} at character {error.pos + 1})"
-    except ValueError as error:  # a whole number of thousands of digits
-        return f"not JSON ({str(error).partition(';')[0]})"
-    except RecursionError:
-        return TOO_DEEP
+        if error.msg == TOO_DEEP:
+            return NESTED
+        where = f" at character {error.pos + 1}" if error.doc else ""
+        return f"not JSON ({error.msg}{where})"
     if not isinstance(value, dict):
         return f"a row must be a JSON object, not {kind_of(value)}"
     if len(value) < len(outermost):
@@ -477,7 +477,7 @@ def _unknown_format(path: Path) -> DataError:
 
 def _head(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(6)
     except OSError as error:
         raise _unreadable(path, error) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milescli.core.errors import DataError
+from milescli.core.files import read_regular_text
+from milescli.core.json_reader import read_json
 from milescli.core.types import Prompt
 from milescli.data.images import PromptImages, prompt_images
 from milescli.data.prompt_encoder import Message
@@ -413,7 +414,7 @@ def template_of_file(path: str) -> str:
     import jinja2
 
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        text = read_regular_text(Path(path).expanduser())
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
             re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
         )
@@ -471,7 +472,7 @@ def engine_stop_ids(folder: Path) -> frozenset[int]:
     ids = set[int]()
     for name in ("config.json", GENERATION_CONFIG):
         with contextlib.suppress(OSError, ValueError):
-            read = json.loads((folder / name).read_text(encoding="utf-8"))
+            read = read_json(folder / name)
             for holder in (read, read.get("text_config") or {}):
                 found = holder.get("eos_token_id")
                 listed = found if isinstance(found, list) else [found]
@@ -511,8 +512,8 @@ def _is_plain(path: Path) -> bool:
     """Return whether the plain class of tokenizer.json is right. False also for what cannot be
     read: transformers then reports what is wrong."""
     try:
-        config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
-        model = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = read_json(path / "tokenizer_config.json")
+        model = read_json(path / "config.json")
         return (
             config["tokenizer_class"] in PLAIN_CLASSES
             and "auto_map" not in config

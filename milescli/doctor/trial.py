@@ -3,7 +3,6 @@ leaves nothing behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import subprocess
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from milescli.cluster.watchdog import start_watchdog
+from milescli.core.json_reader import parse_json
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.doctor.finding import Finding, Status, fail, skip
 
@@ -93,7 +93,7 @@ def _findings(text: str) -> list[Finding]:
     findings = []
     for line in text.splitlines():
         if line.startswith('{"check"'):
-            raw = json.loads(line)
+            raw = parse_json(line)
             findings.append(Finding(**{**raw, "status": Status(raw["status"])}))
     return findings
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from milescli import __version__
+from milescli.core.files import read_regular_text
 from milescli.core.private import without_private
 from milescli.core.units import format_bytes, format_count
 from milescli.export.folder import Folder
@@ -85,7 +86,7 @@ def base_license(base: Path) -> str | None:
     """Return the license in the base model's own card; None if it names none or there is no
     card."""
     try:
-        text = (base / CARD_NAME).read_text(encoding="utf-8")
+        text = read_regular_text(base / CARD_NAME)
         head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
     except (OSError, UnicodeDecodeError, IndexError, yaml.YAMLError):
         return None

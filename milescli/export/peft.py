@@ -4,7 +4,6 @@ numbers by it."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from milescli.checkpoint.safetensors_file import SafetensorsFile, Stored, num_non_finite
 from milescli.core.errors import CheckpointError
+from milescli.core.json_reader import read_json
 from milescli.models.adapter import PEFT_PREFIX, PEFT_WEIGHTS, A, B, Place, of_expert
 
 CONFIG_FILE = "adapter_config.json"
@@ -158,7 +158,7 @@ def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, f
 
 def _read_config(folder: Path) -> dict[str, object]:
     try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG_FILE)
     except (OSError, ValueError) as error:
         raise _unusable(folder, why=f"{CONFIG_FILE} cannot be read: {error}") from error
     if not isinstance(config, dict):

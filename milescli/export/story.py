@@ -3,11 +3,11 @@ paths of the machine and no secrets."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from milescli.core.json_reader import parse_json, read_json
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, files_of
 from milescli.recipe.model import Model
@@ -106,7 +106,7 @@ def _read_events(file: Path, *, upto: int) -> tuple[dict[int, float], dict[int, 
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             try:
-                event = json.loads(line)
+                event = parse_json(line)
                 if event["event"] == "StepDone" and event["step"] <= upto:
                     rewards[event["step"]] = float(event["rollout"]["reward_mean"])
                 elif event["event"] == "EvalDone" and event["step"] <= upto:
@@ -122,7 +122,7 @@ def _read_events(file: Path, *, upto: int) -> tuple[dict[int, float], dict[int, 
 
 def _json(file: Path) -> dict[str, object]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = read_json(file)
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -3,7 +3,6 @@ A run of another version of miles is read as far as possible."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import yaml
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.files import read_regular_bytes, read_regular_text
+from milescli.core.json_reader import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def read_facts(run: RunDir) -> RunFacts:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_bytes())
+        value = parse_json(read_regular_bytes(file))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -91,7 +92,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _flat_recipe(run: RunDir) -> dict[str, Any]:
     try:
-        value = yaml.safe_load(run.recipe_file.read_text(encoding="utf-8"))
+        value = yaml.safe_load(read_regular_text(run.recipe_file))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return dict(_flat(value)) if isinstance(value, dict) else {}

@@ -3,7 +3,6 @@ read the next time; a file that was replaced is read anew."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.files import open_regular
 from milescli.core.history import History
+from milescli.core.json_reader import parse_json
 
 BLOCK_BYTES = 2**20
 """Read at a time."""
@@ -39,7 +40,7 @@ class LineReader:
         """Yield the same block by block, so that no huge file is in memory as a whole; only the
         first block can say that the file began anew."""
         try:
-            with open(self.file, "rb") as opened:
+            with open_regular(self.file) as opened:
                 seen = os.fstat(opened.fileno())
                 is_new = self._inode is not None and (
                     seen.st_ino != self._inode or seen.st_size < self._at
@@ -93,7 +94,7 @@ def object_of(line: bytes) -> dict[str, Any] | None:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         try:
-            record = json.loads(line)  # knows NaN, which a sick run may tell of
+            record = parse_json(line)  # knows NaN, which a sick run may tell of
         except ValueError:
             return None  # torn by a full disk or a killed driver
     return record if isinstance(record, dict) else None

@@ -14,6 +14,7 @@ from typing import Any
 from milescli.checkpoint.run_control import read_note
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import state_of
+from milescli.core.files import open_regular
 from milescli.core.scalars import STEP_EVENTS
 from milescli.core.units import parse_time
 from milescli.insight.facts import read_facts
@@ -120,7 +121,7 @@ def _read_manifest(tail: _Tail, run: RunDir) -> None:
 
 
 def _read_on(tail: _Tail, file: Path) -> None:
-    with open(file, "rb") as opened:
+    with open_regular(file) as opened:
         seen = os.fstat(opened.fileno())
         if seen.st_ino != tail.inode or seen.st_size < tail.size_bytes:
             tail.inode, tail.size_bytes = seen.st_ino, 0

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.files import read_regular_bytes
 
 MAX_IMAGE_BYTES = 64 * 2**20
 """Largest picture to show, in bytes: no prompt's picture is larger."""
@@ -54,7 +55,7 @@ def read_last(run: RunDir, *, num_steps: int) -> list[KeptSample]:
 def read_file(file: Path, *, step: int) -> list[KeptSample]:
     """Read the samples of a file. A line that cannot be read is left out."""
     try:
-        lines = file.read_bytes().splitlines()
+        lines = read_regular_bytes(file).splitlines()
     except OSError:
         return []
     return [sample for line in lines if (sample := _sample(line, step)) is not None]
@@ -81,7 +82,7 @@ def read_image(run: RunDir, sha256: str) -> bytes | None:
         file = run.image_file(sha256)
         if not file.is_file() or file.stat().st_size > MAX_IMAGE_BYTES:
             return None
-        data = file.read_bytes()
+        data = read_regular_bytes(file)
     except OSError:
         return None
     is_own = data.startswith(_PNG) and hashlib.sha256(data).hexdigest() == sha256

@@ -3,10 +3,10 @@ task."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from milescli.core.json_reader import read_json
 from milescli.recipe.algorithms import ALGORITHMS, Setting, settings_of
 from milescli.recipe.templates import templates_dir
 
@@ -43,7 +43,7 @@ class AlgorithmRow:
 def algorithm_rows() -> list[AlgorithmRow]:
     """List every algorithm, in the order of the table."""
     file = templates_dir() / MEASURED_FILE
-    measured = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    measured = read_json(file) if file.exists() else {}
     return [
         AlgorithmRow(
             name=name,

@@ -11,6 +11,7 @@ from pathlib import Path
 from milescli import models
 from milescli.backends.sglang.launch.servable import is_served_on_cpu
 from milescli.core.errors import CheckpointError
+from milescli.core.json_reader import read_json
 from milescli.models import costs
 from milescli.models.catalogue import STANDS_FOR, UNPROVEN, evidence
 from milescli.recipe.model import Model
@@ -140,7 +141,7 @@ def _facts(source: str) -> models.ModelFacts:
     if path.suffix != ".json" or not path.is_file():
         return facts_of_recipe(Model(path=source))
     try:
-        return models.parse_facts(json.loads(path.read_text(encoding="utf-8")))
+        return models.parse_facts(read_json(path))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(
             f"cannot read `{path}`",

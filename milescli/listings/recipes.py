@@ -3,10 +3,10 @@ that the planner finds room on. No network."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from milescli.core.json_reader import read_json
 from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.plan.make import try_plan
 from milescli.platform.machine import parse_machine
@@ -53,7 +53,7 @@ class RecipeRow:
 
 def recipe_rows() -> list[RecipeRow]:
     """List every recipe that ships, smaller models first."""
-    known = json.loads((templates_dir() / MODELS_FILE).read_text(encoding="utf-8"))
+    known = read_json(templates_dir() / MODELS_FILE)
     rows = [_row(name, known["models"], known["smallest_machines"]) for name in template_names()]
     return sorted(rows, key=lambda row: (row.num_parameters or 0, row.name))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import CheckpointError, RecipeError
+from milescli.core.json_reader import read_json
 from milescli.models.base import REPLICATED, Entry, Rule, Sharding, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.models.transforms import alone, same
@@ -81,7 +82,7 @@ def read_shape(folder: Path) -> tuple[LoraShape, str] | None:
     if not file.is_file():
         return None
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
+        read = read_json(file)
         names = {name: tuple(read.pop(name)) for name in ("targets", "exclude")}
         base = str(read.pop("base"))
         return LoraShape(**read, **names), base

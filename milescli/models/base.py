@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import CheckpointError
+from milescli.core.json_reader import read_json
 from milescli.models.facts import ModelFacts
 
 if TYPE_CHECKING:
@@ -401,7 +402,7 @@ def read_config(folder: Path) -> dict[str, object]:
     """Read config.json of a model folder. Raises CheckpointError if it is missing or not JSON."""
     path = folder / CONFIG_NAME
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except FileNotFoundError:
         raise CheckpointError(
             f"`{folder}` is not a model folder",

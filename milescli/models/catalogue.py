@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
+
+from milescli.core.json_reader import read_json
 
 STANDS_FOR: dict[str, str] = {
     "llama": "Llama 3.x, DeepSeek-R1-Distill-Llama",
@@ -73,7 +74,7 @@ class Evidence:
 
 def evidence() -> dict[str, Evidence]:
     """Return the evidence by family; a family without a record was not tested."""
-    raw = json.loads((files("milescli.models") / "evidence.json").read_text(encoding="utf-8"))
+    raw = read_json(Path(__file__).with_name("evidence.json"))
     return {
         family: Evidence(
             **{**record, "cases": tuple(record["cases"]), "layouts": tuple(record["layouts"])}

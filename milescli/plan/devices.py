@@ -3,11 +3,11 @@ the share of them that runs reach. Pure."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
+from milescli.core.json_reader import read_json
 from milescli.core.units import GIB
 from milescli.platform.machine import DEVICE_MODELS, Machine, model_of
 
@@ -356,4 +356,4 @@ def reached(device: str) -> Reached:
 
 @cache
 def _table() -> dict[str, dict[str, object]]:
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    return read_json(FILE)

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from milescli.core.json_reader import parse_json
 from milescli.models.precision import Quantised
 
 PLAN_SCHEMA = 12
@@ -279,7 +280,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Parse the output of `to_json`."""
-        raw = json.loads(text)
+        raw = parse_json(text)
         raw["trainer"] = TrainerLayout(**raw["trainer"])
         raw["engines"] = EngineLayout(**raw["engines"])
         raw["batch"] = BatchPlan(**raw["batch"])

@@ -12,6 +12,7 @@ from typing import Literal
 import yaml
 
 from milescli.core.errors import MachineError, RecipeError, nearest
+from milescli.core.files import read_regular_text
 from milescli.core.units import GIB
 
 Kind = Literal["cuda", "rocm", "cpu"]
@@ -336,4 +337,4 @@ def read_machine(text: str) -> Machine:
             why="it should describe a machine",
             fix="--on 8xH200   # or name a machine",
         )
-    return Machine.from_text(path.read_text(encoding="utf-8"), origin=str(path))
+    return Machine.from_text(read_regular_text(path), origin=str(path))

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.core.files import last_records
+from milescli.core.files import last_records, read_regular_text
+from milescli.core.json_reader import parse_json
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -155,9 +156,9 @@ def pids_noted(folder: Path) -> set[int]:
     """Return the processes of the run in this folder's record, from any watchdog."""
     pids = set[int]()
     with suppress(OSError):
-        for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
+        for line in read_regular_text(folder / FILE).splitlines():
             with suppress(ValueError, AttributeError):  # torn
-                pids.update(map(int, json.loads(line).get("resident_bytes", {})))
+                pids.update(map(int, parse_json(line).get("resident_bytes", {})))
     return pids
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir, write_json
 from milescli.core.errors import MachineError, MilesError
+from milescli.core.files import read_regular_text
+from milescli.core.json_reader import parse_json, read_json
 
 REQUEST, STATE, SUMMARY, CANCELLED = "request.json", "state.json", "summary.json", "cancelled"
 MOST_STEPS = 10
@@ -129,7 +131,7 @@ def take_back(run: RunDir, number: int) -> None:
     with suppress(OSError):
         (folder_of(run, number) / CANCELLED).touch(mode=0o600)
     with suppress(OSError, ValueError):
-        if json.loads(request_file(run).read_text(encoding="utf-8"))["number"] == number:
+        if read_json(request_file(run))["number"] == number:
             request_file(run).unlink()
 
 
@@ -144,9 +146,9 @@ def take(run: RunDir) -> Request | None:
     try:
         seen = os.lstat(file)
         own = stat.S_ISREG(seen.st_mode) and seen.st_uid == os.geteuid()
-        text = file.read_text(encoding="utf-8") if own else ""
+        text = read_regular_text(file) if own else ""
         file.unlink()
-        wanted = Request(**json.loads(text))
+        wanted = Request(**parse_json(text))
         numbers = [wanted.number, wanted.steps, *wanted.ranks, *wanted.engines]
         sound = all(type(number) is int for number in numbers)
         sound = sound and 0 < wanted.steps <= MOST_STEPS and folder_of(run, wanted.number).is_dir()
@@ -170,7 +172,7 @@ def write_state(run: RunDir, number: int, state: State) -> None:
 def read_state(run: RunDir, number: int) -> State | None:
     """Read the state; None if the profile has not started."""
     try:
-        raw = json.loads((folder_of(run, number) / STATE).read_text(encoding="utf-8"))
+        raw = read_json(folder_of(run, number) / STATE)
     except (OSError, ValueError):
         return None
     return State(**{**raw, "progress": Progress(raw["progress"])})

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from milescli.core.errors import RecipeError
+from milescli.core.files import read_regular_text
 from milescli.recipe import reader
 from milescli.recipe.keys import SETTINGS, RecipeKey, keys, nearest_key, sections
 from milescli.recipe.reader import NULL_TEXTS, YamlNode, typed_value
@@ -433,7 +434,7 @@ def _short(text: str, limit: int = 60) -> str:
 def read_text(path: Path, *, what: str) -> str:
     """Read a text file. Raises RecipeError if it is unreadable."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular_text(path)
     except FileNotFoundError:
         raise RecipeError(
             f"{what} `{path}` does not exist",

@@ -3,12 +3,12 @@ not read them as recipes."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
 
 from milescli.core.errors import RecipeError, nearest
+from milescli.core.json_reader import read_json
 
 SUFFIXES = (".yaml", ".yml")
 ALIASES = {
@@ -42,7 +42,7 @@ def template_names() -> list[str]:
 def shipped_shape(model: str) -> dict[str, object] | None:
     """Return the fields of a published config.json from which ModelFacts are made, for a name on
     the hub; None for a model that no recipe names."""
-    shapes = json.loads((templates_dir() / SHAPES_FILE).read_text(encoding="utf-8"))
+    shapes = read_json(templates_dir() / SHAPES_FILE)
     return shapes["models"].get(model)
 
 
@@ -89,7 +89,7 @@ def _no_file(recipe: str, path: Path) -> RecipeError:
 
 def nearest_template(family: str, num_parameters: int) -> str:
     """Return the recipe whose published model is most like one of this family and size."""
-    measured = json.loads((templates_dir() / MODELS_FILE).read_text(encoding="utf-8"))["models"]
+    measured = read_json(templates_dir() / MODELS_FILE)["models"]
 
     def distance(name: str) -> tuple[bool, float]:
         model = measured[paths[name]]

@@ -107,8 +107,11 @@ class CorrectionSettings(Section):
     reject_high: PositiveFloat = 2.0
 
 
-PreferenceLoss = Literal["sigmoid", "ipo", "hinge", "kto", "orpo", "simpo"]
-REFERENCE_FREE = ("orpo", "simpo")
+PreferenceLoss = Literal[
+    *("sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "exo", "nca", "bco", "sppo"),
+    *("apo_zero", "apo_down", "simpo", "cpo", "orpo", "kto"),
+]
+REFERENCE_FREE = ("orpo", "simpo", "cpo")
 """Preference losses that compare with no reference."""
 
 
@@ -116,16 +119,18 @@ class Preference(Section):
     """Settings of `train.objective: preference`."""
 
     loss: PreferenceLoss = "sigmoid"
-    """sigmoid (DPO; cDPO with `label_smoothing`), ipo, hinge (SLiC), kto, orpo or simpo."""
+    """sigmoid (DPO; cDPO with `label_smoothing`), sigmoid_norm, robust, hinge (SLiC), ipo, exo,
+    nca, bco, sppo, apo_zero, apo_down, simpo, cpo, orpo or kto."""
     beta: PositiveFloat = 0.1
-    """Strength of the pull towards the reference (ipo: its tau; orpo: the weight of the odds ratio;
-    simpo: the scale of the reward)."""
+    """Strength of the pull towards the reference (ipo: its tau; sppo: 1 / its eta; orpo: the weight
+    of the odds ratio; simpo, cpo: the scale of the reward)."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
-    """sigmoid, simpo: probability that a pair is labelled the wrong way round."""
+    """Probability that a pair is labelled the wrong way round (sigmoid, sigmoid_norm, robust, exo,
+    simpo, cpo)."""
     gamma: NonNegativeFloat = 0.5
     """simpo: target margin between the chosen and the rejected response."""
     sft_weight: NonNegativeFloat = 0.0
-    """Weight of an additional SFT loss on chosen responses, per token (orpo: at least 1)."""
+    """Weight of an additional SFT loss on chosen responses, per token (orpo, cpo: at least 1)."""
     desirable_weight: NonNegativeFloat = 1.0
     """kto: weight of responses that were judged good."""
     undesirable_weight: NonNegativeFloat = 1.0
@@ -327,6 +332,16 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
             why="with a factor of 1, the moving average would never change",
             fix=f"--set train.optimizer.{name}={Optimizer.model_fields[name].default}",
         )
+    preference = train.preference
+    yield Rule(
+        train.objective == "preference"
+        and preference.loss == "exo"
+        and not preference.label_smoothing,
+        "`train.preference.loss=exo` needs `train.preference.label_smoothing`",
+        why="it learns a distribution over both responses; without smoothing, the rejected one has "
+        "probability 0, and the loss is infinite",
+        fix="--set train.preference.label_smoothing=1e-3",
+    )
     yield Rule(
         train.routing_replay and scratch is not None and scratch.family == "qwen3",
         "there is no routing to replay",

@@ -14,7 +14,9 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.files import read_regular_bytes
 from milescli.core.history import History
+from milescli.core.json_reader import read_json
 from milescli.rollout.evaluation.statistics import Estimate, estimated
 
 MAX_SHOWN = 12
@@ -88,7 +90,7 @@ def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
     """Return the settings that an evaluation's figures depend on: those that `miles eval` wrote
     beside the samples, else those of the run's recipe."""
     try:
-        settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))["settings"]
+        settings = read_json(file.with_suffix(".json"))["settings"]
         return {key: settings.get(key) for key in _SETTINGS}
     except _UNUSABLE:
         return {key: recipe.get(key) for key in _SETTINGS}
@@ -103,7 +105,7 @@ def rewards_by_prompt(file: Path) -> dict[str, float]:
 def _rewards(file: Path) -> dict[str, list[float]]:
     """As `rewards_by_prompt`, of each sample."""
     try:
-        lines = file.read_bytes().splitlines()
+        lines = read_regular_bytes(file).splitlines()
     except OSError:
         return {}
     rewards, places = dict[str, list[float]](), dict[str, dict[str, int]]()
@@ -140,7 +142,7 @@ def sets_of(run: RunDir) -> list[ShownSet]:
 
 def _set(file: Path) -> ShownSet | None:
     try:
-        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        result: dict[str, Any] = read_json(file)
         return ShownSet(
             set=str(result["set"]),
             step=int(result["step"]),

@@ -12,6 +12,7 @@ from typing import Any
 
 from milescli.checkpoint.run_dir import open_run
 from milescli.core.errors import MachineError, MilesError, unreadable
+from milescli.core.files import open_regular, read_regular_bytes
 from milescli.core.private import without_paths
 from milescli.report.compare import RunsCompared, compare, compare_figures
 from milescli.report.markdown import MARK
@@ -124,7 +125,7 @@ def _not_written(file: Path, error: OSError) -> MachineError:
 
 def _is_ours(file: Path) -> bool:
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             head = opened.read(_HEAD_BYTES)
     except OSError:
         return False
@@ -157,9 +158,9 @@ def report_run(folder: Path, *, form: Callable[[Subject], str]) -> Reported:
 def _read(folder: Path) -> Subject:
     run = open_run(folder)
     try:
-        run.recipe_file.read_bytes()
+        read_regular_bytes(run.recipe_file)
         if run.events_file.exists():
-            run.events_file.open("rb").close()
+            open_regular(run.events_file).close()
         return read_subject(run)
     except PermissionError as error:
         raise unreadable(folder, error, what="run") from error

@@ -15,6 +15,7 @@ import yaml
 
 from milescli.autopsy.why import Memory, read_memory
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.files import read_regular_text
 from milescli.core.history import History
 from milescli.core.private import without_paths, without_secrets_in
 from milescli.insight.case import LOSS, REWARD, Verdict
@@ -49,7 +50,7 @@ class ShownKey:
 def read_keys(file: Path) -> list[ShownKey]:
     """Read the keys of a resolved recipe in the order of the file; none where it cannot be read."""
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_regular_text(file, errors="replace").splitlines()
     except OSError:
         return []
     keys, above = list[ShownKey](), list[str]()

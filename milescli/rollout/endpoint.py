@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import os
 import random
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from milescli.core.errors import MilesError, RecipeError, RewardError
+from milescli.core.json_reader import parse_json
 
 CHAT_PATH = "/chat/completions"
 """Path of chat completions at an OpenAI-compatible endpoint, below its version."""
@@ -169,7 +169,7 @@ class Endpoint:
         if status != 200:
             raise self.failure(f"HTTP {status}: {text[:_SHOWN_CHARACTERS]}")
         try:
-            return json.loads(text)
+            return parse_json(text)
         except (ValueError, RecursionError):
             raise self.failure(f"its reply is no JSON: {text[:_SHOWN_CHARACTERS]!r}") from None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.store import write_atomically
 from milescli.checkpoint.weight_files import mark_of
+from milescli.core.json_reader import read_json
 from milescli.export.folder import write_folder
 from milescli.export.stored import read_folder
 from milescli.models import load_facts
@@ -47,7 +48,7 @@ def write_engine_folder(spec: RunSpec) -> None:
         "exempt": spec.recipe.train.exempt,
         "beside": spec.plan.precision,
     }
-    if mark.is_file() and json.loads(mark.read_text()) == made_of:
+    if mark.is_file() and read_json(mark) == made_of:
         return
     shutil.rmtree(folder, ignore_errors=True)
     quantise_folder(base, folder, plan=spec.plan, recipe=spec.recipe)

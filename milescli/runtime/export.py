@@ -22,6 +22,8 @@ from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
+from milescli.core.files import read_regular_text
+from milescli.core.json_reader import read_json
 from milescli.data.chat_masks import turn_end_ids
 from milescli.data.tokenizer import (
     GENERATION_CONFIG,
@@ -221,7 +223,7 @@ def _choices_of(weights: _Weights) -> Choose:
     run = RunDir(weights.checkpoint.absolute().parents[1])
     if not run.plan_file.is_file():
         return choose
-    plan = Plan.from_json(run.plan_file.read_text())
+    plan = Plan.from_json(read_regular_text(run.plan_file))
 
     def choose_as_trained(table: WeightTable, form: Quantised) -> Mapping[str, Choice]:
         if form not in (plan.trainer_format, plan.engine_format):
@@ -261,7 +263,7 @@ def _own_end(base: Path, story: Story | None) -> dict[str, str]:
     if not own:
         return {}
     file = base / GENERATION_CONFIG
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config = read_json(file) if file.is_file() else {}
     config["eos_token_id"] = [*sorted(stops), *sorted(own)]
     return {GENERATION_CONFIG: json.dumps(config, indent=2) + "\n"}
 

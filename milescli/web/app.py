@@ -4,7 +4,6 @@ sends what comes back. `gate` decides who may ask, and who may change something.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from milescli.core.concurrency import in_thread
+from milescli.core.json_reader import parse_json
 from milescli.insight.run_state import RunStates
 from milescli.trackers.prometheus import CONTENT_TYPE
 from milescli.web import columns, endpoints, evaluations, samples
@@ -276,7 +276,7 @@ async def _json_of(request: Request) -> Json:
         if len(body) > MAX_BODY_BYTES:
             break
     try:
-        value = json.loads(body or b"{}") if len(body) <= MAX_BODY_BYTES else None
+        value = parse_json(body or b"{}") if len(body) <= MAX_BODY_BYTES else None
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

@@ -23,6 +23,7 @@ from typing import IO, Any
 from milescli.checkpoint.run_control import write_note
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import MilesError
+from milescli.core.json_reader import parse_json
 from milescli.web.responses import BadRequest, Busy, NotFound
 
 Json = dict[str, Any]
@@ -103,7 +104,7 @@ class Chat:
     def _read(self, stream: IO[bytes]) -> None:
         for line in stream:
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError:
                 continue
             if not isinstance(record, dict):

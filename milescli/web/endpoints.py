@@ -15,6 +15,7 @@ from milescli.autopsy.why import find_why
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import state_of
 from milescli.core.errors import RecipeError
+from milescli.core.files import read_regular_text
 from milescli.core.history import NoticeEntry
 from milescli.insight import series
 from milescli.insight.facts import RunFacts, read_facts
@@ -233,7 +234,7 @@ def _keys(run: RunDir) -> list[Json]:
     try:
         if run.recipe_file.stat().st_size > MAX_BYTES:
             return []
-        text = run.recipe_file.read_text(encoding="utf-8", errors="replace")
+        text = read_regular_text(run.recipe_file, errors="replace")
         root = reader.read(text, source=str(run.recipe_file))
     except (OSError, RecipeError):
         values = read_facts(run).recipe  # as the manifest has it, without origins

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.files import read_regular_bytes
 from milescli.insight.reader import object_of
 from milescli.insight.samples import images_in
 from milescli.web.asked import Asked, Json
@@ -97,7 +98,7 @@ def _results(run: RunDir) -> list[Json]:
     for file in sorted(run.eval_dir.rglob("step_*.json"))[:MAX_RESULTS]:
         try:
             is_shown = root in file.resolve().parents and file.stat().st_size <= MAX_BYTES
-            result = object_of(file.read_bytes()) if is_shown else None
+            result = object_of(read_regular_bytes(file)) if is_shown else None
         except (OSError, RuntimeError):
             continue
         if result is not None and "accuracy" in result and "step" in result:

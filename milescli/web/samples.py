@@ -7,6 +7,7 @@ import json
 import stat
 import time
 
+from milescli.core.files import read_regular_bytes
 from milescli.insight.samples import (
     by_group,
     images_in,
@@ -120,7 +121,7 @@ def _search(asked: Asked, step: int, text: str, found: list[Json]) -> bool:
             return False
         # most files have none of it, and need not be read as JSON: within that, ASCII is written
         # in one way only
-        if text.isascii() and _within_json(text) not in file.read_bytes().lower():
+        if text.isascii() and _within_json(text) not in read_regular_bytes(file).lower():
             return True
     except OSError:
         return False

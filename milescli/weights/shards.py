@@ -257,6 +257,10 @@ class Sharded(torch.Tensor):
     def __repr__(self, **_: object) -> str:
         return f"Sharded({self.source.name}, {list(self.shape)})"
 
+    def __deepcopy__(self, _: dict[int, Any]) -> Sharded:
+        """Nobody writes into it, so a loader's copy may be the same."""
+        return self
+
     def fetch(self) -> torch.Tensor:
         """Return the numbers of this view."""
         source, view = self.source, self.on_meta

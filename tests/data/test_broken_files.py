@@ -73,7 +73,7 @@ def test_the_reason_that_the_system_gives_is_told(
     def refuse(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("milescli.data.tables.open_regular", refuse)
     with pytest.raises(DataError, match=r"cannot open .*a\.jsonl .*Permission denied") as error:
         check_file(path, field="prompts")
     assert error.value.fixes == [f"ls -l {path}"]

@@ -4,7 +4,6 @@ convert's proof and by the tests of the families."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 
 from milescli.backends.megatron import cpu_compat
 from milescli.checkpoint.torch_dist.reader import TorchDistReader
+from milescli.core.json_reader import read_json
 from milescli.models import load_facts, table
 from milescli.plan.types import TrainerLayout
 from milescli.platform.ports import free_ports
@@ -88,7 +88,7 @@ def main() -> None:
     """Serve REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "rounded",
     "out"}]}. `out` is a safetensors file with the logits by number of the row; with `rounded`, also
     with those of another rounding, as NUMBER.rounded."""
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    request = read_json(Path(sys.argv[1]))
     on_host = cpu_compat.install()
     from milescli.backends.megatron import mesh
     from milescli.backends.megatron.step import rounding

@@ -4,12 +4,13 @@ Megatron's CPU shim changes torch process-wide, and a model built beside it comp
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+
+from milescli.core.json_reader import read_json
 
 
 def _mend_mamba(config, *, longest: int):
@@ -73,7 +74,7 @@ def _read_config(folder: Path):
     Qwen2's."""
     from transformers import AutoConfig
 
-    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    raw = read_json(folder / "config.json")
     stand_in = {"kimi_k2": "deepseek_v3", "kimi_k25": "deepseek_v3", "mimo": "qwen2"}.get(
         raw.get("model_type")
     )
@@ -90,7 +91,7 @@ def _read_config(folder: Path):
 def main() -> None:
     """Serve REQUEST: {"threads", "jobs": [{"folder", "rows", "dtype", "out"}]}; `out` is a
     safetensors file of logits by number of the row."""
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    request = read_json(Path(sys.argv[1]))
     torch.set_num_threads(request.get("threads", 1))
     for job in request["jobs"]:
         rows = logits(Path(job["folder"]), job["rows"], dtype=getattr(torch, job["dtype"]))

@@ -29,6 +29,7 @@ from milescli.checkpoint.base import METADATA_NAME
 from milescli.checkpoint.torch_dist.framing import framing_sizes
 from milescli.checkpoint.torch_dist.keys import Item
 from milescli.core.errors import CheckpointError
+from milescli.core.files import open_regular
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -89,7 +90,7 @@ def read_metadata(folder: Path) -> Metadata:
     torch's own plain data."""
     path = folder / METADATA_NAME
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             metadata = _PlainUnpickler(file).load()
         if not hasattr(metadata, "state_dict_metadata"):
             raise _Refused(type(metadata).__name__)

@@ -4,7 +4,6 @@ load."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import OrderedDict
@@ -20,6 +19,7 @@ from milescli.checkpoint.files import read_exactly, read_region
 from milescli.checkpoint.torch_dist.framing import READ_AHEAD, Frame, NotFramed, parse
 from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME, read_metadata
 from milescli.core.errors import CheckpointError
+from milescli.core.json_reader import read_json
 
 _OPEN_FILES = 64
 
@@ -242,7 +242,7 @@ class TorchDistReader:
         if Path(name).name != name:
             raise self._torn(key, f"`{name}` lies outside the folder")
         try:
-            self._files[name] = os.open(self.folder / name, os.O_RDONLY)
+            self._files[name] = os.open(self.folder / name, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             raise self._torn(key, f"`{name}` cannot be opened: {error.strerror}") from error
         if len(self._files) > _OPEN_FILES:
@@ -262,7 +262,7 @@ def _require_torch_dist(folder: Path) -> None:
     if not path.exists():
         return
     try:
-        backend = json.loads(path.read_text(encoding="utf-8")).get("sharded_backend")
+        backend = read_json(path).get("sharded_backend")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"the checkpoint `{folder}` is corrupt",

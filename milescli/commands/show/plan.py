@@ -4,12 +4,12 @@ every key."""
 
 from __future__ import annotations
 
-import json
 import os
 
 from milescli.console.output import Output
 from milescli.console.pager import paged
 from milescli.console.theme import Segment, staircase
+from milescli.core.json_reader import parse_json
 from milescli.core.units import GIB, format_bytes, format_count, format_duration
 from milescli.plan.types import Forecast, Part, Plan, Slot
 from milescli.platform.environment import environment_rows
@@ -133,7 +133,7 @@ def show_plan(
 ) -> None:
     """Show everything that would run, and why."""
     payload: dict[str, object] = {
-        "plan": json.loads(plan.to_json()),
+        "plan": parse_json(plan.to_json()),
         "fingerprint": plan.fingerprint,
     }
     if price_per_gpu_hour is not None and plan.forecast is not None:

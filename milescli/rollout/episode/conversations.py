@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from milescli.core.json_reader import parse_json
 from milescli.core.types import Image, ImageSpan, StopReason
 from milescli.data.images import DATA_URL, MARK, PARTS, Source, parts_of, source_in, text_of
 from milescli.data.tokenizer import STAND_IN, ChatTokenizer
@@ -297,7 +298,7 @@ def _arguments(function: Message) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        return parse_json(arguments)
     except ValueError:
         return arguments
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import EndpointError, RecipeError
+from milescli.core.json_reader import parse_json
 from milescli.core.types import Prompt, Sample, StopReason
 from milescli.recipe.evaluation import EndpointSettings
 from milescli.recipe.schema import Recipe
@@ -41,7 +42,7 @@ class KeptReplies:
         if len(whole) < len(text):
             file.write_bytes(whole)
         for line in whole.decode().splitlines():
-            kept = json.loads(line)
+            kept = parse_json(line)
             self._by_request[kept.pop("request")] = kept
 
     def __len__(self) -> int:
@@ -209,7 +210,7 @@ def extra_fields(settings: EndpointSettings) -> Mapping[str, Any]:
     for text in settings.extra:
         name, sign, value = text.partition("=")
         try:
-            fields[name.strip()] = json.loads(value)
+            fields[name.strip()] = parse_json(value)
         except json.JSONDecodeError as error:
             raise RecipeError(
                 f"`{SECTION}.extra` cannot be read: {text}",

@@ -5,12 +5,13 @@ what is asked. Pure text, no mathematics: the rewards compare what is extracted 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+
+from milescli.core.json_reader import parse_json
 
 OPENS_THINKING, ENDS_THINKING = "<think>", "</think>"
 _THINKING = {
@@ -121,7 +122,7 @@ def texts_of(label: str) -> list[str]:
     """Return the texts that are right: those of a JSON list of texts, or the label itself."""
     if label.lstrip().startswith("["):
         try:
-            listed = json.loads(label)
+            listed = parse_json(label)
         except ValueError:
             return [label]
         if listed and all(isinstance(text, str) for text in listed):
@@ -235,7 +236,7 @@ def answer_in_json(text: str) -> str | None:
         if not (candidate.startswith("{") and candidate.endswith("}")) or len(candidate) > 100_000:
             continue
         try:
-            read = json.loads(candidate)
+            read = parse_json(candidate)
         except (ValueError, RecursionError):
             continue
         found = {str(key).lower(): value for key, value in read.items()}

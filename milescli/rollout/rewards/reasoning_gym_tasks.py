@@ -4,12 +4,12 @@ contains, or search."""
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
+from milescli.core.json_reader import parse_json
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.extraction import (
     after_thinking,
@@ -82,7 +82,7 @@ def _task(label: str) -> tuple[str, dict[str, Any]]:
     from reasoning_gym.factory import DATASETS
 
     try:
-        asked = json.loads(label)
+        asked = parse_json(label)
         name, entry = str(asked["dataset"]), dict(asked["entry"])
         entry["answer"], entry["metadata"]
     except (KeyError, TypeError, ValueError):

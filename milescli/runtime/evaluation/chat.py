@@ -3,7 +3,6 @@ by `miles chat`. Nothing is measured, kept or learned."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from milescli.agents.replying import next_reply
 from milescli.console.output import Mode, Output
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import ContextFull
+from milescli.core.json_reader import parse_json
 from milescli.core.types import Prompt
 from milescli.rollout.base import Outcome, Reply, Session
 from milescli.runtime.evaluation.evaluate import episodes_of
@@ -149,5 +149,5 @@ def next_line(output: Output) -> str | None:
     line = sys.stdin.readline()
     if output.mode is Mode.JSON and line.startswith('{"text": '):
         with suppress(ValueError):  # else it is what the person says
-            return str(json.loads(line)["text"])
+            return str(parse_json(line)["text"])
     return line.rstrip("\n") if line else None

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from milescli.checkpoint.run_dir import write_json
 from milescli.core.errors import DataError
+from milescli.core.json_reader import read_json
 from milescli.core.types import Group, Prompt
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.section import Section
@@ -127,7 +128,7 @@ def write_result(result: SetResult, rows: Sequence[Row], *, folder: Path) -> Non
 def read_result(path: Path) -> SetResult:
     """Read what `write_result` wrote. Raises DataError where the file is none of ours."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_json(path)
         assert kept.pop("schema") == SCHEMA, "it is of another version of miles"
         kept.pop("fingerprint")
         kept["estimates"] = {name: Estimate(**one) for name, one in kept["estimates"].items()}

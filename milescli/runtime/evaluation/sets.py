@@ -15,6 +15,7 @@ from milescli.backends.hub.datasets import CARD, choose_files, fetch_data, join_
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError, nearest
+from milescli.core.files import read_regular_text
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts
@@ -354,7 +355,7 @@ def _file_of(name: str, hub: str, given: str | None, into: Path, *, output: Outp
         return here
     paths = [str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()]
     card = here / CARD
-    told = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    told = read_regular_text(card, errors="replace") if card.is_file() else ""
     try:
         try:
             chosen = choose_files(data, paths, card=told, key=_KEY)

@@ -18,6 +18,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, RecipeError
+from milescli.core.files import open_regular
 from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated
 from milescli.data.example_rows import Kind
@@ -355,7 +356,7 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
     first = next(name for value in named for name in names_in(value))
     path = Path(file_named(first, key="data.prompts").name)
     if path.suffix in LINE_SUFFIXES:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(SCRATCH_BYTES).decode("utf-8", errors="replace")
         return DATA_URL.sub("", text).splitlines()
     rows = islice(Table(path).records(), SCRATCH_ROWS)

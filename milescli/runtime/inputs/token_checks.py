@@ -4,13 +4,13 @@ in `checks`: each yields what the user should know before the run."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+from milescli.core.json_reader import read_json
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.file_rows import row_named
 from milescli.data.tokenizer import ChatTokenizer, no_template
@@ -39,7 +39,7 @@ def require_template(folder: Path) -> None:
     if (folder / TEMPLATE_FILE).is_file() or (folder / TEMPLATES_FOLDER).is_dir():
         return
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "tokenizer_config.json")
     except (OSError, ValueError):
         return  # refused where it is read
     if not config.get("chat_template") and not (folder / OLD_TEMPLATE_FILE).is_file():

@@ -18,6 +18,7 @@ import milescli
 from milescli.checkpoint.run_dir import RunDir, utc_now, write_json
 from milescli.checkpoint.store import write_atomically
 from milescli.core.errors import CheckpointError
+from milescli.core.json_reader import parse_json, read_json
 from milescli.models import table
 from milescli.models.costs import token_flops
 from milescli.plan.types import Plan
@@ -73,7 +74,7 @@ def described(machine: Machine) -> str:
 def read_record(run: RunDir) -> dict[str, object]:
     """Read manifest.json as the last attempt left it; empty if unreadable."""
     try:
-        record = json.loads(run.manifest_file.read_text(encoding="utf-8"))
+        record = read_json(run.manifest_file)
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
@@ -86,7 +87,7 @@ def edited_keys(run: RunDir, kept: LoadedRecipe, *, may_change: Sequence[str]) -
     record = read_record(run)
     if record.get("recipe_sha256") in (None, run.recipe_sha256):
         return []
-    before, now = record.get("recipe"), json.loads(json.dumps(values_of(kept.recipe)))
+    before, now = record.get("recipe"), parse_json(json.dumps(values_of(kept.recipe)))
     if not isinstance(before, dict):  # of an older version
         raise _edited(run, ["the keys that it had before are unknown"], [])
     changed = [name for name in now if name in before and before[name] != now[name]]
@@ -118,7 +119,7 @@ def changes_since(
     nothing does. `before`, `now`: of `surroundings`; `plan`: of this attempt."""
     lines = _differences(before, now)
     try:
-        old = json.loads(run.plan_file.read_text(encoding="utf-8"))
+        old = read_json(run.plan_file)
         lines += _differences(layout_of(old), layout_of(asdict(plan)))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # of an older version

@@ -29,6 +29,7 @@ from milescli.checkpoint.store import CheckpointStore
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MachineError
 from milescli.core.events import EventBus, Notice
+from milescli.core.json_reader import read_json
 from milescli.core.types import Group, Prompt
 from milescli.core.units import format_bytes
 from milescli.rollout.collect.group_record import FIELDS, GroupHead, decoded, encoded, head_of
@@ -410,7 +411,7 @@ def _oldest_kept(store: CheckpointStore) -> Kept | None:
     that stay for ever."""
     if not (steps := [step for step in store.steps() if step not in store.protect]):
         return None
-    record = json.loads((store.path(steps[0]) / MANIFEST_NAME).read_text(encoding="utf-8"))
+    record = read_json(store.path(steps[0]) / MANIFEST_NAME)
     return Kept(step=steps[0], position=record["prompt_position"])
 
 

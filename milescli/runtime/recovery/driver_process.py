@@ -37,6 +37,7 @@ from milescli.core.errors import (
     Stopped,
     WorkerDied,
 )
+from milescli.core.files import read_regular_text
 from milescli.core.silence import is_stopped_process
 from milescli.platform.memory_record import oom_kills
 from milescli.recipe.machine import Fault
@@ -215,7 +216,7 @@ def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
     else:
         return
     file = verdict_file(log_dir)
-    if file.exists() and '"killed"' not in file.read_text(encoding="utf-8"):
+    if file.exists() and '"killed"' not in read_regular_text(file):
         return
     outcome = "stopped" if by_user else "killed"
     record_end(run, log_dir, error, outcome=outcome, seconds=_seconds_since(log_dir))

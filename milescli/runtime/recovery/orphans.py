@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.run_dir import RunDir, is_locked, verdict_file
 from milescli.checkpoint.run_lock import lock
 from milescli.cluster.watchdog import wait_for_clean_up, watchdog_on_duty
+from milescli.core.json_reader import read_json
 from milescli.core.run_processes import processes_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _end_left_behind(run: RunDir, *, output: Output) -> None:
 def _read(note: Path) -> tuple[str, list[Path]]:
     """Return the token, and folders of ours that are there; a note that is torn says nothing."""
     try:
-        said = json.loads(note.read_text(encoding="utf-8"))
+        said = read_json(note)
         token, folder = str(said["token"]), Path(str(said["scratch_dir"]))
     except (OSError, ValueError, KeyError, TypeError):
         return "", []

@@ -3,6 +3,7 @@ responses that were judged alone (KTO)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -117,8 +118,12 @@ def _joined(prompt: Trajectory, other: Trajectory) -> Trajectory:
     )
 
 
-_MEAN_OF_SIDES = ("ipo", *REFERENCE_FREE)
+_MEAN_OF_SIDES = ("ipo", "sigmoid_norm", "simpo", "orpo")
 """Losses that take the mean log-prob of a response's tokens, not their sum."""
+
+
+_IMITATE = ("orpo", "cpo")
+"""Losses that add imitation of the chosen response."""
 
 
 def objective(*, recipe: Recipe) -> Pairs | Kto:
@@ -165,7 +170,7 @@ class Pairs:
             score = score / count
         chosen, rejected = score.view(-1, 2).unbind(1)
         losses = LOSSES[settings.loss](chosen, rejected, settings)
-        imitation = max(settings.sft_weight, float(settings.loss == "orpo"))
+        imitation = max(settings.sft_weight, float(settings.loss in _IMITATE))
         if imitation:
             losses = losses - imitation * (policy / count).view(-1, 2)[:, 0]
 
@@ -208,8 +213,55 @@ def _figures(
 
 def sigmoid(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
     """Return [pairs] the loss of DPO (arXiv 2305.18290, eq. 7), or of conservative DPO with
-    `label_smoothing`."""
+    `label_smoothing`. On log-probs per token it is sigmoid_norm; without a reference, CPO's."""
     return _smoothed(settings.beta * (chosen - rejected), settings)
+
+
+def robust(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
+    """Return [pairs] the loss of robust DPO (arXiv 2403.00409): unbiased if a share
+    `label_smoothing` of the pairs is labelled the wrong way round."""
+    margin, flipped = settings.beta * (chosen - rejected), settings.label_smoothing
+    loss = flipped * logsigmoid(-margin) - (1.0 - flipped) * logsigmoid(margin)
+    return loss / (1.0 - 2.0 * flipped)
+
+
+def exo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
+    """Return [pairs] the loss of EXO (arXiv 2402.00856, eq. 16): the reverse KL from (1 -
+    `label_smoothing`, `label_smoothing`) over the two responses."""
+    margin, flipped = settings.beta * (chosen - rejected), settings.label_smoothing
+    of_chosen = margin.sigmoid() * (logsigmoid(margin) - math.log1p(-flipped))
+    return of_chosen + (-margin).sigmoid() * (logsigmoid(-margin) - math.log(flipped))
+
+
+def nca(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
+    """Return [pairs] the loss of NCA for pairs (arXiv 2402.05369)."""
+    good, bad = settings.beta * chosen, settings.beta * rejected
+    return -logsigmoid(good) - 0.5 * (logsigmoid(-good) + logsigmoid(-bad))
+
+
+def bco(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
+    """Return [pairs] the loss of BCO (arXiv 2404.04656) for pairs, without its shift of rewards."""
+    return -logsigmoid(settings.beta * chosen) - logsigmoid(-settings.beta * rejected)
+
+
+def sppo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
+    """Return [pairs] the loss of SPPO (arXiv 2405.00675, eq. 4.7) where the chosen response wins
+    with probability 1; `beta` is 1 / eta."""
+    goal = 0.5 / settings.beta
+    return (chosen - goal).square() + (rejected + goal).square()
+
+
+def apo_zero(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
+    """Return [pairs] the loss of APO-zero (arXiv 2408.06266, eq. 7), for chosen responses that are
+    better than the model's own."""
+    return (-settings.beta * chosen).sigmoid() + (settings.beta * rejected).sigmoid()
+
+
+def apo_down(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
+    """Return [pairs] the loss of APO-down (arXiv 2408.06266, eq. 8), for chosen responses that are
+    worse than the model's own."""
+    margin = settings.beta * (chosen - rejected)
+    return (settings.beta * chosen).sigmoid() + (-margin).sigmoid()
 
 
 def hinge(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
@@ -249,9 +301,18 @@ def _smoothed(margin: torch.Tensor, settings: Preference) -> torch.Tensor:
 
 LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor, Preference], torch.Tensor]] = {
     "sigmoid": sigmoid,
+    "sigmoid_norm": sigmoid,
+    "robust": robust,
     "hinge": hinge,
     "ipo": ipo,
+    "exo": exo,
+    "nca": nca,
+    "bco": bco,
+    "sppo": sppo,
+    "apo_zero": apo_zero,
+    "apo_down": apo_down,
     "simpo": simpo,
+    "cpo": sigmoid,  # arXiv 2401.08417
     "orpo": orpo,
 }
 """(scores of chosen, of rejected responses, settings) -> loss of each pair. A score is log pi - log

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from milescli.core.errors import MilesError
-from milescli.weights.shards import Part, whole
+from milescli.core.errors import MilesError, MismatchError
+from milescli.weights.shards import Part, Shard, whole
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
@@ -71,6 +73,7 @@ def published_in_shards(
     engines: list[dict],
     way: str,
     victim: int | None = None,
+    has_biases: bool = False,
 ) -> dict[str, Any]:
     """The weights of a folder in shards into real engines; then whole, by which the engines are
     verified bit for bit. Says the bytes that engine ranks fetched, those of the model, and what
@@ -94,6 +97,10 @@ def published_in_shards(
         tensor.nbytes for bucket in made.policy.buckets_for_engines() for _, tensor in bucket
     )
     sent, failure = [0], None
+    if way == "TensorChannel" and not has_biases:
+        buckets = made.policy.shards_for_engines(channel.groups, for_check=True)
+        with pytest.raises(MismatchError, match=r"took nothing of 1 tensors: .*o_proj\.bias"):
+            channel.verify(_with_a_bias(shards) for shards in buckets)
     if way == "DistributedChannel":
         channel.open([EngineAddress(**engine) for engine in engines])
         sent = [_sent(channel, made) for _ in ("all", "nothing")]
@@ -115,6 +122,13 @@ def published_in_shards(
     channel.close()
     made.close()
     return {"fetched": fetched, "whole": whole_bytes, "sent": sent, "failure": failure}
+
+
+def _with_a_bias(shards: list[Shard]) -> list[Shard]:
+    """A bucket that also has, of the first tensor's numbers, a bias that the model has not."""
+    first = [shard for shard in shards if shard.part.name == shards[0].part.name]
+    name = "model.layers.0.self_attn.o_proj.bias"
+    return shards + [replace(shard, part=replace(shard.part, name=name)) for shard in first]
 
 
 def _sent(channel: DistributedChannel, made: TrainerRank) -> int:

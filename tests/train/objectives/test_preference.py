@@ -58,6 +58,55 @@ def _orpo(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
     return -(sums[0] / counts[0]) - BETA * _log_sigmoid(odds[0] - odds[1])
 
 
+def _per_token(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
+    ratios = [(s - r) / n for s, r, n in zip(sums, references, counts, strict=True)]
+    return -_log_sigmoid(BETA * (ratios[0] - ratios[1]))
+
+
+def _robust(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
+    ratios = BETA * ((sums[0] - references[0]) - (sums[1] - references[1]))
+    return (-0.9 * _log_sigmoid(ratios) + 0.1 * _log_sigmoid(-ratios)) / 0.8
+
+
+def _rewards(sums: Sides, references: Sides) -> Sides:
+    good, bad = (BETA * (s - r) for s, r in zip(sums, references, strict=True))
+    return good, bad
+
+
+def _exo(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
+    chances = torch.softmax(torch.stack(_rewards(sums, references)), dim=0)
+    return chances[0] * torch.log(chances[0] / 0.9) + chances[1] * torch.log(chances[1] / 0.1)
+
+
+def _nca(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
+    good, bad = _rewards(sums, references)
+    return -_log_sigmoid(good) - _log_sigmoid(-good) / 2 - _log_sigmoid(-bad) / 2
+
+
+def _bco(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
+    good, bad = _rewards(sums, references)
+    return -_log_sigmoid(good) - _log_sigmoid(-bad)
+
+
+def _sppo(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
+    good, bad = _rewards(sums, references)
+    return ((good - 0.5) ** 2 + (bad + 0.5) ** 2) / BETA**2
+
+
+def _apo_zero(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
+    good, bad = _rewards(sums, references)
+    return 1 - torch.sigmoid(good) + torch.sigmoid(bad)
+
+
+def _apo_down(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
+    good, bad = _rewards(sums, references)
+    return torch.sigmoid(good) + 1 - torch.sigmoid(good - bad)
+
+
+def _cpo(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
+    return -_log_sigmoid(BETA * (sums[0] - sums[1])) - sums[0] / counts[0]
+
+
 def _with_imitation(sums: Sides, references: Sides, counts: Sides) -> torch.Tensor:
     return _sigmoid(sums, references, counts) - 0.5 * sums[0] / counts[0]
 
@@ -69,6 +118,15 @@ FORMULAS: dict[str, tuple[dict[str, object], Callable[[Sides, Sides, Sides], tor
     "ipo": ({"loss": "ipo"}, _ipo),
     "simpo": ({"loss": "simpo", "gamma": GAMMA}, _simpo),
     "orpo": ({"loss": "orpo"}, _orpo),
+    "sigmoid_norm": ({"loss": "sigmoid_norm"}, _per_token),
+    "robust": ({"loss": "robust", "label_smoothing": 0.1}, _robust),
+    "exo": ({"loss": "exo", "label_smoothing": 0.1}, _exo),
+    "nca": ({"loss": "nca"}, _nca),
+    "bco": ({"loss": "bco"}, _bco),
+    "sppo": ({"loss": "sppo"}, _sppo),
+    "apo_zero": ({"loss": "apo_zero"}, _apo_zero),
+    "apo_down": ({"loss": "apo_down"}, _apo_down),
+    "cpo": ({"loss": "cpo"}, _cpo),
     "imitation": ({"loss": "sigmoid", "sft_weight": 0.5}, _with_imitation),
 }
 

@@ -6,7 +6,6 @@ rank of the first pipeline stage. Called by `model`."""
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from milescli.backends.megatron.layers.heads import ScaledEmbeddings
 from milescli.backends.megatron.step.images import RowImages
+from milescli.core.json_reader import parse_json
 from milescli.models.facts import ModelFacts, Vision
 
 _TOWERS = {
@@ -38,7 +38,7 @@ def build_tower(
     kind = getattr(module, name)
     with torch.device(device):
         # not `.to(dtype)`: the frequencies of its rotary embedding stay in float32
-        config = kind.config_class(**json.loads(vision.config))
+        config = kind.config_class(**parse_json(vision.config))
         if vision.tower == "siglip":
             config.vision_use_head = False
         tower = kind._from_config(config, dtype=dtype)
@@ -64,7 +64,7 @@ class SquareTower(torch.nn.Module):
         rows = math.isqrt(vision.num_positions)
         config = Gemma3Config(
             text_config={"hidden_size": vision.out_hidden_size},
-            vision_config=json.loads(vision.config),
+            vision_config=parse_json(vision.config),
             mm_tokens_per_image=(rows // vision.merge_size) ** 2,
         )
         self.vision_tower = tower

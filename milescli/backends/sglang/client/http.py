@@ -5,7 +5,6 @@ event loop in a thread of its own."""
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -20,6 +19,7 @@ import aiohttp
 from milescli.backends.sglang.launch.key import bearer
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
 from milescli.core.files import last_log_lines
+from milescli.core.json_reader import parse_json
 from milescli.core.silence import sounds_like_lost_peer
 from milescli.core.types import EngineAddress
 from milescli.core.units import format_duration
@@ -142,7 +142,7 @@ class EngineHttp:
                 await self._check(call, response)
             async for line in response.content:
                 if line.startswith(_EVENT) and not line.startswith(_LAST_EVENT):
-                    part = json.loads(line[len(_EVENT) :])
+                    part = parse_json(line[len(_EVENT) :])
                     if error := part.get("error"):
                         raise _refused(call, str(error))
                     self._last_reply_s[engine.name] = time.monotonic()
@@ -283,7 +283,7 @@ def engine_died(engine: EngineAddress, detail: str) -> EngineDied:
 def _as_object(text: str) -> dict[str, Any]:
     """Some orders reply in plain words: those come under `message`."""
     try:
-        reply = json.loads(text)
+        reply = parse_json(text)
     except ValueError:
         return {"message": text}
     return reply if isinstance(reply, dict) else {"message": reply}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import RecipeError, WorkerDied, nearest
+from milescli.core.json_reader import parse_json
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Parsed, ToolCall
 from milescli.workers.async_worker import AsyncWorker
@@ -144,13 +145,13 @@ def _calls(
 def _validated(tools: str) -> list[Any]:
     from sglang.srt.entrypoints.openai.protocol import Tool
 
-    return [Tool.model_validate(tool) for tool in json.loads(tools)]
+    return [Tool.model_validate(tool) for tool in parse_json(tools)]
 
 
 def _bad_arguments(calls: Sequence[ToolCall]) -> str | None:
     for call in calls:
         try:
-            arguments = json.loads(call.arguments)
+            arguments = parse_json(call.arguments)
         except ValueError as error:
             return f"the arguments of `{call.name}` are no JSON: {error}"
         if not isinstance(arguments, dict):

@@ -42,6 +42,7 @@ def install() -> None:
             if "record" in order:
                 recorders = recorders_of(order["record"], device)
                 ordinary(self, [(each.name, Sharded.of(each)) for each in recorders])
+                _note({each.name: bool(each.taken) for each in recorders})
                 said = _cut_of(recorders)
             else:
                 flats, passing_on = _memory(self, order, handles, device)
@@ -49,12 +50,30 @@ def install() -> None:
                 ordinary(self, [(each.name, Sharded.of(each)) for each in sources])
                 for work in passing_on:
                     work.wait()
+                _note({each.name: each.fetched > 0 for each in sources if each.boxes})
                 said = sum(each.fetched * each.dtype.itemsize for each in sources)
         except Exception as error:  # would end the engine, without a word to the sender
             failure = f"{type(error).__name__}: {error}"
         return _answer(CUTS if "record" in order else FETCHED, said, failure)
 
     WeightUpdater.update_weights_from_tensor = update
+
+
+_is_taken: dict[str, bool] = {}
+"""Name of a tensor that was sent or announced -> whether a model of this rank took some of it."""
+
+
+def _note(taken: Mapping[str, bool]) -> None:
+    for name, is_taken in taken.items():
+        _is_taken[name] = is_taken or _is_taken.get(name, False)
+
+
+def ignored_tensors() -> set[str]:
+    """Return the names of what was sent or announced in pieces since the last call, and of which no
+    model of this rank took anything."""
+    names = {name for name, is_taken in _is_taken.items() if not is_taken}
+    _is_taken.clear()
+    return names
 
 
 def _memory(

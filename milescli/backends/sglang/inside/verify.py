@@ -10,12 +10,16 @@ An engine that guesses by an MTP layer has two models, which are both asked: the
 model, of which the layer has the embeddings and the output layer. The trainer may hold no MTP
 layer: what nobody sends of it is none of ours to compare.
 
+What was sent in pieces must also have been taken: SGLang's loaders skip names that their model does
+not have, such as a bias. They may skip MTP layers, which only an engine that guesses by them has.
+
 Of an engine that serves adapters, the one that is sent is kept, overwritten and compared, from the
 moment before it is replaced: requests to the others may go on.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +27,7 @@ import torch
 
 from milescli.backends.sglang.inside.adapter import adapter_tensors, before_replacing
 from milescli.backends.sglang.inside.quantised import NEVER_SENT
+from milescli.backends.sglang.inside.shards import ignored_tensors
 from milescli.platform.allocation import give_back_freed_memory
 
 VERIFY_FORMAT = "miles_verify"
@@ -55,7 +60,9 @@ def install() -> None:
         weights = list(runner.model.named_parameters())
         if order == BEGIN:
             return begin(weights, is_mtp=is_mtp)
-        verdict = _end_on_all_ranks(weights, is_mtp=is_mtp)
+        text_config = runner.model_config.hf_text_config
+        num_layers = getattr(text_config, "num_hidden_layers", None)
+        verdict = _end_on_all_ranks(weights, is_mtp=is_mtp, num_layers=num_layers)
         if is_mtp and hasattr(runner.model, "post_load_weights"):
             runner.model.post_load_weights(is_nextn=True)  # what is derived of them, too
         return verdict
@@ -124,6 +131,13 @@ def end(weights: NamedTensors, *, is_mtp: bool = False) -> str | None:
     return finding
 
 
+def _is_of_mtp(name: str, num_layers: int | None) -> bool:
+    """True for a weight of an MTP layer, which releases number after the last layer or call so."""
+    layer = re.search(r"layers\.(\d+)\.", name)
+    is_after = layer is not None and num_layers is not None and int(layer[1]) >= num_layers
+    return is_after or name.startswith(("mtp.", "model.mtp."))
+
+
 def unsent(tensor: torch.Tensor) -> float:
     """Return what a parameter holds until it is sent: NaN; in integers -1, all bits."""
     return float("nan") if tensor.is_floating_point() else -1
@@ -158,17 +172,22 @@ def _describe(name: str, *, expected: torch.Tensor, sent: torch.Tensor) -> str:
     )
 
 
-def _end_on_all_ranks(weights: NamedTensors, *, is_mtp: bool) -> tuple[bool, str]:
+def _end_on_all_ranks(
+    weights: NamedTensors, *, is_mtp: bool, num_layers: int | None = None
+) -> tuple[bool, str]:
     """Every rank compares its own shard; rank 0 alone replies, so it collects the others'
     findings."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
-    findings: list[str | None] = [None] * group.world_size
-    own = end(weights, is_mtp=is_mtp)
+    findings: list[Any] = [None] * group.world_size
+    own = end(weights, is_mtp=is_mtp), ignored_tensors()
     give_back_freed_memory()  # else an engine on a CPU keeps as much as its weights, for good
     torch.distributed.all_gather_object(findings, own, group=group.cpu_group)
-    for rank, finding in enumerate(findings):
+    for rank, (finding, _) in enumerate(findings):
         if finding is not None:
             return False, f"{DIFFERS}engine rank {rank}: {finding}"
+    ignored = set.intersection(*(names for _, names in findings))
+    if names := sorted(name for name in ignored if not _is_of_mtp(name, num_layers)):
+        return False, f"{DIFFERS}the model took nothing of {len(names)} tensors: {names[0]}"
     return True, "every parameter is what was sent"

@@ -17,6 +17,7 @@ from dataclasses import replace
 from milescli.backends.sglang.launch.command import CPU_PATH, engine_command
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.core.errors import MachineError, RecipeError
+from milescli.core.json_reader import parse_json
 
 TIMEOUT_S = 180.0
 """To import SGLang and read its arguments; 6 s on two cores."""
@@ -68,7 +69,7 @@ def check_extra(spec: EngineSpec) -> None:
             why=lines[-1] if lines else str(error),
             fix=["miles doctor", "--set engines.extra=[]"],
         ) from error
-    reply = json.loads(done.stdout.splitlines()[-1])
+    reply = parse_json(done.stdout.splitlines()[-1])
     if problem := reply.get("problem"):
         raise RecipeError(
             "SGLang's server does not accept `engines.extra`",

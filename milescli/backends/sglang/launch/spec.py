@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from milescli.backends.sglang.launch.servable import (
 )
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.core.errors import MachineError, RecipeError
+from milescli.core.json_reader import read_json
 from milescli.models import ModelFacts, parse_facts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.base import CONFIG_NAME
@@ -191,7 +191,7 @@ def draft_config(spec: EngineSpec) -> dict[str, object] | None:
 def read_config(folder: Path) -> dict[str, object]:
     path = folder / CONFIG_NAME
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
         _ = config["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecipeError(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from milescli.core.json_reader import parse_json
 from milescli.rollout.rewards.code.asserts import Parted, Ungradable, loaded, part, stored
 
 TOLERANCE = 1e-6
@@ -54,7 +55,7 @@ def read_label(label: str | None) -> Tests:
     if label is None:
         raise Ungradable("`code` needs a label")
     try:
-        read = json.loads(label)
+        read = parse_json(label)
     except (ValueError, RecursionError) as error:
         raise Ungradable(f"it is not valid JSON: {error}") from None
     if not isinstance(read, dict):
@@ -113,7 +114,7 @@ def _arguments(given: object) -> list[Any]:
     if not isinstance(given, str):
         raise Ungradable(f"the arguments {given!r:.60} are no list and no lines of JSON")
     try:
-        return [json.loads(line) for line in given.splitlines() if line.strip()]
+        return [parse_json(line) for line in given.splitlines() if line.strip()]
     except ValueError as error:
         raise Ungradable(f"the arguments {given!r:.60} are no lines of JSON: {error}") from None
 
@@ -122,7 +123,7 @@ def _value(given: object) -> object:
     """A text that is JSON is what it says (LiveCodeBench)."""
     if isinstance(given, str):
         try:
-            return json.loads(given)
+            return parse_json(given)
         except ValueError:
             return given
     return given

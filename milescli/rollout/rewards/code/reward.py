@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from milescli.core.json_reader import parse_json
 from milescli.recipe.rewards import CodeSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.code.asserts import Ungradable
@@ -180,7 +181,7 @@ class Code:
             words = line.split(" ", 2)
             if len(words) == 3 and words[0] == mark and words[1].isdecimal():
                 try:
-                    values[int(words[1])] = json.loads(words[2])
+                    values[int(words[1])] = parse_json(words[2])
                 except (ValueError, RecursionError):
                     continue
         return values

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import RecipeError
+from milescli.core.files import read_regular_text
 from milescli.recipe.rewards import JudgeSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.endpoint import Endpoint, base_url
@@ -169,7 +170,7 @@ def _template(prompt: str | None) -> str | None:
     text = prompt
     if Path(prompt).suffix in (".txt", ".md") and "\n" not in prompt:
         try:
-            text = Path(prompt).expanduser().read_text(encoding="utf-8")
+            text = read_regular_text(Path(prompt).expanduser())
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(
                 f"the judge's prompt `{prompt}` cannot be read",

@@ -4,10 +4,11 @@ definitions; sentences are counted by their punctuation, not by a trained model.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from threading import Lock
+
+from milescli.core.json_reader import parse_json
 
 Check = Callable[..., bool]
 
@@ -163,7 +164,7 @@ def json_format(text: str) -> bool:
         text = text.removeprefix(_FENCE).removesuffix(_FENCE)
         text = re.sub(r"\Ajson\b", "", text, flags=re.IGNORECASE)
     try:
-        json.loads(text)
+        parse_json(text)
     except (ValueError, RecursionError):
         return False
     return True

@@ -4,11 +4,11 @@ google/IFEval's data."""
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
+from milescli.core.json_reader import parse_json
 from milescli.recipe.rewards import InstructionSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.extraction import after_thinking
@@ -80,7 +80,7 @@ class Instructions:
 def _checks_of(label: str | None) -> list[Callable[[str], bool]]:
     """Raises ValueError with what is wrong with the label."""
     try:
-        asked = json.loads(label or "")
+        asked = parse_json(label or "")
         ids, kwargs = asked[_IDS], asked[_KWARGS]
         assert isinstance(ids, list) and isinstance(kwargs, list) and ids
     except (AssertionError, KeyError, TypeError, ValueError):

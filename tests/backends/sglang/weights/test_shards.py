@@ -67,6 +67,7 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
             "model": str(other),
             "layout": LAYOUTS.get(name, {"pp": 2}),
             "engines": addresses,
+            "has_biases": name == "gpt-oss",
         }
         ways = ("TensorChannel", "DistributedChannel")
         cases = [{"name": way, "way": way, **case} for way in ways]
