@@ -17,12 +17,11 @@ def parse_json(text: str | bytes | bytearray, **hooks: Any) -> Any:
     with the position, for all that it cannot be: also for text that is no UTF-8, nesting beyond
     what Python can recurse into, and numbers of more digits than Python reads."""
     try:
-        return json.loads(text, **hooks)
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8"), **hooks)
     except json.JSONDecodeError:
         raise
     except UnicodeDecodeError as error:
-        start, shown = error.start, "�"
-        raise json.JSONDecodeError(f"no UTF-8 at byte {start}", shown, 0) from error
+        raise json.JSONDecodeError(f"no UTF-8 at byte {error.start}", "", 0) from error
     except RecursionError:
         raise json.JSONDecodeError(TOO_DEEP, "", 0) from None
     except ValueError as error:  # Python's limit of digits

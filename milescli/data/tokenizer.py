@@ -6,11 +6,12 @@ from __future__ import annotations
 import codecs
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milescli.core.cpu_bound import TooSlow, cpu_bound
 from milescli.core.errors import DataError
 from milescli.core.files import read_regular_text
 from milescli.core.json_reader import read_json
@@ -129,13 +130,14 @@ class ChatTokenizer:
             if tools:
                 raise ValueError("without a chat template, nothing tells the model about its tools")
             return _raw(messages)
-        text = self.inner.apply_chat_template(
-            list(messages),
-            chat_template=self.template,
-            tools=list(tools) if tools else None,
-            tokenize=False,
-            add_generation_prompt=opens_answer,
-        )
+        with _bounded_rendering():
+            text = self.inner.apply_chat_template(
+                list(messages),
+                chat_template=self.template,
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=opens_answer,
+            )
         return self._opened(str(text))
 
     def render_marked(
@@ -150,14 +152,15 @@ class ChatTokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         tools, messages = tools or self.tools, self._in_form(messages)
-        texts, spans = render_jinja_template(
-            conversations=[list(messages)],
-            tools=list(tools) if tools else None,
-            chat_template=self.template,
-            return_assistant_tokens_mask=True,
-            add_generation_prompt=opens_answer,
-            **self.inner.special_tokens_map,
-        )
+        with _bounded_rendering():
+            texts, spans = render_jinja_template(
+                conversations=[list(messages)],
+                tools=list(tools) if tools else None,
+                chat_template=self.template,
+                return_assistant_tokens_mask=True,
+                add_generation_prompt=opens_answer,
+                **self.inner.special_tokens_map,
+            )
         before = [len(self._opened(texts[0][:place])) for span in spans[0] for place in span]
         return list(zip(before[::2], before[1::2], strict=True))
 
@@ -190,7 +193,8 @@ class ChatTokenizer:
         if self.template is None or self.images is None:
             return False
         shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
-        with contextlib.suppress(Exception):  # a template may raise anything at a part
+        # a template may raise anything at a part
+        with _passing_over_errors(), _bounded_rendering():
             text = self.inner.apply_chat_template(
                 shown, chat_template=self.template, tokenize=False
             )
@@ -281,7 +285,7 @@ class ChatTokenizer:
         for later in ([], [turns[0]]):
             after = ""
             if self.template is not None:
-                with contextlib.suppress(Exception):  # a template that wants more than these turns
+                with _passing_over_errors():  # a template that wants more than these turns
                     shown = self.render([*turns, *later], opens_answer=False)
                     after = shown.rpartition(STAND_IN)[2] if STAND_IN in shown else ""
             if (end := self.end_in(after)) is not None:
@@ -304,7 +308,7 @@ class ChatTokenizer:
     def _answer_opening(self) -> str:
         """Return what the template writes between a user's turn and the answer."""
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": STAND_IN}]
-        with contextlib.suppress(Exception):  # a template that wants more than these turns
+        with _passing_over_errors():  # a template that wants more than these turns
             asked = self.render(turns[:1], opens_answer=False)
             text = self.render(turns, opens_answer=False)
             return text[len(asked) :].partition(STAND_IN)[0] if text.startswith(asked) else ""
@@ -431,6 +435,40 @@ def template_of_file(path: str) -> str:
             fix=f"sed -n {error.lineno}p {path}   # fix it",
         ) from error
     return text
+
+
+_RENDER_CPU_S = 10.0
+"""A chat of 10^6 characters takes less than a second."""
+
+
+class TemplateTooSlow(DataError):
+    """A chat template has taken more than _RENDER_CPU_S for one chat."""
+
+
+@contextlib.contextmanager
+def _passing_over_errors() -> Iterator[None]:
+    """Go on after the block where the template fails in it, which it does in ways of its own; but
+    not after each of several templates that do not end."""
+    try:
+        yield
+    except TemplateTooSlow:
+        raise
+    except Exception:
+        return
+
+
+@contextlib.contextmanager
+def _bounded_rendering() -> Iterator[None]:
+    """Raise TemplateTooSlow where the template takes more than _RENDER_CPU_S for one chat."""
+    try:
+        with cpu_bound(_RENDER_CPU_S):
+            yield
+    except TooSlow:
+        raise TemplateTooSlow(
+            f"the chat template took more than {_RENDER_CPU_S:.0f} s of CPU time for one chat",
+            why="a template that ends takes well under a second",
+            fix=f"--set data.chat_template={CHATML}   # or a file with the template of its family",
+        ) from None
 
 
 def _raw(messages: Sequence[Message]) -> str:

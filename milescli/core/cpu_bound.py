@@ -1,0 +1,73 @@
+"""A bound on the CPU time of foreign code that runs in this process, such as a chat template. It
+counts the thread's own CPU seconds, so neither a busy machine nor one that was frozen for a while
+makes it fail."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_EVERY_S = 0.5
+
+
+class TooSlow(ValueError):
+    """Raised inside code that has used up its CPU time."""
+
+
+@dataclass(eq=False, slots=True)
+class _Bounded:
+    thread: int
+    clock: int
+    """Clock of the thread's CPU time."""
+    until_s: float
+    """Reading of the clock at which it is stopped."""
+    is_stopped: bool = False
+
+
+_lock = threading.Lock()
+_running: list[_Bounded] = []
+_watcher: threading.Thread | None = None
+
+
+@contextmanager
+def cpu_bound(seconds: float) -> Iterator[None]:
+    """Raise TooSlow in the code inside once it has taken so many seconds of CPU time. It is looked
+    at twice a second, and stops at the next step of Python code: one long call into C goes on."""
+    ident = threading.get_ident()
+    clock = time.pthread_getcpuclockid(ident)
+    one = _Bounded(ident, clock, time.clock_gettime(clock) + seconds)
+    _watch(one)
+    try:
+        yield
+    finally:
+        with _lock:
+            _running.remove(one)
+            if one.is_stopped:  # if it has not been raised yet, it must not be raised later
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
+    if one.is_stopped:
+        raise TooSlow
+
+
+def _watch(one: _Bounded) -> None:
+    global _watcher
+    with _lock:
+        _running.append(one)
+        if _watcher is None or not _watcher.is_alive():  # a fork has no threads
+            _watcher = threading.Thread(target=_stop_the_slow, name="cpu-bound", daemon=True)
+            _watcher.start()
+
+
+def _stop_the_slow() -> None:
+    while True:
+        time.sleep(_EVERY_S)
+        with _lock:
+            for one in _running:
+                if not one.is_stopped and time.clock_gettime(one.clock) > one.until_s:
+                    one.is_stopped = True
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                        ctypes.c_ulong(one.thread), ctypes.py_object(TooSlow)
+                    )
