@@ -57,8 +57,14 @@ def simulate(
         typer.Option("--price-per-gpu-hour", min=0.0, help="Also show what the run would cost."),
     ] = None,
     window: Annotated[
-        int, typer.Option("--window", min=6, max=1000, help="Steps to simulate of each candidate.")
-    ] = 12,
+        int | None,
+        typer.Option(
+            "--window",
+            min=6,
+            max=1000,
+            help="Steps to simulate of each candidate; by default by the size of a step.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the simulation.")] = 0,
 ) -> None:
     """Predict throughput, idle time, staleness and cost of a recipe on a machine, for several

@@ -92,16 +92,19 @@ def assumptions(recipe: Recipe, texts: Iterable[str]) -> Assumptions:
     return defaults.given("--assume", **given)
 
 
+_ENDS = {"least": 0.0, "most": 1e9}
+
+
 def _parsed(text: str) -> tuple[str, float]:
     name, equals, number = text.partition("=")
     if name not in KEYS or not equals:
-        guess = nearest(name, KEYS)
+        guess = nearest(name, KEYS) or "response_tokens"
         raise RecipeError(
             f"`--assume {text}` is not an assumption",
             why=f"it has the form KEY=VALUE, and the keys are {', '.join(KEYS)}",
-            fix=f"--assume {guess or 'response_tokens'}={number or KEYS[guess or 'tool_s'].default}",
+            fix=f"--assume {guess}={number or KEYS[guess].default}",
         )
-    least, most = KEYS[name].metadata.get("least", 0), KEYS[name].metadata.get("most", 1e15)
+    least, most = (KEYS[name].metadata.get(end, value) for end, value in _ENDS.items())
     try:
         value = float(number)
     except ValueError:
@@ -109,7 +112,7 @@ def _parsed(text: str) -> tuple[str, float]:
     if not least <= value <= most:
         raise RecipeError(
             f"`--assume {text}` has an impossible value",
-            why=f"{name} must be a number from {least:g}" + (f" to {most:g}" if most < 1e15 else ""),
+            why=f"{name} must be a number from {least:g} to {most:g}",
             fix=f"--assume {name}={KEYS[name].default or least or 1:g}",
         )
     return name, value

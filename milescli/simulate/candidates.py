@@ -36,6 +36,9 @@ ALIKE = 1.05
 """Settings whose throughput is within this factor of the best count as equally fast: the least
 stale of them is recommended."""
 
+RESPONSES, LEAST_STEPS, MOST_STEPS = 50_000, 7, 40
+"""Responses that are simulated of a candidate, in at least and at most so many steps."""
+
 Vary = Callable[[Sequence[str]], Recipe]
 """Returns the user's recipe with further `--set`s; raises RecipeError."""
 
@@ -93,8 +96,8 @@ class Comparison:
     assume: Assumptions
     measured: Measured | None = None
     teachers: Sequence[ModelFacts] = ()
-    steps: int = 12
-    """Simulated for each candidate."""
+    steps: int | None = None
+    """Simulated for each candidate; None: by the size of a step."""
     seed: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
     """Candidate -> why it was not simulated."""
@@ -133,11 +136,12 @@ class Comparison:
         per_node = devices_per_node(recipe, self.machine, Log())
         if per_node == 0:
             return [self._as_in_run(recipe)]
+        num_devices = per_node * recipe.machine.nodes
         found, refused = list[Layout](), list[FitError]()
         wanted = recipe.engines.placement
         for colocated in (True, False):
             name = "colocated" if colocated else "split"
-            if wanted not in ("auto", name) or (not colocated and per_node * recipe.machine.nodes == 1):
+            if wanted not in ("auto", name) or (num_devices == 1 and not colocated):
                 continue
             sets = [f"engines.placement={name}"]
             sets += ["rollout.max_staleness=0", "rollout.order=prompts"] if colocated else []
@@ -156,7 +160,7 @@ class Comparison:
                 self.skipped[name] = error.what
                 refused += [error] if isinstance(error, FitError) else []
                 continue
-            found += [self._of_pair(pair, per_node * recipe.machine.nodes) for pair in pairs.values()]
+            found += [self._of_pair(pair, num_devices) for pair in pairs.values()]
         if not found and refused:
             raise refused[0]
         return found
@@ -230,8 +234,11 @@ class Comparison:
         except RecipeError as error:
             self.skipped[f"{layout.name}, staleness {staleness}, {order}"] = error.what
             return
+        steps = self.steps or round(
+            min(MOST_STEPS, max(LEAST_STEPS, RESPONSES / recipe.sequences_per_step))
+        )
         simulation = Simulation(
-            self._settings(layout, recipe), self._drawn(recipe), self.steps, self.seed
+            self._settings(layout, recipe), self._drawn(recipe), steps, self.seed
         )
         outcome = simulation.run()
         hours = outcome.step_s * recipe.train.steps / 3600

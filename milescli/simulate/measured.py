@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -73,7 +73,8 @@ def read_measured(run: RunDir) -> Measured:
         return np.nan_to_num(values)
 
     plan = Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
-    step_s, request_s, running = _decoding(column, num_engines=plan.engines.num - plan.engines_apart)
+    engines = plan.engines.num - plan.engines_apart
+    step_s, request_s, running = _decoding(column, num_engines=engines)
     refused, kept = column("rollout/dropped_groups").sum(), column("rollout/num_groups").sum()
     trained_s = column("time/train_s").sum() + column("time/pack_s").sum()
     return Measured(
@@ -91,7 +92,9 @@ def read_measured(run: RunDir) -> Measured:
     )
 
 
-def _decoding(column, *, num_engines: int) -> tuple[float, float, float]:  # type: ignore[no-untyped-def]
+def _decoding(
+    column: Callable[[str], np.ndarray], *, num_engines: int
+) -> tuple[float, float, float]:
     """Return (seconds of a decode step, more for each request, requests at once). In a step, an
     engine decodes tokens / running times, which takes step_s for each and request_s for each
     token: least squares over the steps, neither below 0."""

@@ -44,7 +44,7 @@ class Wish:
     run: str | None
     assume: Sequence[str]
     price: float | None
-    window: int
+    window: int | None
     seed: int
     on: str | None
     """As it was typed."""
