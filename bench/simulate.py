@@ -272,7 +272,9 @@ def main(argv: Sequence[str]) -> None:
             is_fitted = row in source.fitted
             verdict = "fitted" if is_fitted else "met" if abs(error) <= GOAL else "missed"
             rows[row] = {"published": wanted, "simulated": got[row], "verdict": verdict}
-            print(f"  {row + '*' * is_fitted:40}{wanted:9.1f}{got[row]:9.1f}{error:+8.0%}  {verdict}")
+            print(
+                f"  {row + '*' * is_fitted:40}{wanted:9.1f}{got[row]:9.1f}{error:+8.0%}  {verdict}"
+            )
         results[name] = {"fitted": fitted, "rows": rows}
     if file:
         Path(file).write_text(json.dumps(results, indent=1) + "\n")

@@ -75,9 +75,7 @@ def simulate(
 
     machine = None if on is None else read_machine(on)
     flags = flags_of(machine__nodes=("--nodes", len(machine.nodes) if machine else None))
-    loaded = read_recipe(
-        wanted, recipe, sets=sets, flags=flags, adapters=None, output=context.obj
-    )
+    loaded = read_recipe(wanted, recipe, sets=sets, flags=flags, adapters=None, output=context.obj)
     wish = Wish(
         loaded=loaded,
         sets=sets or [],

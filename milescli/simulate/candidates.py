@@ -108,7 +108,7 @@ class Comparison:
         recipe samples nothing, FitError where no layout fits, MachineError for a CPU without a
         run."""
         recipe = self.vary([])
-        if not recipe.has_engines or recipe.adapters:
+        if recipe.learns_from_rows or recipe.adapters:
             raise RecipeError(
                 f"recipe `{recipe.name}` cannot be simulated",
                 why="it trains several adapters, which are not simulated"
@@ -128,7 +128,7 @@ class Comparison:
                     self._try(best, *setting)
         if not self.candidates:
             raise self._nothing(recipe)
-        return self._recommended()
+        return self.recommended
 
     # ------------------------------------------------------------------ layouts
 
@@ -300,7 +300,10 @@ class Comparison:
             else None,
         )
 
-    def _recommended(self) -> Candidate:
+    @property
+    def recommended(self) -> Candidate:
+        """Return the least stale of the candidates that are about as fast as the fastest; of
+        equally stale ones the colocated one, then the fastest."""
         most = max(one.outcome.samples_per_s for one in self.candidates)
         return min(
             (one for one in self.candidates if one.outcome.samples_per_s * ALIKE >= most),
@@ -346,4 +349,3 @@ def with_measured(assume: Assumptions, measured: Measured) -> Assumptions:
         prompt_tokens=measured.prompt_tokens,
         kept_share=measured.kept_share,
     )
-

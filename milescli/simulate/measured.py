@@ -63,8 +63,7 @@ def read_measured(run: RunDir) -> Measured:
             f"run `{run.name}` does not tell how fast it was",
             why="it learns from rows: nothing was sampled"
             if history.learns_from_rows
-            else f"{FIRST_STEPS + LEAST_STEPS} steps are needed, and it has "
-            f"{len(history.columns)}",
+            else f"{FIRST_STEPS + LEAST_STEPS} steps are needed, and it has {len(history.columns)}",
             fix="miles runs   # names others",
         )
 

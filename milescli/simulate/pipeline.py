@@ -460,8 +460,7 @@ class Simulation:
             step_s=seconds / (self.steps - max(1, int(self.steps * WARM_SHARE))),
             samples_per_s=(last.samples - first.samples) / seconds,
             tokens_per_s=(last.tokens - first.tokens) / seconds,
-            engines_idle=1
-            - (last.busy_s - first.busy_s) / (self.settings.num_engines * seconds),
+            engines_idle=1 - (last.busy_s - first.busy_s) / (self.settings.num_engines * seconds),
             rollout_idle=(last.closed_s - first.closed_s) / seconds,
             trainer_wait=(last.wait_s - first.wait_s) / seconds,
             staleness_mean=float(np.mean(ages)),

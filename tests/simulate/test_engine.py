@@ -16,9 +16,7 @@ speeds = st.builds(
     context_s=st.floats(0, 1e-5),
     slots=st.integers(1, 4),
 )
-requests = st.lists(
-    st.tuples(st.integers(0, 500), st.integers(1, 60)), min_size=1, max_size=8
-)
+requests = st.lists(st.tuples(st.integers(0, 500), st.integers(1, 60)), min_size=1, max_size=8)
 """(tokens of the prompt, tokens of the response) of each."""
 
 

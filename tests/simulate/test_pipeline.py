@@ -12,7 +12,9 @@ from milescli.simulate.engine import EngineSpeed
 from milescli.simulate.lengths import LogNormal
 from milescli.simulate.pipeline import Failures, Settings, Simulation
 
-SPEED = EngineSpeed(step_s=0.01, request_s=1e-4, context_s=1e-7, prefill_s=1e-4, slots=16, cache_tokens=4000)
+SPEED = EngineSpeed(
+    step_s=0.01, request_s=1e-4, context_s=1e-7, prefill_s=1e-4, slots=16, cache_tokens=4000
+)
 SETTINGS = Settings(
     num_engines=3,
     speed=SPEED,
@@ -124,7 +126,9 @@ def test_a_trainer_that_dies_trains_again_what_no_checkpoint_has() -> None:
 
 
 def test_a_bound_on_open_responses_is_kept() -> None:
-    run = simulation(replace(SETTINGS, staleness=50, order="done", stale_groups="keep", max_open=40))
+    run = simulation(
+        replace(SETTINGS, staleness=50, order="done", stale_groups="keep", max_open=40)
+    )
     outcome = run.run()
     assert 30 < outcome.running_mean <= 40
 
