@@ -27,8 +27,8 @@ from milescli.simulate.pipeline import Outcome, Settings, Simulation
 GOAL = 0.20
 SIGMA = 1.0
 """Of the logarithm of a response's tokens: a guess, the same for all sources."""
-Predict = Callable[[float, float], dict[str, float]]
-"""Two fitted numbers -> row -> figure."""
+Predict = Callable[[tuple[float, float], Sequence[str], int], dict[str, float]]
+"""(fitted numbers, rows, how many times smaller) -> row -> figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +44,17 @@ class Source:
     published: Mapping[str, float]
     fitted: Sequence[str]
     """Rows on which they are fitted."""
-    predict: Callable[[tuple[float, float], Sequence[str]], dict[str, float]]
-    """(fitted numbers, rows) -> row -> figure."""
+    predict: Predict
+    fit_scale: int = 1
+    """While numbers are fitted, engines and batch are so many times smaller; the figures that are
+    shown are of the full size."""
 
 
 def fit(source: Source) -> tuple[float, float]:
     """Search the numbers by which the fitted rows come out: steps of a factor, which shrinks."""
 
     def error(numbers: tuple[float, float]) -> float:
-        got = source.predict(numbers, source.fitted)
+        got = source.predict(numbers, source.fitted, source.fit_scale)
         return sum(math.log(got[row] / source.published[row]) ** 2 for row in source.fitted)
 
     best, factor = source.start, 1.5
@@ -63,7 +65,7 @@ def fit(source: Source) -> tuple[float, float]:
             for i, j in itertools.product((-1, 0, 1), repeat=2)
             if (i or j) and (j == 0 or len(source.names) > 1)
         ]
-        tried = min(((error(one), one) for one in moves), default=(least, best))
+        tried = min((error(one), one) for one in moves)
         if tried[0] < least:
             least, best = tried
         else:
@@ -87,15 +89,17 @@ def verl() -> Source:
         prefill_s=15.2e9 / (148e12 * 0.45),
     )
 
-    def predict(numbers: tuple[float, float], rows: Sequence[str]) -> dict[str, float]:
+    def predict(
+        numbers: tuple[float, float], rows: Sequence[str], scale: int
+    ) -> dict[str, float]:
         lengths = LogNormal(mean=numbers[0], sigma=numbers[1], longest=28_672)
-        tokens = 8192 * (lengths.mean + 300)
+        tokens = 8192 // scale * (lengths.mean + 300)
         base = Settings(
-            num_engines=64,
+            num_engines=64 // scale,
             speed=speed,
             train_token_s=0.0,
             publish_s=4.0,
-            prompts_per_step=512,
+            prompts_per_step=512 // scale,
             samples_per_prompt=16,
             prompt_tokens=300,
             order="done",
@@ -105,13 +109,13 @@ def verl() -> Source:
         got = {}
         for row in rows:
             if row == "colocated, rollout":
-                own = replace(base, num_engines=128, publish_s=0.0, parts=1)
+                own = replace(base, num_engines=128 // scale, publish_s=0.0, parts=1)
                 got[row] = outcome(own, lengths, steps=4).step_s
                 continue
             engines, train_s = small.get(row, (64, updates.get(row, 0.0)))
             own = replace(
                 base,
-                num_engines=engines,
+                num_engines=engines // scale,
                 train_token_s=train_s / tokens,
                 staleness=float(row) if row in updates else 0.5,
             )
@@ -145,24 +149,27 @@ def areal() -> Source:
     tokens = 41.0 * 3600 / 250 * 128.7e3
     lengths = LogNormal(mean=tokens / 8192, sigma=SIGMA, longest=27_648)
 
-    def predict(numbers: tuple[float, float], rows: Sequence[str]) -> dict[str, float]:
+    def predict(
+        numbers: tuple[float, float], rows: Sequence[str], scale: int
+    ) -> dict[str, float]:
         got = {}
         for row in rows:
-            eta = 40 if row == "unbounded" else int(row)
+            eta = 20 if row == "unbounded" else int(row)
             settings = Settings(
-                num_engines=96,
+                num_engines=96 // scale,
                 speed=EngineSpeed(step_s=numbers[0], context_s=28_672 / (3.35e12 * 0.70)),
-                train_token_s=numbers[1] / (8192 * lengths.mean),
+                train_token_s=numbers[1] / (8192 // scale * lengths.mean),
                 publish_s=0.0,
-                prompts_per_step=512,
+                prompts_per_step=512 // scale,
                 samples_per_prompt=16,
                 prompt_tokens=0,
                 staleness=eta,
                 order="done",
                 stale_groups="keep",
-                max_open=96 * 256,
+                max_open=96 // scale * 256,
             )
-            got[row] = outcome(settings, lengths, steps=6 + eta).tokens_per_s / 1e3
+            steps = 6 + round(1.5 * eta)
+            got[row] = outcome(settings, lengths, steps=steps).tokens_per_s * scale / 1e3
         return got
 
     return Source(
@@ -182,6 +189,7 @@ def areal() -> Source:
         },
         fitted=("0", "unbounded"),
         predict=predict,
+        fit_scale=8,
     )
 
 
@@ -189,7 +197,9 @@ def marin() -> Source:
     """marin#8955: 100 updates."""
     lengths = LogNormal(mean=1100, sigma=SIGMA, longest=4096)
 
-    def predict(numbers: tuple[float, float], rows: Sequence[str]) -> dict[str, float]:
+    def predict(
+        numbers: tuple[float, float], rows: Sequence[str], scale: int
+    ) -> dict[str, float]:
         got = {}
         for row in rows:
             settings = Settings(
@@ -221,7 +231,9 @@ def marin() -> Source:
 def roll() -> Source:
     """ROLL Flash's study of environments, from summaries of the paper."""
 
-    def predict(numbers: tuple[float, float], rows: Sequence[str]) -> dict[str, float]:
+    def predict(
+        numbers: tuple[float, float], rows: Sequence[str], scale: int
+    ) -> dict[str, float]:
         turns = max(1, round(numbers[0]))
         waits = np.maximum(np.random.default_rng(0).normal(10, 10, (40, 256, turns)), 0)
         settings = Settings(
@@ -262,7 +274,7 @@ def main(argv: Sequence[str]) -> None:
     for name in [word for word in argv if word in SOURCES] or SOURCES:
         source = SOURCES[name]()
         numbers = fit(source)
-        got = source.predict(numbers, list(source.published))
+        got = source.predict(numbers, list(source.published), 1)
         print(f"\n{source.title}\n  stated: {source.stated}\n  guessed: {source.guessed}")
         fitted = dict(zip(source.names, numbers, strict=False))
         print("  fitted on *:", ", ".join(f"{key} {value:.4g}" for key, value in fitted.items()))
