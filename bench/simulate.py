@@ -89,9 +89,7 @@ def verl() -> Source:
         prefill_s=15.2e9 / (148e12 * 0.45),
     )
 
-    def predict(
-        numbers: tuple[float, float], rows: Sequence[str], scale: int
-    ) -> dict[str, float]:
+    def predict(numbers: tuple[float, float], rows: Sequence[str], scale: int) -> dict[str, float]:
         lengths = LogNormal(mean=numbers[0], sigma=numbers[1], longest=28_672)
         tokens = 8192 // scale * (lengths.mean + 300)
         base = Settings(
@@ -149,9 +147,7 @@ def areal() -> Source:
     tokens = 41.0 * 3600 / 250 * 128.7e3
     lengths = LogNormal(mean=tokens / 8192, sigma=SIGMA, longest=27_648)
 
-    def predict(
-        numbers: tuple[float, float], rows: Sequence[str], scale: int
-    ) -> dict[str, float]:
+    def predict(numbers: tuple[float, float], rows: Sequence[str], scale: int) -> dict[str, float]:
         got = {}
         for row in rows:
             eta = 20 if row == "unbounded" else int(row)
@@ -197,9 +193,7 @@ def marin() -> Source:
     """marin#8955: 100 updates."""
     lengths = LogNormal(mean=1100, sigma=SIGMA, longest=4096)
 
-    def predict(
-        numbers: tuple[float, float], rows: Sequence[str], scale: int
-    ) -> dict[str, float]:
+    def predict(numbers: tuple[float, float], rows: Sequence[str], scale: int) -> dict[str, float]:
         got = {}
         for row in rows:
             settings = Settings(
@@ -231,9 +225,7 @@ def marin() -> Source:
 def roll() -> Source:
     """ROLL Flash's study of environments, from summaries of the paper."""
 
-    def predict(
-        numbers: tuple[float, float], rows: Sequence[str], scale: int
-    ) -> dict[str, float]:
+    def predict(numbers: tuple[float, float], rows: Sequence[str], scale: int) -> dict[str, float]:
         turns = max(1, round(numbers[0]))
         waits = np.maximum(np.random.default_rng(0).normal(10, 10, (40, 256, turns)), 0)
         settings = Settings(

@@ -292,7 +292,7 @@ def _mode(argv: list[str]) -> Mode:
 OTHER_NAMES = {
     "launch": ("train", "run", "start", "rl", "sft", "grpo", "fit"),
     "resume": ("continue", "restart"),
-    "simulate": ("sim", "predict", "estimate", "plan"),
+    "simulate": ("sim", "predict", "estimate"),
     "runs": ("list", "ls", "ps", "jobs"),
     "stop": ("kill", "cancel", "end"),
     "rm": ("delete", "remove", "del"),

@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 
 from milescli.commands import suggest
-from milescli.commands.options import RecipeArgument, RecipeOption, SetOption, flags_of, verb
+from milescli.commands.options import (
+    RecipeArgument,
+    RecipeOption,
+    SetOption,
+    flags_of,
+    read_recipe,
+    verb,
+)
 
 EXAMPLES = [
     "miles simulate --recipe qwen2.5-7b --on 16x8xH100 --price-per-gpu-hour 2.5",
-    "miles simulate --recipe qwen3-4b --on 8xH200 --assume response_tokens=2500 --set "
-    "rollout.order=done",
+    "miles simulate --recipe qwen3-4b --on 8xH200 --assume response_tokens=2500",
     "miles simulate --recipe quickstart --from quickstart-1",
 ]
 
@@ -31,11 +37,7 @@ def simulate(
     sets: SetOption = None,
     on: Annotated[
         str | None,
-        typer.Option(
-            "--on",
-            metavar="MACHINE|FILE",
-            help="The machine, such as 128x8xH100; by default this one.",
-        ),
+        typer.Option("--on", metavar="MACHINE|FILE", help="Such as 128x8xH100; default: this."),
     ] = None,
     run: Annotated[
         str | None,
@@ -58,18 +60,12 @@ def simulate(
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(
-            "--window",
-            min=6,
-            max=1000,
-            help="Steps to simulate of each candidate; by default by the size of a step.",
-        ),
+        typer.Option("--window", min=6, max=1000, help="Steps to simulate of each candidate."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed of the simulation.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
 ) -> None:
     """Predict throughput, idle time, staleness and cost of a recipe on a machine, for several
     layouts and asynchronous settings, and recommend one. Nothing is started."""
-    from milescli.commands.options import read_recipe
     from milescli.commands.show.simulation import Wish, show_simulation
     from milescli.platform.machine import read_machine
 
@@ -86,6 +82,5 @@ def simulate(
         price=price,
         window=window,
         seed=seed,
-        on=on,
     )
     show_simulation(wish, output=context.obj)

@@ -22,7 +22,7 @@ from milescli.simulate.assumptions import Assumptions
 from milescli.simulate.hardware import Speeds
 from milescli.simulate.lengths import Lengths, LogNormal
 from milescli.simulate.measured import Measured
-from milescli.simulate.pipeline import Failures, Outcome, Settings, Simulation, Span
+from milescli.simulate.pipeline import Failures, Outcome, Settings, Simulation
 
 ASYNC: tuple[tuple[int, Literal["prompts", "done"]], ...] = (
     (0, "prompts"),
@@ -52,6 +52,8 @@ class Layout:
     sets: tuple[str, ...]
     """What `--set` needs for it."""
     speeds: Speeds
+    tp: int
+    """Devices of an engine."""
     engine_devices: int
     trainer_devices: int
     num_devices: int
@@ -69,10 +71,8 @@ class Candidate:
     hours: float
     """For all steps of the recipe."""
     gpu_hours: float
-    published_s: Sequence[float]
-    spans: Sequence[Span]
-    changes: Sequence[tuple[float, int]]
-    """(seconds, 1 or -1): an engine began to work, or stopped."""
+    simulation: Simulation
+    """After its end: what was when."""
 
     @property
     def staleness(self) -> int:
@@ -120,12 +120,13 @@ class Comparison:
         own = (max(1, recipe.rollout.max_staleness), recipe.rollout.order)
         for layout in layouts:
             self._try(layout, *((0, "prompts") if layout.colocated else own))
-        split = [one for one in self.candidates if not one.layout.colocated]
-        if split:
-            best = max(split, key=lambda one: one.outcome.samples_per_s).layout
+        if best := self._best_split():
+            for layout in self._beside(best, layouts):
+                self._try(layout, *own)
+            best = self._best_split() or best
             for setting in ASYNC:
                 if setting != own:
-                    self._try(best, *setting)
+                    self._try(best.layout, *setting)
         if not self.candidates:
             raise self._nothing(recipe)
         return self.recommended
@@ -136,34 +137,63 @@ class Comparison:
         per_node = devices_per_node(recipe, self.machine, Log())
         if per_node == 0:
             return [self._as_in_run(recipe)]
-        num_devices = per_node * recipe.machine.nodes
-        found, refused = list[Layout](), list[FitError]()
-        wanted = recipe.engines.placement
-        for colocated in (True, False):
-            name = "colocated" if colocated else "split"
-            if wanted not in ("auto", name) or (num_devices == 1 and not colocated):
+        found, refused = list[Layout](), list[MilesError]()
+        for name in ("colocated", "split"):
+            is_one = per_node * recipe.machine.nodes == 1 and name == "split"
+            if recipe.engines.placement not in ("auto", name) or is_one:
                 continue
             sets = [f"engines.placement={name}"]
-            sets += ["rollout.max_staleness=0", "rollout.order=prompts"] if colocated else []
+            if name == "colocated":
+                sets += ["rollout.max_staleness=0", "rollout.order=prompts"]
             try:
-                own = self.vary(sets)
-                pairs = pairs_by_share(
-                    own,
-                    self.machine,
-                    self.facts,
-                    devices_per_node=per_node,
-                    colocated=colocated,
-                    size=SIZES[choose_precision(own, self.machine, Log())],
-                    teachers=self.teachers,
-                )
-            except MilesError as error:
+                found += self._planned(sets, colocated=name == "colocated")
+            except (FitError, RecipeError) as error:
                 self.skipped[name] = error.what
-                refused += [error] if isinstance(error, FitError) else []
-                continue
-            found += [self._of_pair(pair, num_devices) for pair in pairs.values()]
+                refused.append(error)
         if not found and refused:
             raise refused[0]
         return found
+
+    def _planned(self, sets: Sequence[str], *, colocated: bool) -> list[Layout]:
+        """Return the layouts that the planner would choose for each number of engine devices.
+        Raises FitError, RecipeError."""
+        recipe = self.vary(sets)
+        per_node = devices_per_node(recipe, self.machine, Log())
+        pairs = pairs_by_share(
+            recipe,
+            self.machine,
+            self.facts,
+            devices_per_node=per_node,
+            colocated=colocated,
+            size=SIZES[choose_precision(recipe, self.machine, Log())],
+            teachers=self.teachers,
+        )
+        return [self._of_pair(pair, per_node * recipe.machine.nodes) for pair in pairs.values()]
+
+    def _best_split(self) -> Candidate | None:
+        split = [one for one in self.candidates if not one.layout.colocated]
+        return max(split, key=lambda one: one.outcome.samples_per_s, default=None)
+
+    def _beside(self, best: Candidate, layouts: Sequence[Layout]) -> list[Layout]:
+        """Return the split halfway from the best one to its neighbour, with more engines if the
+        trainer waits longer than engines are idle."""
+        own, outcome = best.layout, best.outcome
+        sign = 1 if outcome.trainer_wait > outcome.engines_idle else -1
+        others = [
+            one.engine_devices
+            for one in layouts
+            if not one.colocated and sign * (one.engine_devices - own.engine_devices) > 0
+        ]
+        if not others or not own.sets:
+            return []
+        near = min(others, key=lambda devices: abs(devices - own.engine_devices))
+        num = (own.engine_devices + near) // 2 // own.tp
+        sets = [own.sets[0], f"engines.num={num}", f"engines.tp={own.tp}"]
+        is_new = num * own.tp not in (near, own.engine_devices)
+        try:
+            return self._planned(sets, colocated=False) if is_new else []
+        except (FitError, RecipeError):
+            return []
 
     def _of_pair(self, pair: Pair, num_devices: int) -> Layout:
         engines, colocated = pair.engines.layout, pair.space.colocated
@@ -183,6 +213,7 @@ class Comparison:
             name="colocated" if colocated else f"{taken} + {own}",
             sets=sets,
             speeds=hardware.predicted(pair, self.assume),
+            tp=engines.tp,
             engine_devices=taken,
             trainer_devices=own,
             num_devices=num_devices,
@@ -218,6 +249,7 @@ class Comparison:
             name=f"as in {run}",
             sets=(),
             speeds=hardware.of_run(self.measured),
+            tp=plan.engines.tp,
             engine_devices=plan.engines.num * plan.engines.tp,
             trainer_devices=plan.trainer.world_size,
             num_devices=1,
@@ -250,9 +282,7 @@ class Comparison:
                 outcome=outcome,
                 hours=hours,
                 gpu_hours=hours * layout.num_devices,
-                published_s=simulation.published_s,
-                spans=simulation.spans,
-                changes=simulation.fleet.changes,
+                simulation=simulation,
             )
         )
 
@@ -269,7 +299,6 @@ class Comparison:
     def _settings(self, layout: Layout, recipe: Recipe) -> Settings:
         assume, rollout, speeds = self.assume, recipe.rollout, layout.speeds
         mtbf_s = assume.mtbf_hours * 3600
-        of_engine = max(1, layout.engine_devices // max(1, speeds.num_engines))
         return Settings(
             num_engines=speeds.num_engines,
             speed=speeds.engine,
@@ -288,7 +317,7 @@ class Comparison:
             straggler_share=assume.straggler_share,
             straggler_factor=assume.straggler_factor,
             failures=Failures(
-                engine_mtbf_s=mtbf_s / of_engine,
+                engine_mtbf_s=mtbf_s / layout.tp,
                 trainer_mtbf_s=mtbf_s / layout.trainer_devices,
                 restart_s=assume.restart_s,
                 save_every=min(

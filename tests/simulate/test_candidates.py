@@ -57,6 +57,13 @@ def test_layouts_are_compared_and_the_best_split_is_varied(compared: Comparison)
         assert one.gpu_hours == pytest.approx(16 * one.hours)
 
 
+def test_a_split_between_two_of_the_planner_s_is_tried_where_it_balances_both() -> None:
+    made = comparison("qwen3-4b-search", parse_machine("8xH200"))
+    made.run()
+    rates = {one.layout.name: one.outcome.samples_per_s for one in reversed(made.candidates)}
+    assert rates["5 + 3"] > max(rates["4 + 4"], rates["6 + 2"])
+
+
 def test_the_command_of_a_candidate_plans_its_layout(compared: Comparison) -> None:
     for one in compared.candidates:
         plan = make_plan(compared.vary(one.sets), compared.machine, compared.facts)

@@ -46,8 +46,6 @@ class Wish:
     price: float | None
     window: int | None
     seed: int
-    on: str | None
-    """As it was typed."""
 
     def varied(self, further: Sequence[str]) -> Recipe:
         """Return the recipe with further settings. Raises RecipeError."""
@@ -165,7 +163,7 @@ def _command(best: Candidate, wish: Wish) -> str:
 
 
 def _window(best: Candidate) -> tuple[float, float]:
-    ends = best.published_s
+    ends = best.simulation.published_s
     return ends[max(0, len(ends) - PICTURED - 1)], ends[-1]
 
 
@@ -183,12 +181,12 @@ def picture(best: Candidate) -> dict[str, object]:
     begin, end = _window(best)
     part = (end - begin) / WIDTH
     busy, at, num = [0.0] * WIDTH, 0.0, 0
-    for moment, more in [*best.changes, (end, 0)]:
+    for moment, more in [*best.simulation.fleet.changes, (end, 0)]:
         _add(busy, num, at - begin, min(moment, end) - begin, part=part)
         at, num = moment, num + more
     shares = [seconds / part / best.layout.speeds.num_engines for seconds in busy]
     spent = {what: [0.0] * WIDTH for what in MARKS}
-    for span in best.spans:
+    for span in best.simulation.spans:
         _add(spent[span.what], 1, span.begin_s - begin, span.end_s - begin, part=part)
     trainer = "".join(
         MARKS[max(spent, key=lambda what: spent[what][place])] for place in range(WIDTH)
