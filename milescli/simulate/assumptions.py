@@ -92,6 +92,24 @@ def assumptions(recipe: Recipe, texts: Iterable[str]) -> Assumptions:
     return defaults.given("--assume", **given)
 
 
+def doubts(recipe: Recipe, assume: Assumptions) -> list[str]:
+    """Return warnings about defaults that probably do not fit the recipe."""
+    rollout, said = recipe.rollout, []
+    if rollout.agent != "single_turn" and "turns" not in assume.origins:
+        said.append(
+            f"agent `{rollout.agent}` is simulated as one turn without tools: set `--assume turns=` "
+            "and `--assume tool_s=`"
+        )
+    if rollout.filter != "none" and "kept_share" not in assume.origins:
+        said.append(
+            f"filter `{rollout.filter}` is simulated as if it kept every group: set "
+            "`--assume kept_share=`"
+        )
+    if rollout.over_sampling > 1 and rollout.selection != "first":
+        said.append(f"selection `{rollout.selection}` is simulated as `first`")
+    return said
+
+
 _ENDS = {"least": 0.0, "most": 1e9}
 
 

@@ -58,20 +58,21 @@ def read_measured(run: RunDir) -> Measured:
     """Read a run. Raises DataError if it has too few steps, or sampled nothing."""
     history, facts = read_history(run), read_facts(run)
     places = np.arange(len(history.columns)) >= FIRST_STEPS
-    if history.learns_from_rows or places.sum() < LEAST_STEPS or not facts.plan:
-        raise DataError(
-            f"run `{run.name}` does not tell how fast it was",
-            why="it learns from rows: nothing was sampled"
-            if history.learns_from_rows
-            else f"{FIRST_STEPS + LEAST_STEPS} steps are needed, and it has {len(history.columns)}",
-            fix="miles runs   # names others",
-        )
 
     def column(name: str) -> np.ndarray:
         values = np.frombuffer(history.columns.get(name), dtype=np.float64)[places]
         return np.nan_to_num(values)
 
-    plan = Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
+    plan = _plan(run)
+    if plan is None or places.sum() < LEAST_STEPS or not column("rollout/generated_tokens").any():
+        raise DataError(
+            f"run `{run.name}` does not tell how fast its engines were",
+            why="its plan.json is missing, or of another version of miles"
+            if plan is None
+            else f"{FIRST_STEPS + LEAST_STEPS} steps that sample are needed, and it has "
+            f"{len(history.columns)} steps",
+            fix="miles runs   # lists others",
+        )
     engines = plan.engines.num - plan.engines_apart
     step_s, request_s, running = _decoding(column, num_engines=engines)
     refused, kept = column("rollout/dropped_groups").sum(), column("rollout/num_groups").sum()
@@ -91,6 +92,13 @@ def read_measured(run: RunDir) -> Measured:
     )
 
 
+def _plan(run: RunDir) -> Plan | None:
+    try:
+        return Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _decoding(
     column: Callable[[str], np.ndarray], *, num_engines: int
 ) -> tuple[float, float, float]:
@@ -101,6 +109,7 @@ def _decoding(
     active = np.maximum(
         column("time/rollout_s"), whole - column("flow/idle_s") - column("time/publish_s")
     )
+    active = np.maximum(active, 1e-9)
     running = np.maximum(1.0, column("flow/running_mean") * whole / active)
     pairs = np.stack([tokens / running, tokens / num_engines], axis=1)
     options = [np.linalg.lstsq(pairs, active, rcond=None)[0]]

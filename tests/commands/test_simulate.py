@@ -40,7 +40,7 @@ def test_its_object_has_all_figures_and_the_command_of_the_recommended_one(miles
     ("argv", "code", "what"),
     [
         (["--recipe", "qwen2.5-7b", "--on", "8xH999"], 4, "H999"),
-        (["--recipe", "deepseek-v3", "--on", "8xH100"], 5, "does not fit"),
+        ([*ON, "--set", "parallel.tp=3"], 5, "illegal"),
         (["--recipe", "qwen2.5-7b", "--on", "8xH100", "--assume", "mtbf=3"], 3, "mtbf_hours"),
         (["--recipe", "qwen2.5-7b", "--on", "8xH100", "--window", "1"], 2, "--window"),
         (["--recipe", "quickstart", "--on", "cpu"], 4, "--from RUN"),

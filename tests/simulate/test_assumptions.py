@@ -6,7 +6,7 @@ import pytest
 
 from milescli.core.errors import ExitCode, RecipeError
 from milescli.recipe.schema import Recipe
-from milescli.simulate.assumptions import KEYS, assumptions
+from milescli.simulate.assumptions import KEYS, assumptions, doubts
 
 RECIPE = Recipe(name="tiny")
 
@@ -43,3 +43,13 @@ def test_nonsense_is_refused_with_what_would_do(text: str, what: str) -> None:
     with pytest.raises(RecipeError) as refused:
         assumptions(RECIPE, [text])
     assert refused.value.fixes[0].startswith(what) and refused.value.exit_code is ExitCode.INVALID
+
+
+def test_defaults_that_do_not_fit_the_recipe_are_named() -> None:
+    assert doubts(RECIPE, assumptions(RECIPE, [])) == []
+    rollout = RECIPE.rollout.model_copy(update={"agent": "tools", "filter": "zero_variance"})
+    recipe = RECIPE.model_copy(update={"rollout": rollout})
+    agent, kept = doubts(recipe, assumptions(recipe, []))
+    assert "turns" in agent and "kept_share" in kept
+    given = assumptions(recipe, ["turns=3", "kept_share=0.7"])
+    assert doubts(recipe, given) == []

@@ -45,5 +45,14 @@ def test_a_run_with_few_steps_is_refused(tmp_path: Path, facts) -> None:  # type
     runs.write_run(tmp_path / "one", facts)
     events = RunDir(tmp_path / "one").events_file
     events.write_text("".join(events.read_text().splitlines(keepends=True)[:5]))
-    with pytest.raises(DataError, match="how fast"):
+    with pytest.raises(DataError, match="how fast") as refused:
         read_measured(RunDir(tmp_path / "one"))
+    assert "6 steps that sample are needed, and it has 5" in refused.value.why
+
+
+def test_a_run_of_another_version_is_refused(tmp_path: Path, facts) -> None:  # type: ignore[no-untyped-def]
+    runs.write_run(tmp_path / "one", facts)
+    RunDir(tmp_path / "one").plan_file.write_text('{"trainer": {"future": 1}}')
+    with pytest.raises(DataError, match="how fast") as refused:
+        read_measured(RunDir(tmp_path / "one"))
+    assert "plan.json" in refused.value.why
