@@ -97,8 +97,8 @@ def doubts(recipe: Recipe, assume: Assumptions) -> list[str]:
     rollout, said = recipe.rollout, []
     if rollout.agent != "single_turn" and "turns" not in assume.origins:
         said.append(
-            f"agent `{rollout.agent}` is simulated as one turn without tools: set `--assume turns=` "
-            "and `--assume tool_s=`"
+            f"agent `{rollout.agent}` is simulated as one turn without tools: set "
+            "`--assume turns=` and `--assume tool_s=`"
         )
     if rollout.filter != "none" and "kept_share" not in assume.origins:
         said.append(
