@@ -93,7 +93,8 @@ def show_simulation(wish: Wish, *, output: Output) -> None:
     output.blank()
     output.kv(picture(best), title=_legend(best))
     output.blank()
-    output.table(["assumed", "value", "from"], made.assume.rows())
+    assumed = [(name, f"{value:.6g}", origin) for name, value, origin in made.assume.rows()]
+    output.table(["assumed", "value", "from"], assumed)
     output.blank()
     for name, why in made.skipped.items():
         output.note(f"not simulated: {name}: {why}")
@@ -103,7 +104,7 @@ def show_simulation(wish: Wish, *, output: Output) -> None:
 
 def _columns(price: float | None) -> list[str]:
     names = ["engines + trainer", "rollout", "samples/s", "tokens/s", "step"]
-    names += ["engines idle", "trainer waits", "staleness", "max", "hours"]
+    names += ["engines idle", "trainer waits", "staleness", "max", "whole run"]
     return [*names, *(["cost"] if price is not None else []), ""]
 
 
@@ -120,7 +121,7 @@ def _row(one: Candidate, best: Candidate, price: float | None) -> list[object]:
         f"{outcome.trainer_wait:.0%}",
         round(outcome.staleness_mean, 1),
         outcome.staleness_max,
-        round(one.hours, 1),
+        format_duration(3600 * one.hours),
         *cost,
         "recommended" if one is best else "",
     ]
