@@ -47,6 +47,7 @@ FLOORS = {
     "cluster": 5,
     "jobs": 5,
     "report": 5,
+    "simulate": 5,
     "runtime": 6,
     "doctor": 7,
     "web": 7,
@@ -69,6 +70,7 @@ OWNERS = {
     "trackio": ("trackers",),
     "opentelemetry": ("trackers",),
     "pydantic": ("recipe",),
+    "simpy": ("simulate",),
     "torch": (
         "models",
         "platform",

@@ -47,6 +47,7 @@ from milescli.commands import (
     resume,
     rm,
     runs,
+    simulate,
     status,
     stop,
     ui,
@@ -96,6 +97,7 @@ miles {version}: post-train language models with reinforcement learning
   miles plugins                       list what you can extend with your own code
   miles data check train.jsonl        check a data file before a run uses it
   miles launch quickstart             train a model
+  miles simulate RECIPE --on 8xH100   predict speed and cost on another machine
   miles runs                          list your runs
   miles stop RUN, logs RUN, rm RUN    stop a run, read its logs, delete it
   miles note RUN TEXT                 keep a note about a run
@@ -136,7 +138,7 @@ app = typer.Typer(
     add_completion=True,
 )
 for module in (
-    *(launch, resume, evaluate, chat, export, convert),
+    *(launch, simulate, resume, evaluate, chat, export, convert),
     *(data, models, recipes, algorithms, env, plugins),
     *(runs, status, stop, logs, note, rm, ui, report, compare, why, profile, doctor, help),
 ):
@@ -290,6 +292,7 @@ def _mode(argv: list[str]) -> Mode:
 OTHER_NAMES = {
     "launch": ("train", "run", "start", "rl", "sft", "grpo", "fit"),
     "resume": ("continue", "restart"),
+    "simulate": ("sim", "predict", "estimate"),
     "runs": ("list", "ls", "ps", "jobs"),
     "stop": ("kill", "cancel", "end"),
     "rm": ("delete", "remove", "del"),

@@ -95,11 +95,43 @@ def plan_devices(
 ) -> Pair:
     """Choose the best trainer and engines on `devices_per_node` devices of each node. Raises
     FitError with the equation if a pin is illegal or nothing fits."""
-    table = models.table(facts)
+    pair = _simplest(
+        list(
+            pairs_by_share(
+                recipe,
+                machine,
+                facts,
+                devices_per_node=devices_per_node,
+                colocated=colocated,
+                size=size,
+                teachers=teachers,
+            ).values()
+        )
+    )
+    rest_s = 0.0 if pair.overlap else pair.engines.seconds.total
+    reasons.explain(pair.space, pair.trainer, pair.trainers, rest_s=rest_s, recipe=recipe, log=log)
+    if pair.space.has_engines:
+        reasons.explain_engines(pair.space, pair.engines, pair.fleets, recipe=recipe, log=log)
+    note_copies(recipe, size_bytes=pair.copies_bytes, log=log)
+    return pair
+
+
+def pairs_by_share(
+    recipe: Recipe,
+    machine: Machine,
+    facts: ModelFacts,
+    *,
+    devices_per_node: int,
+    colocated: bool,
+    size: int,
+    teachers: Sequence[ModelFacts] = (),
+) -> dict[int, Pair]:
+    """Return the best trainer and engines for each number of devices that engines may have, where
+    there are any that fit. Raises FitError as `plan_devices`."""
     space = search_space(
         recipe,
         machine,
-        table,
+        models.table(facts),
         devices_per_node=devices_per_node,
         colocated=colocated,
         size=size,
@@ -107,22 +139,16 @@ def plan_devices(
     )
     num_devices = devices_per_node * recipe.machine.nodes
     check_pins(recipe, facts, num_devices)
-    pair = _best(
+    return _pairs(
         space, machine, num_devices, overlap=recipe.rollout.max_staleness > 0, recipe=recipe
     )
-    rest_s = 0.0 if pair.overlap else pair.engines.seconds.total
-    reasons.explain(pair.space, pair.trainer, pair.trainers, rest_s=rest_s, recipe=recipe, log=log)
-    if space.has_engines:
-        reasons.explain_engines(pair.space, pair.engines, pair.fleets, recipe=recipe, log=log)
-    note_copies(recipe, size_bytes=pair.copies_bytes, log=log)
-    return pair
 
 
-def _best(
+def _pairs(
     space: SearchSpace, machine: Machine, num_devices: int, *, overlap: bool, recipe: Recipe
-) -> Pair:
-    """Engines span nodes only where none within a node will do, and the optimizer goes to the host
-    only where neither helps."""
+) -> dict[int, Pair]:
+    """By devices of engines. Engines span nodes only where none within a node will do, and the
+    optimizer goes to the host only where neither helps."""
     spaces = [space, replace(space, offload=True)] if space.offload is None else [space]
     shares = _shares(space, num_devices)
     nearest: tuple[TrainerSearch, list[EngineChoice], int] | None = None
@@ -130,16 +156,16 @@ def _best(
         ranks = {share: num_devices - (0 if tried.colocated else share) for share in shares}
         searches = {share: search_trainer(tried, ranks[share]) for share in shares}
         for across in (False, True):
-            pairs = []
+            pairs = dict[int, Pair]()
             for share, trainers in searches.items():
                 fleets = search_engines(tried, share, across=across)
                 if nearest is None or (fleets and not nearest[1]):
                     nearest = (trainers, fleets, ranks[share])
                 pair = _join(tried, machine, trainers, fleets, ranks=ranks[share], overlap=overlap)
                 if pair is not None:
-                    pairs.append(pair)
+                    pairs[share] = pair
             if pairs:
-                return _simplest(pairs)
+                return pairs
     assert nearest is not None
     trainers, fleets, num_ranks = nearest
     raise reasons.refusal(space, recipe, machine, trainers, fleets, num_ranks=num_ranks)

@@ -370,6 +370,26 @@ class TimeModel:
             collective = 2 * facts.num_layers * (moved + self.links.start_s(layout.tp))
         return max(memory, compute) + collective + self.reached.decode_step_s
 
+    def decode_line(
+        self, layout: EngineLayout, work: Work, *, running: float
+    ) -> tuple[float, float, float]:
+        """Return (seconds of a decode step, more for each running request, more for each token of
+        context): the plane through the predicted steps of `running` requests, of an eighth as many,
+        and of `running` with twice the context."""
+        context = max(1, int(work.prompt_tokens + work.response_tokens / 2))
+        many = max(2.0, running)
+        few = max(1.0, many / 8)
+
+        def step(requests: float, tokens: int) -> float:
+            size = self.memory.cache_bytes(layout, size=work.size, tokens=tokens, sequences=1)
+            return self._decode_step(layout, work, running=requests, request_bytes=size)
+
+        whole = step(many, context)
+        context_s = max(0.0, (step(many, 2 * context) - whole) / (many * context))
+        both_s = (whole - step(few, context)) / (many - few)
+        request_s = max(0.0, both_s - context_s * context)
+        return whole - many * (request_s + context_s * context), request_s, context_s
+
     def _expert_numbers(self) -> float:
         facts = self.table.facts
         return (

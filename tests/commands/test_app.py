@@ -18,7 +18,7 @@ from milescli.core.errors import FitError, Stopped
 from tests.commands.conftest import Miles, Replace
 
 VERBS = (
-    *("launch", "resume", "evaluate", "export", "doctor", "recipes"),
+    *("launch", "simulate", "resume", "evaluate", "export", "doctor", "recipes"),
     *(
         "runs",
         "status",

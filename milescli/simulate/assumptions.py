@@ -1,0 +1,136 @@
+"""What a simulation takes for granted: each figure with where it comes from, and set by
+`--assume KEY=VALUE`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from milescli.core.errors import RecipeError, nearest
+from milescli.plan.time import MEAN_SHARE
+from milescli.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """Holds the figures that neither recipe nor machine tells. The metadata of a field: where its
+    default comes from, its lowest and its highest value."""
+
+    response_tokens: float = field(
+        default=0.0, metadata={"from": f"{MEAN_SHARE:.0%} of the longest response", "least": 1}
+    )
+    """Mean tokens of a response."""
+    response_sigma: float = field(default=1.0, metadata={"from": "a guess: a long tail", "most": 4})
+    """Standard deviation of the logarithm of a response's tokens; 0: all are equal."""
+    prompt_tokens: float = field(
+        default=0.0, metadata={"from": f"{MEAN_SHARE:.0%} of the longest prompt", "least": 1}
+    )
+    """Mean tokens of a prompt."""
+    kept_share: float = field(
+        default=1.0, metadata={"from": "no group is refused", "least": 0.01, "most": 1}
+    )
+    """Share of the groups that `rollout.filter` keeps."""
+    turns: float = field(default=1, metadata={"from": "one answer", "least": 1, "most": 1000})
+    """Turns of an episode, which share its tokens evenly."""
+    tool_s: float = field(default=0.0, metadata={"from": "no tools"})
+    """Mean seconds of a tool or an environment between two turns."""
+    tool_sigma_s: float = field(default=0.0, metadata={"from": "no tools"})
+    """Standard deviation of those seconds, which are normal and at least 0."""
+    decode_factor: float = field(default=1.0, metadata={"from": "rooflines", "least": 1e-3})
+    """Factor on the predicted seconds of decoding and prefill."""
+    train_factor: float = field(default=1.0, metadata={"from": "rooflines", "least": 1e-3})
+    """Factor on the predicted seconds of training."""
+    publish_factor: float = field(default=1.0, metadata={"from": "rooflines", "least": 1e-3})
+    """Factor on the predicted seconds of a publication."""
+    mtbf_hours: float = field(
+        default=50_000,
+        metadata={
+            "from": "arXiv 2407.21783, section 3.3.4: 419 failures in 54 days of 16,384 GPUs"
+        },
+    )
+    """Mean hours between failures of one device; 0: none fails."""
+    restart_s: float = field(default=120.0, metadata={"from": "a guess"})
+    """Seconds until an engine or the trainer's ranks are replaced."""
+    straggler_share: float = field(default=0.0, metadata={"from": "none is slow", "most": 1})
+    """Share of the engines that are slow."""
+    straggler_factor: float = field(default=1.5, metadata={"from": "a guess", "least": 1})
+    """Factor on their seconds."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Name -> where another value than the default comes from."""
+
+    def rows(self) -> list[tuple[str, float, str]]:
+        """Return (name, value, where it comes from) of each figure."""
+        return [
+            (name, getattr(self, name), self.origins.get(name, str(one.metadata["from"])))
+            for name, one in KEYS.items()
+        ]
+
+    def given(self, origin: str, **values: float) -> Assumptions:
+        """Return the same with other values, which `origin` tells; what was given before stays."""
+        fresh = {name: value for name, value in values.items() if name not in self.origins}
+        return replace(self, **fresh, origins={**dict.fromkeys(fresh, origin), **self.origins})
+
+
+KEYS = {one.name: one for one in fields(Assumptions) if one.name != "origins"}
+"""Name -> field of each figure."""
+
+
+def assumptions(recipe: Recipe, texts: Iterable[str]) -> Assumptions:
+    """Return the assumptions for a recipe, with those of `--assume`. Raises RecipeError."""
+    given = dict(_parsed(text) for text in texts)
+    longest = recipe.rollout.max_response_tokens
+    if given.get("response_tokens", 0) > longest:
+        raise RecipeError(
+            f"`--assume response_tokens={given['response_tokens']:g}` cannot be the mean",
+            why=f"rollout.max_response_tokens cuts responses at {longest} tokens",
+            fix=f"--assume response_tokens={longest * MEAN_SHARE:g}",
+        )
+    defaults = Assumptions(
+        response_tokens=max(1.0, longest * MEAN_SHARE),
+        prompt_tokens=max(1.0, (recipe.longest_sequence - longest) * MEAN_SHARE),
+    )
+    return defaults.given("--assume", **given)
+
+
+def doubts(recipe: Recipe, assume: Assumptions) -> list[str]:
+    """Return warnings about defaults that probably do not fit the recipe."""
+    rollout, said = recipe.rollout, []
+    if rollout.agent != "single_turn" and "turns" not in assume.origins:
+        said.append(
+            f"agent `{rollout.agent}` is simulated as one turn without tools: set "
+            "`--assume turns=` and `--assume tool_s=`"
+        )
+    if rollout.filter != "none" and "kept_share" not in assume.origins:
+        said.append(
+            f"filter `{rollout.filter}` is simulated as if it kept every group: set "
+            "`--assume kept_share=`"
+        )
+    if rollout.over_sampling > 1 and rollout.selection != "first":
+        said.append(f"selection `{rollout.selection}` is simulated as `first`")
+    return said
+
+
+_ENDS = {"least": 0.0, "most": 1e9}
+
+
+def _parsed(text: str) -> tuple[str, float]:
+    name, equals, number = text.partition("=")
+    if name not in KEYS or not equals:
+        guess = nearest(name, KEYS) or "response_tokens"
+        raise RecipeError(
+            f"`--assume {text}` is not an assumption",
+            why=f"it has the form KEY=VALUE, and the keys are {', '.join(KEYS)}",
+            fix=f"--assume {guess}={number or KEYS[guess].default}",
+        )
+    least, most = (KEYS[name].metadata.get(end, value) for end, value in _ENDS.items())
+    try:
+        value = float(number)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise RecipeError(
+            f"`--assume {text}` has an impossible value",
+            why=f"{name} must be a number from {least:g} to {most:g}",
+            fix=f"--assume {name}={KEYS[name].default or least or 1:g}",
+        )
+    return name, value

@@ -1,0 +1,299 @@
+"""Engines with continuous batching and a KV cache, as processes of SimPy. All requests of an engine
+move one token together, so the next end is a closed form: one exact event for each response, none
+for a token."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import simpy
+
+SAME = 1e-6
+"""Tokens within which two responses end together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpeed:
+    """Describes how fast an engine is and how much it holds. A decode step of `batch` requests with
+    `context` tokens together takes step_s + request_s * batch + context_s * context."""
+
+    step_s: float
+    """Seconds of a decode step whatever runs: the weights are read once."""
+    request_s: float = 0.0
+    """Seconds more for each running request."""
+    context_s: float = 0.0
+    """Seconds more for each token of context: its keys and values are read."""
+    prefill_s: float = 0.0
+    """Seconds for each token of a prefill, during which nothing is decoded."""
+    slots: int = 256
+    """Requests that run at once."""
+    cache_tokens: float = math.inf
+    """Tokens that the KV cache holds. A request takes its prompt and half its response, which is
+    its mean over time."""
+
+    def seconds(self, tokens: float, *, batch: int, context: float) -> float:
+        """Return the seconds in which each of `batch` requests makes `tokens` tokens, of which the
+        contexts grow. For whole tokens it is the sum of the steps."""
+        grows = self.context_s * batch
+        first = self.step_s + self.request_s * batch + self.context_s * context - grows / 2
+        return first * tokens + grows * tokens * tokens / 2
+
+    def tokens(self, seconds: float, *, batch: int, context: float) -> float:
+        """Return the tokens that each request makes in `seconds`: the inverse of `seconds`."""
+        grows = self.context_s * batch
+        first = self.step_s + self.request_s * batch + self.context_s * context - grows / 2
+        return 2 * seconds / (first + math.sqrt(first * first + 2 * grows * seconds))
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The responses to one prompt."""
+
+    number: int
+    """Counted from 0 in the order in which groups begin."""
+    lengths: tuple[int, ...]
+    """[samples] tokens of each response."""
+    began: int = 0
+    """Weight version when it began."""
+    unfinished: int = 0
+    tokens: float = 0.0
+    """Tokens of all sequences, prompts included."""
+    oldest: int = 1 << 62
+    """Weight version of its oldest token."""
+    retries: int = 0
+    is_dead: bool = False
+    """Given up: nothing of it is made any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One response, or the turn of an episode that is being made."""
+
+    group: Group
+    prompt: float
+    """Tokens before its first."""
+    left: float
+    """Tokens to the end of the turn."""
+    prefill: float
+    """Tokens to prefill where it begins."""
+    turns_left: int = 0
+    """Turns after this one."""
+    turn: float = 0.0
+    """Tokens of each turn."""
+    made: float = 0.0
+    """Tokens that no failure of an engine can lose."""
+    start: float = 0.0
+    """Count of its engine when it began there."""
+    room: float = 0.0
+    """Tokens of the cache that it takes."""
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """One engine. `on_end(engine, request)` is called for each turn that ends."""
+
+    env: simpy.Environment
+    speed: EngineSpeed
+    on_end: Callable[[Engine, Request], None]
+    fleet: Fleet
+    place: int
+    """In its fleet."""
+    slowness: float = 1.0
+    """Factor on all its seconds; above 1 it is a straggler."""
+    running: list[tuple[float, int, Request]] = field(default_factory=list)
+    """Heap of (count at the end, number, request)."""
+    queue: deque[Request] = field(default_factory=deque)
+    version: int = 0
+    is_open: bool = True
+    """False during a publication, or while it is replaced."""
+    is_up: bool = True
+    num_open: int = 0
+    """Requests that were given to it and have not ended."""
+    count: float = 0.0
+    """Tokens that a request which was always there would have made."""
+    at: float = 0.0
+    context: float = 0.0
+    taken: float = 0.0
+    """Tokens of the cache that running requests take."""
+    owed_s: float = 0.0
+    """Seconds of prefill before anything is decoded."""
+    busy_s: float = 0.0
+    is_busy: bool = False
+    num_events: int = 0
+    _stamp: int = 0
+    """Makes older timeouts void."""
+    _numbers: int = 0
+
+    def settle(self) -> None:
+        """Bring count and contexts up to now."""
+        span, self.at = self.env.now - self.at, self.env.now
+        if not self.running or not self.is_open or span <= 0:
+            return
+        self.busy_s += span
+        paid = min(self.owed_s, span)
+        self.owed_s -= paid
+        batch = len(self.running)
+        made = self.speed.tokens((span - paid) / self.slowness, batch=batch, context=self.context)
+        self.count += made
+        self.context += made * batch
+
+    def proceed(self) -> None:
+        """Admit what fits, and plan the next end."""
+        self.settle()
+        speed = self.speed
+        while self.is_open and self.queue and len(self.running) < speed.slots:
+            request = self.queue[0]
+            room = request.prompt + request.made + request.left / 2
+            if self.running and self.taken + room > speed.cache_tokens:
+                break
+            self.queue.popleft()
+            request.start, request.room = self.count, room
+            request.group.oldest = min(request.group.oldest, self.version)
+            self._numbers += 1
+            heapq.heappush(self.running, (self.count + request.left, self._numbers, request))
+            self.taken += room
+            self.context += request.prompt + request.made
+            self.owed_s += request.prefill * speed.prefill_s * self.slowness
+        self._stamp += 1
+        if self.running and self.is_open:
+            tokens = max(self.running[0][0] - self.count, 0.0)
+            wait = speed.seconds(tokens, batch=len(self.running), context=self.context)
+            due = self.env.timeout(self.owed_s + wait * self.slowness, self._stamp)
+            due.callbacks.append(self._ended)
+        self._say_busy()
+
+    def _say_busy(self) -> None:
+        if self.is_busy != (is_busy := bool(self.running) and self.is_open):
+            self.is_busy = is_busy
+            self.fleet.changes.append((self.env.now, 1 if is_busy else -1))
+
+    def _ended(self, event: simpy.Event) -> None:
+        if event.value != self._stamp:
+            return
+        self.num_events += 1
+        self.settle()
+        self.count = max(self.count, self.running[0][0])
+        while self.running and self.running[0][0] <= self.count + SAME:
+            _, _, request = heapq.heappop(self.running)
+            request.made += request.left
+            self.num_open -= 1
+            self._leave(request, request.made)
+            self.on_end(self, request)
+        self.fleet.given[self.place] = self
+        self.fleet.flush()
+
+    def _leave(self, request: Request, made: float) -> None:
+        self.taken -= request.room
+        self.context -= request.prompt + made
+        if not self.running:
+            self.taken = self.context = self.owed_s = 0.0
+
+    def pause(self) -> None:
+        """Stop decoding."""
+        self.settle()
+        self.is_open = False
+        self._stamp += 1
+        self._say_busy()
+
+    def resume(self, version: int, *, restarts: bool) -> None:
+        """Go on with new weights: the caches are empty, so that every running response is computed
+        again up to its last token, or begins anew."""
+        self.settle()
+        self.version, self.is_open = version, self.is_up
+        if restarts:
+            self._put_back()
+        else:
+            self.owed_s = self.context * self.speed.prefill_s * self.slowness
+            for end, _, request in self.running:
+                request.made += self.count - request.start
+                request.left, request.start = end - self.count, self.count
+        self.proceed()
+
+    def _put_back(self) -> None:
+        """Queue what runs, with the tokens that it is known to have."""
+        for _, _, request in sorted(self.running, reverse=True):
+            request.prefill = request.prompt + request.made
+            self.queue.appendleft(request)
+        self.running.clear()
+        self.taken = self.context = self.owed_s = 0.0
+
+    def fail(self) -> list[Request]:
+        """Die, and return the requests that other engines shall have. What was made since the last
+        publication is lost."""
+        self.settle()
+        self._put_back()
+        self.is_open = self.is_up = False
+        self._stamp += 1
+        self._say_busy()
+        lost = list(self.queue)
+        self.queue.clear()
+        self.num_open -= len(lost)
+        return lost
+
+    def remove(self) -> None:
+        """Take out the requests of groups that were given up."""
+        self.settle()
+        kept = [entry for entry in self.running if not entry[2].group.is_dead]
+        gone = [entry[2] for entry in self.running if entry[2].group.is_dead]
+        queued = [request for request in self.queue if not request.group.is_dead]
+        self.num_open -= len(gone) + len(self.queue) - len(queued)
+        self.running, self.queue = kept, deque(queued)
+        heapq.heapify(self.running)
+        for request in gone:
+            self._leave(request, request.made + self.count - request.start)
+        self.fleet.note(self)
+        self.proceed()
+
+
+@dataclass(slots=True, eq=False)
+class Fleet:
+    """All engines. A request goes to the engine with the fewest."""
+
+    engines: list[Engine] = field(default_factory=list)
+    changes: list[tuple[float, int]] = field(default_factory=list)
+    """(seconds, 1 or -1): an engine began to work, or stopped."""
+    given: dict[int, Engine] = field(default_factory=dict)
+    """By place: engines that were given or rid of requests since the last `flush`."""
+    _fewest: list[tuple[int, int]] = field(default_factory=list)
+    """Heap of (open requests, place); entries that are no longer true are dropped when met."""
+
+    def note(self, engine: Engine) -> None:
+        """Take note that an engine has another number of requests."""
+        if engine.is_up:
+            heapq.heappush(self._fewest, (engine.num_open, engine.place))
+
+    def submit(self, request: Request, engine: Engine | None = None) -> bool:
+        """Give a request to this engine, or to the one with the fewest; return False if none is
+        up. Takes effect at `flush`."""
+        if engine is None or not engine.is_up:
+            engine = self._idlest()
+        if engine is None:
+            return False
+        engine.queue.append(request)
+        engine.num_open += 1
+        self.note(engine)
+        self.given[engine.place] = engine
+        return True
+
+    def _idlest(self) -> Engine | None:
+        while self._fewest:
+            num_open, place = heapq.heappop(self._fewest)
+            engine = self.engines[place]
+            if engine.is_up and engine.num_open == num_open:
+                return engine
+        return None
+
+    def flush(self) -> None:
+        """Let these engines go on."""
+        while self.given:
+            given, self.given = self.given, {}
+            for engine in given.values():
+                engine.proceed()
+
+    def up(self) -> list[Engine]:
+        """Return the engines that are up."""
+        return [engine for engine in self.engines if engine.is_up]
