@@ -293,11 +293,12 @@ class WeightTable:
         return entry.mtp is None or self.facts.trains_mtp
 
     def trains(self, entry: Entry) -> bool:
-        """Return True if the trainer changes the entry: the indexer of sparse attention is used as
-        released, and the tower of a vision-language model as far as `model.vision` says."""
+        """Return True if the trainer changes the entry: of the indexer of sparse attention and of
+        the tower of a vision-language model, what `model.indexer` and `model.vision` say."""
         if entry.rule.of_vision and self.facts.vision is not None:
             return self.facts.vision.trains(entry.megatron)
-        return ".indexer." not in entry.megatron
+        indexer = self.facts.indexer
+        return ".indexer." not in entry.megatron or (indexer is not None and indexer.trained)
 
     def changing(self) -> WeightTable:
         """Return the table without what stays as it is in the tower of a vision-language model:

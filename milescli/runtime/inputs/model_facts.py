@@ -12,6 +12,7 @@ from milescli.core.errors import FitError, RecipeError, nearest
 from milescli.core.units import format_count
 from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.models.base import read_config
+from milescli.models.latent import with_indexer
 from milescli.models.mtp import with_mtp
 from milescli.models.score_head import with_score_head
 from milescli.models.vision import with_vision
@@ -148,8 +149,9 @@ def _with_own_recipe(loaded: LoadedRecipe, name: str) -> str:
 
 def planned_facts(recipe: Recipe) -> ModelFacts:
     """Return the facts of the model that is trained: with a score head where the objective wants
-    one, with its MTP layer or vision tower where that is trained."""
+    one, with its MTP layer, vision tower or indexers where those are trained."""
     facts = with_vision(facts_of_recipe(recipe.model), recipe.model.vision)
+    facts = with_indexer(facts, recipe.model.indexer)
     if recipe.train.mtp.is_on:
         return with_mtp(facts)
     return with_score_head(facts) if recipe.trains_scores else facts
