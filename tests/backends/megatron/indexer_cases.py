@@ -36,33 +36,38 @@ LAYOUTS: dict[str, tuple[int, str, dict]] = {
 def indexer_steps(
     *, rank: int, size: int, port: int, model: str, layout: dict, save: str
 ) -> list[dict]:
-    """Three policy steps that train the indexers. The indexers' gradients of the first go to
-    `save`, under Hugging Face's names."""
-    from milescli.backends.megatron.state.gathering import hf_buckets
-
+    """Three policy steps that train the indexers. To `save`: the indexers' gradients before, where
+    one data-parallel rank has them, and their weights after the first."""
     parts = dict(layout)
     train = {"recompute": parts.pop("recompute", "none"), "updates_per_step": 2}
     made = trainer(
         rank=rank, size=size, port=port, model=model, layout=parts, train=train, indexer="kl"
     )
-    made.step(policy_shard(made, 0), None)
-    of_weights = [
-        replace(weight, parameter=weight.parameter.main_grad)
-        for weight in made.policy.weights
-        if weight.parameter.requires_grad
-    ]
-    names = {weight.entry.megatron for weight in made.policy.weights if ".indexer." in weight.name}
-    buckets = hf_buckets(of_weights, made.policy.table, mesh=made.mesh, bucket_bytes=2**30)
-    grads = {name: grad.clone().contiguous() for bucket in buckets for name, grad in bucket}
+    tensors = {}
+    if made.mesh.layout.dp == 1:
+        made.step(policy_shard(made, 0), None)
+        tensors |= _indexers(made, "gradient", lambda weight: getattr(weight, "main_grad", weight))
+    reports = [made.step(policy_shard(made, 0), 1e-2).report]
+    tensors |= _indexers(made, "weight", lambda weight: weight)
     if rank == 0:
-        save_file({name: grad for name, grad in grads.items() if ".indexer." in name}, save)
-    assert rank or names, "the first stage has an indexer"
-    reports = [
-        made.step(policy_shard(made, step, updates=1 + (step == 2)), 1e-2).report
-        for step in range(3)
-    ]
+        save_file(tensors, save)
+    reports += [made.step(policy_shard(made, step, updates=step), 1e-2).report for step in (1, 2)]
     made.close()
     return reports
+
+
+def _indexers(made, kind: str, of_weight) -> dict[str, torch.Tensor]:
+    """Whole tensors under Hugging Face's names."""
+    from milescli.backends.megatron.state.gathering import hf_buckets
+
+    local = [replace(each, parameter=of_weight(each.parameter)) for each in made.policy.weights]
+    buckets = hf_buckets(local, made.policy.table, mesh=made.mesh, bucket_bytes=2**30)
+    return {
+        f"{kind} {name}": tensor.detach().clone().contiguous()
+        for bucket in buckets
+        for name, tensor in bucket
+        if ".indexer." in name
+    }
 
 
 def indexer_gradients(*, rank: int, size: int, port: int, model: str, layout: dict) -> dict:

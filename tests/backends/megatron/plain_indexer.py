@@ -51,6 +51,8 @@ class Plain:
             core.register_forward_pre_hook(self._of_positions, with_kwargs=True)
 
     def _add(self, loss: torch.Tensor, num_sharing: int = 1) -> None:
+        if not loss.requires_grad:  # no query has a choice
+            return
         loss = loss / num_sharing
         self.total += float(loss)
         weights = list(self._named)
