@@ -335,6 +335,15 @@ class WeightTable:
         return sum(entry.num_elements for entry in self.entries if entry.rule.of_vision)
 
     @cached_property
+    def num_indexer_parameters(self) -> int:
+        """Return the number of parameters of the trainer's indexers of sparse attention."""
+        return sum(
+            times * entry.num_elements
+            for entry, times in self.counted
+            if ".indexer." in entry.megatron and self.holds(entry)
+        )
+
+    @cached_property
     def num_mtp_parameters(self) -> int:
         """Return the number of parameters of the MTP layers."""
         return sum(

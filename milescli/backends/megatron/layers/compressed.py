@@ -336,14 +336,13 @@ class _Core(MegatronModule):
         if scores is None or loss is None or not (scores[1].shape[1] and torch.is_grad_enabled()):
             return out
         lesson = Lesson(
-            scores=scores,
             shares=shares,
             num_heads=query.shape[2],
             lengths=grid.lengths,
             attention=partial(self._attention, query.detach(), key.detach(), block),
             tp_group=self.tp_group,
         )
-        return with_loss(out, [scores], partial(lesson.learn, loss))
+        return with_loss(out, [scores], lambda given: lesson.learn(*given, loss))
 
     def _block(
         self, at: slice, *, length: int, chosen: torch.Tensor | None, device: torch.device

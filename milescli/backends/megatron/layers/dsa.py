@@ -118,21 +118,17 @@ class SparseAttention(PackedAttention):
             loss.scores[self.chooser] = [tuple(part.detach() for part in each) for each in scores]
         if not torch.is_grad_enabled():
             return out
-        chosen, parts = self._chosen, (query.detach(), key.detach())
-
-        def learn() -> Sequence[torch.Tensor | None]:
-            return self._learn(scores, *parts, chosen, row)
-
+        learn = partial(self._learn, query.detach(), key.detach(), self._chosen, row)
         return with_loss(out, scores, learn)
 
     def _learn(
         self,
-        scores: list[Scores],
         query: torch.Tensor,
         key: torch.Tensor,
         chosen: Choice,
         row: PackedRow,
-    ) -> Sequence[torch.Tensor | None]:
+        scores: list[Scores],
+    ) -> list[torch.Tensor]:
         """The gradients of the scores: of an indexer that chooses for several layers, the mean over
         these. Those of a layer without an indexer are kept for the layer that has it, whose
         backward pass comes later. query, key [S, heads, d]."""
@@ -141,17 +137,17 @@ class SparseAttention(PackedAttention):
         shares = loss.shares / self.num_sharing
         # a hole of a grid repeats some position, and is beyond the length of its sequence
         filled = _by_grid([row.queries.fill(part) for part in (query, key, shares)], row)
-        gradients, scores = [], scores or loss.scores[self.chooser]
+        gradients = list[torch.Tensor]()
+        scores = scores or loss.scores[self.chooser]
         for index, grid, parts in zip(scores, row.grids, filled, strict=True):
             lesson = Lesson(
-                scores=index,
                 shares=parts[2],
                 num_heads=query.shape[1],
                 lengths=grid.lengths,
                 attention=partial(self._attention, parts[0], parts[1], chosen.get(id(grid))),
                 tp_group=self.tp_group,
             )
-            gradients += lesson.learn(loss)
+            gradients += lesson.learn(index, loss)
         before = loss.gradients.pop(self.chooser, None)
         if before is not None:
             gradients = [ours.add_(theirs) for ours, theirs in zip(gradients, before, strict=True)]

@@ -40,7 +40,6 @@ class Lesson:
     """Compares an indexer with the attention of one layer over a grid. N: sequences, Q: queries, K:
     positions or entries to choose from."""
 
-    scores: Scores
     shares: torch.Tensor
     """[N, Q] float32, of each query in the mean; 0.0 where it is not real."""
     num_heads: int
@@ -52,11 +51,11 @@ class Lesson:
     rank, and which keys were chosen [queries, keys] bool; the keys are the first of K."""
     tp_group: dist.ProcessGroup
 
-    def learn(self, loss: RowLoss) -> list[torch.Tensor]:
+    def learn(self, scores: Scores, loss: RowLoss) -> list[torch.Tensor]:
         """Return the gradients of `scores`, and add the divergence to `loss`. Collective over the
         ranks that share the heads, which get equal gradients."""
-        query, key, weights = self.scores
-        made = [torch.zeros_like(part, dtype=torch.float32) for part in self.scores]
+        query, key, weights = scores
+        made = [torch.zeros_like(part, dtype=torch.float32) for part in scores]
         heads = max(self.num_heads, query.shape[2])
         for number, length in enumerate(self.lengths):
             step = max(_NUMBERS // (heads * key.shape[1] + 1), 1)
@@ -70,7 +69,7 @@ class Lesson:
                 loss.total += divergence
                 made[0][number, at], made[2][number, at] = gradients[0], gradients[2]
                 made[1][number, : chosen.shape[1]] += gradients[1]
-        return [grad.to(part.dtype) for grad, part in zip(made, self.scores, strict=True)]
+        return [grad.to(part.dtype) for grad, part in zip(made, scores, strict=True)]
 
 
 def index_logits(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -110,7 +109,7 @@ def _compare(
 def with_loss(
     attended: torch.Tensor,
     scores: Sequence[Scores],
-    learn: Callable[[], Sequence[torch.Tensor | None]],
+    learn: Callable[[list[Scores]], Sequence[torch.Tensor]],
 ) -> torch.Tensor:
     """Return `attended` unchanged. Its backward pass gives `scores` the gradients that `learn`
     returns, three for each."""
@@ -121,9 +120,12 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, attended, learn, *scores):
         ctx.learn = learn
+        ctx.save_for_backward(*scores)
         return attended.view_as(attended)
 
     @staticmethod
     def backward(ctx, grad):
+        parts = ctx.saved_tensors
+        scores = list(zip(parts[::3], parts[1::3], parts[2::3], strict=True))
         with torch.no_grad():
-            return grad, None, *ctx.learn()
+            return grad, None, *ctx.learn(scores)
