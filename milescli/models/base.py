@@ -120,6 +120,8 @@ class Rule:
     """True if it is no parameter: neither trained nor counted (the router's bias)."""
     float32: bool = False
     """Releases hold it in float32 whatever the other weights are in, and it must not be rounded."""
+    integers: bool = False
+    """Its numbers are whole: no dtype of real numbers holds it, as these hold all others."""
     optional: bool = False
     """Folders of the family may lack it (`WeightTable.as_on_disk` then leaves it out)."""
     together: str = ""
