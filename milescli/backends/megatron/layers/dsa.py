@@ -152,6 +152,7 @@ class SparseAttention(PackedAttention):
         if before is not None:
             gradients = [ours.add_(theirs) for ours, theirs in zip(gradients, before, strict=True)]
         if self.indexer is not None:
+            loss.scores.pop(self.chooser, None)
             return gradients
         loss.gradients[self.chooser] = gradients
         return []
