@@ -71,6 +71,10 @@ class HfReader:
         """Return the stored dtype of a tensor."""
         return self._stored(name).torch_dtype
 
+    def is_real(self, name: str) -> bool:
+        """Return True if the tensor holds real numbers."""
+        return self._stored(name).is_real
+
     def read(
         self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
     ) -> torch.Tensor:

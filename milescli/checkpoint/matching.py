@@ -4,7 +4,7 @@ it writes anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +77,7 @@ def match(source: Source, table: WeightTable) -> Matched:
                 "config.json",
                 fix=_FETCH_AGAIN,
             )
+    require_kinds(table, source.is_real, folder=source.folder)
     left = [name for name in names if name not in wanted]
     passthrough = [name for name in left if table.is_passthrough(name)]
     ignored = [name for name in left if table.is_ignored(name) and name not in set(passthrough)]
@@ -100,6 +101,30 @@ def match(source: Source, table: WeightTable) -> Matched:
         tied_copy=tied[0] if tied else None,
         lacks_mtp=lacks_mtp,
     )
+
+
+def kind_faults(table: WeightTable, is_real: Callable[[str], bool | None]) -> list[str]:
+    """Return what is wrong with tensors that hold whole numbers in the place of real ones, or the
+    other way round. `is_real` returns what a tensor of this name holds; None: there is none."""
+    return [
+        f"`{name}` holds {'whole' if entry.rule.integers else 'real'} numbers in this family, and "
+        f"{'real' if entry.rule.integers else 'whole'} ones (or truth values) on disk"
+        for entry in table.entries
+        for name in entry.hf
+        if is_real(name) is entry.rule.integers
+    ]
+
+
+def require_kinds(
+    table: WeightTable, is_real: Callable[[str], bool | None], *, folder: Path
+) -> None:
+    """Raise CheckpointError if there are `kind_faults`."""
+    if faults := kind_faults(table, is_real):
+        raise CheckpointError(
+            f"`{folder}`: {_tensors(len(faults))} cannot be weights",
+            why=faults[0] + (f"; and {len(faults) - 1} more" if faults[1:] else ""),
+            fix=f"{_FETCH_AGAIN}, or save it again in the dtype of config.json",
+        )
 
 
 def _num_mtp(table: WeightTable) -> int:

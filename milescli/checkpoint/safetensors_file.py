@@ -59,6 +59,11 @@ class Stored:
     num_bytes: int
 
     @property
+    def is_real(self) -> bool:
+        """Return True for a dtype of real numbers; False for whole numbers and truth values."""
+        return self.dtype.startswith(("F", "BF"))
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """Return the torch dtype."""
         return torch_dtype(self.dtype)

@@ -135,6 +135,10 @@ class QuantisedReader:
         stored = self._stored.get(name)
         return stored.plain_shape if stored else self._reader.shape(name)
 
+    def is_real(self, name: str) -> bool:
+        """Return True if the plain tensor holds real numbers."""
+        return name in self._stored or self._reader.is_real(name)
+
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of the plain tensor."""
         return self._dtype if name in self._stored else self._reader.dtype(name)

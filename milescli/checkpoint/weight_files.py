@@ -20,14 +20,16 @@ _NUM_SAMPLES = 16
 """Samples that the digest reads of each file, evenly spaced from its first byte to its last."""
 
 
-def require_weights(folder: Path) -> None:
-    """Raise CheckpointError if a file is missing or truncated, or contradicts the index."""
+def require_weights(folder: Path) -> dict[str, bool]:
+    """Return of each tensor whether it holds real numbers. Raise CheckpointError if a file is
+    missing or truncated, or contradicts the index."""
     names, index = file_names(folder)
     files: dict[str, SafetensorsFile] = {}
     try:
         for name in names:
             files[name] = SafetensorsFile(folder / name)
         one_place(folder, files, index)
+        return {name: at.is_real for file in files.values() for name, at in file.tensors.items()}
     finally:
         for file in files.values():
             file.close()

@@ -68,6 +68,7 @@ _POLICY = (
     ("imitation_loss", NATS, "cross-entropy of the rows", "`train.objective=distillation`"),
     ("routes_differ", SHARE, "replayed routes that the trainer chose otherwise", "routing replay"),
     ("mtp_loss", NATS, "cross-entropy of the MTP layer", "`train.mtp.loss_weight`"),
+    ("indexer_kl", NATS, "of sparse attention's indexer from the attention", "`model.indexer=kl`"),
     ("draft_loss", NATS, "cross-entropy of the draft model", "`train.draft.lr`"),
     ("draft_grad_norm", "", "of the draft model", "`train.draft.lr`"),
 )

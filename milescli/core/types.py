@@ -82,6 +82,8 @@ class Prompt:
     """The pictures of the prompt, in its order."""
     image_spans: Sequence[ImageSpan] = ()
     """Where they stand in `token_ids`, which hold every token of each: one span per image."""
+    worked_images: Sequence[Image] = ()
+    """The pictures of the turns of `demonstration`, which its tools returned."""
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:

@@ -467,12 +467,14 @@ def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Trajectory]:
         require_no_stop(tokenizer, [{"role": "assistant", CONTENT: worked}])
         made = demonstration(prompt.token_ids, tokenizer.encode_response(worked))
         return [replace(made, image_spans=prompt.image_spans, images=prompt.images)]
+    images = [*prompt.images, *prompt.worked_images]
     asked = as_parts(prompt.messages) if prompt.images else prompt.messages
+    worked = as_parts(worked) if prompt.worked_images else worked
     texts = marked_chat(tokenizer, [*asked, *worked], first=len(asked), tools=prompt.tools)
     lines = tokenized(tokenizer, texts)
-    if not prompt.images or tokenizer.images is None:
+    if not images or tokenizer.images is None:
         return lines
-    return [with_images(line, prompt.images, tokenizer.images) for line in lines]
+    return [with_images(line, images, tokenizer.images) for line in lines]
 
 
 def with_images(line: Trajectory, images: Sequence[Image], sees: PromptImages) -> Trajectory:

@@ -61,8 +61,8 @@ class Chat(NamedTuple):
     """Number of the turn from which on turns of the assistant are learned."""
     tools: Sequence[Mapping[str, Any]] = ()
     text: str = ""
-    images: tuple[Source, ...] = ()
-    """In the order of their marks."""
+    images: tuple[Source | None, ...] = ()
+    """In the order of their marks; None, while a row is parsed: the next of its column."""
 
 
 class ExampleRow(NamedTuple):
@@ -184,7 +184,8 @@ class ExampleForm:
             sides = {}
             for name in ("chosen", "rejected"):
                 if (side := getattr(row, name)) is not None and side.turns:
-                    turns, images = seen(side.turns, given or [], record, columns, self.images)
+                    own = list(side.images)
+                    turns, images = seen(side.turns, own, record, columns, self.images)
                     sides[name] = side._replace(turns=turns, images=images)
             row = row._replace(**sides)
         return Parsed(row, hash(repr(row[1:3])), 0, False)
@@ -202,7 +203,7 @@ def _row_of(
         return _pair(record, index, columns, data=data, images=images)
     if columns.chat is not None:
         turns, tools = _beside(_turns(record, columns.chat, images), record, columns)
-        chat = _whole(with_system(turns, data.system_prompt), columns.chat, tools)
+        chat = _whole(with_system(turns, data.system_prompt), columns.chat, tools, images=images)
         if columns.judged is not None:
             chat = chat._replace(first=len(chat.turns) - 1)
     else:
@@ -210,7 +211,7 @@ def _row_of(
         response = columns.calls or columns.response
         assert response is not None, columns
         prompt = with_system(prompt, data.system_prompt)
-        chat = _answered(prompt, record, response, columns, tools)
+        chat = _answered(prompt, record, response, columns, tools, images=images)
     if columns.judged is None:
         return ExampleRow(index=index, chosen=chat)
     judged = value_at(record, columns.judged)
@@ -238,22 +239,24 @@ def _pair(
         turns, tools = _beside(_prompt(record, columns, data, images), record, columns)
         turns = with_system(turns, data.system_prompt)
         assert columns.chosen is not None, columns
-        chosen = _answered(turns, record, columns.chosen, columns, tools)
-        rejected = _answered(turns, record, columns.rejected, columns, tools)
+        chosen, rejected = (
+            _answered(turns, record, side, columns, tools, images=images)
+            for side in (columns.chosen, columns.rejected)
+        )
     elif columns.chat is not None:
         turns, tools = _beside(_turns(record, columns.chat, images), record, columns)
         turns = with_system(turns, data.system_prompt)
         last = len(turns) - 1
-        chosen = _whole(turns, columns.chat, tools, first=last)
-        rejected = _answered(turns[:last], record, columns.rejected, columns, tools)
+        chosen = _whole(turns, columns.chat, tools, first=last, images=images)
+        rejected = _answered(turns[:last], record, columns.rejected, columns, tools, images=images)
     else:
         sides = []
         for side in (columns.chosen, columns.rejected):
             assert side is not None, columns
-            # both sides have the images of their prompt
-            own = images if not sides or images is None else []
+            own: Images = None if images is None else []
             turns, tools = _beside(_turns(record, side, own), record, columns)
-            sides.append(_whole(with_system(turns, data.system_prompt), side, tools))
+            turns = with_system(turns, data.system_prompt)
+            sides.append(_whole(turns, side, tools, images=own))
         first = _end_of_prompt(sides[0].turns, sides[1].turns)
         chosen, rejected = (side._replace(first=first) for side in sides)
     return ExampleRow(index=index, chosen=chosen, rejected=rejected, margin=_margin(record))
@@ -284,28 +287,40 @@ def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
 
 
 def _answered(
-    prompt: Turns, record: Mapping[str, Any], key: str, columns: Columns, tools: Tools
+    prompt: Turns,
+    record: Mapping[str, Any],
+    key: str,
+    columns: Columns,
+    tools: Tools,
+    *,
+    images: Images,
 ) -> Chat:
-    """Return a prompt with the response in column `key`: a text, calls of tools, or turns that may
-    repeat the prompt."""
-    value = present(record, key)
-    turns = calls_in(value, key) if key == columns.calls else as_chat(value, key)
+    """Return a prompt, whose parts show `images`, with the response in column `key`: a text, calls
+    of tools, or turns that may repeat the prompt."""
+    value, given = present(record, key), tuple(images or ())
+    own: Images = None if images is None else []
+    turns = calls_in(value, key) if key == columns.calls else as_chat(value, key, own)
     if turns is not None:
         asked = prompt[prompt[0]["role"] == "system" :]
         for repeated in (prompt, asked):  # the system prompt may be the recipe's
-            turns = turns[len(repeated) :] if turns[: len(repeated)] == repeated else turns
+            if repeated and turns[: len(repeated)] == repeated:
+                turns, own = turns[len(repeated) :], (own or [])[len(given) :]
         if turns and turns[0]["role"] in ("system", "user"):
             raise ValueError(f"`{key}` starts with a different prompt than the row")
-        return _whole([*prompt, *turns], key, tools, first=len(prompt))
+        shown = [*given, *(own or ())]
+        return _whole([*prompt, *turns], key, tools, first=len(prompt), images=shown)
     text = _text(record, key)
     if columns.layout.has.get(columns.prompt or "") == "dialogue":
         text = text.strip()  # as in the turns of the dialogue
     return Chat(
-        turns=[*prompt, {"role": "assistant", "content": text}], first=len(prompt), tools=tools
+        turns=[*prompt, {"role": "assistant", "content": text}],
+        first=len(prompt),
+        tools=tools,
+        images=given,
     )
 
 
-def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
+def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0, images: Images = None) -> Chat:
     if not turns:
         raise ValueError(f"`{key}` is an empty list")
     last = turns[-1]
@@ -322,7 +337,7 @@ def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
                 f"turn {place + 1} of `{key}` has `{off}` {turn[off]}, but every assistant turn "
                 "is learned with weight 1"
             )
-    return Chat(turns=turns, first=first, tools=tools)
+    return Chat(turns=turns, first=first, tools=tools, images=tuple(images or ()))
 
 
 def _prompt(record: Mapping[str, Any], columns: Columns, data: Data, images: Images) -> Turns:

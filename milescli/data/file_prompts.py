@@ -6,14 +6,15 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from milescli.core.errors import DataError
 from milescli.core.types import Image, ImageSpan, Prompt
 from milescli.data.file_rows import FileRows, evenly, read_places, row_named
-from milescli.data.images import PromptImages, as_parts
+from milescli.data.images import PromptImages, Source, as_parts
 from milescli.data.prompt_encoder import Message, PromptEncoder
 from milescli.data.rows import DataRow
 from milescli.data.tokenizer import shown_length
@@ -254,6 +255,7 @@ def make_prompts(
             tools=row.tools,
             images=images,
             image_spans=spans,
+            worked_images=_read(row.worked_images, row, file.form.images, file.path),
         )
         for row, (ids, spans, images) in zip(rows, shown, strict=True)
     ]
@@ -267,16 +269,31 @@ def _shown(
     match the images."""
     if sees is None or not ids or (not row.images and sees.token_id not in ids):
         return ids, (), ()
-    try:
-        images = [sees.read(source, base=path.parent) for source in row.images]
+    images = _read(row.images, row, sees, path)
+    with _named(row, path):
         expanded, spans, _ = sees.expanded(ids, images)
+    return expanded, spans, images
+
+
+def _read(
+    sources: Sequence[Source], row: DataRow, sees: PromptImages | None, path: Path
+) -> list[Image]:
+    """Read images of a row. Raises DataError for one that has changed."""
+    with _named(row, path):
+        return [sees.read(source, base=path.parent) for source in sources] if sees else []
+
+
+@contextmanager
+def _named(row: DataRow, path: Path) -> Iterator[None]:
+    """Raise a ValueError about the images of a row as a DataError that names the row."""
+    try:
+        yield
     except ValueError as error:
         raise DataError(
             f"the images of row {row.index + 1} of {path} cannot be used",
             why=str(error),
             fix=f"miles data check '{path}[{row.index}:{row.index + 1}]'   # fix or remove the row",
         ) from error
-    return expanded, spans, images
 
 
 def encode_rows(

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from milescli.core.errors import DataError
 from milescli.data.choices import letter_of, options_in, with_options
 from milescli.data.images import COLUMNS as IMAGE_COLUMNS
-from milescli.data.images import PromptImages, Source, sources_in, with_marks
+from milescli.data.images import MARK, PromptImages, Source, sources_in, with_marks
 from milescli.data.layouts import (
     LABEL_COLUMNS,
     NOTHING,
@@ -68,7 +68,9 @@ class DataRow(NamedTuple):
     """The whole prompt of a row that holds tokens instead of text."""
     tools: Tools
     images: tuple[Source, ...] = ()
-    """In the order of their marks."""
+    """Of the prompt, in the order of their marks."""
+    worked_images: tuple[Source, ...] = ()
+    """Of the turns of `demonstration`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,12 +186,20 @@ class RowForm:
         else:
             label = _label_of(record, columns)
         messages: Turns = [] if isinstance(prompt, tuple) else prompt
+        worked = _demonstration(
+            record, columns, label=label, messages=messages, field=self.field, images=given
+        )
         images: tuple[Source, ...] = ()
+        num_asked = 0
         if self.images is not None:
-            messages, images = seen(messages, given or [], record, columns, self.images)
+            turns = [*messages, *worked] if messages and isinstance(worked, list) else messages
+            turns, images = seen(turns, given or [], record, columns, self.images)
+            messages, answer = turns[: len(messages)], turns[len(messages) :]
+            worked = answer or worked
+            num_asked = sum(turn["content"].count(MARK) for turn in messages) if images else 0
             prompt = prompt if isinstance(prompt, tuple) else messages
-        worked = _demonstration(record, columns, label=label, messages=messages, field=self.field)
-        prompt_hash = hash((_hash_of(prompt, tools), images)) if images else _hash_of(prompt, tools)
+        shown, worked_images = images[:num_asked], images[num_asked:]
+        prompt_hash = hash((_hash_of(prompt, tools), shown)) if shown else _hash_of(prompt, tools)
         text, token_ids = "", prompt if isinstance(prompt, tuple) else ()
         if messages:
             messages = with_system(messages, self.system_prompt)
@@ -197,7 +207,9 @@ class RowForm:
             if messages[-1]["role"] != "user":
                 of_user = (turn["content"] for turn in reversed(messages) if turn["role"] == "user")
                 text = next(of_user, text)
-        row = DataRow(line - 1, messages, text, label, worked, token_ids, tools, images)
+        row = DataRow(
+            line - 1, messages, text, label, worked, token_ids, tools, shown, worked_images
+        )
         return Parsed(row, prompt_hash, hash(label), worked is not None)
 
 
@@ -355,12 +367,12 @@ def _prompt(
     return turns_in(value, key, images)
 
 
-def _worked(record: Mapping[str, object], key: str) -> Demonstration:
+def _worked(record: Mapping[str, object], key: str, images: Images) -> Demonstration:
     """Return a response, or the turns of one that calls tools, which end with the assistant's."""
     value = record.get(key)
     if not isinstance(value, list):
         return _text_of(record, key)
-    turns = turns_in(value, key)
+    turns = turns_in(value, key, images)
     if turns[-1]["role"] != "assistant":
         raise ValueError(f"`{key}` does not end with an assistant's message")
     return turns
@@ -377,6 +389,7 @@ def _demonstration(
     label: str | None,
     messages: Turns,
     field: PathField,
+    images: Images,
 ) -> Demonstration:
     """Return the worked response: its own column, a text or turns; else the assistant's last
     message, which is removed from `messages`; else a label that is one (`... #### 72`)."""
@@ -392,7 +405,7 @@ def _demonstration(
         if not messages:
             raise ValueError(f"`{columns.prompt}` contains only the assistant's message")
     if columns.demonstration is not None:
-        return _worked(record, columns.demonstration)
+        return _worked(record, columns.demonstration, images)
     if last is not None:
         return last
     if field == "demonstrations" and label is None:

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from milescli.checkpoint.hf_folder import HfReader
+from milescli.checkpoint.matching import kind_faults
+from milescli.checkpoint.source import open_source
 from milescli.console.output import Output
 from milescli.conversion.convert import convert
 from milescli.conversion.to_hf import ToHf
@@ -68,14 +70,16 @@ def check_model_folder(folder: Path, *, output: Output) -> list[Finding]:
 def check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
     """Compare names and shapes of the folder with the family's table."""
     lines = table(facts)
-    with HfReader(folder) as reader:
+    with open_source(folder) as reader:
         names = reader.names()
         there = {
             name: reader.shape(name)
             for name in names
             if not lines.is_passthrough(name) and not lines.is_ignored(name)
         }
-    expected = lines.as_on_disk(names).hf_shapes()
+        on_disk = lines.as_on_disk(names, reader.shape)
+        kinds = kind_faults(on_disk, lambda name: reader.is_real(name) if name in there else None)
+    expected = on_disk.hf_shapes()
     wrong = [
         *(f"`{name}` is missing" for name in expected if name not in there),
         *(f"`{name}` has no rule" for name in there if name not in expected),
@@ -85,6 +89,7 @@ def check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
             for name, shape in expected.items()
             if there.get(name, shape) != shape
         ),
+        *kinds,
     ]
     if wrong:
         why = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")

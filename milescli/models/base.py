@@ -121,6 +121,8 @@ class Rule:
     """True if it is no parameter: neither trained nor counted (the router's bias)."""
     float32: bool = False
     """Releases hold it in float32 whatever the other weights are in, and it must not be rounded."""
+    integers: bool = False
+    """Its numbers are whole: no dtype of real numbers holds it, as these hold all others."""
     optional: bool = False
     """Folders of the family may lack it (`WeightTable.as_on_disk` then leaves it out)."""
     together: str = ""
@@ -294,11 +296,12 @@ class WeightTable:
         return entry.mtp is None or self.facts.trains_mtp
 
     def trains(self, entry: Entry) -> bool:
-        """Return True if the trainer changes the entry: the indexer of sparse attention is used as
-        released, and the tower of a vision-language model as far as `model.vision` says."""
+        """Return True if the trainer changes the entry: of the indexer of sparse attention and of
+        the tower of a vision-language model, what `model.indexer` and `model.vision` say."""
         if entry.rule.of_vision and self.facts.vision is not None:
             return self.facts.vision.trains(entry.megatron)
-        return ".indexer." not in entry.megatron
+        indexer = self.facts.indexer
+        return ".indexer." not in entry.megatron or (indexer is not None and indexer.trained)
 
     def changing(self) -> WeightTable:
         """Return the table without what stays as it is in the tower of a vision-language model:
@@ -333,6 +336,15 @@ class WeightTable:
     def num_vision_parameters(self) -> int:
         """Return the number of parameters of the vision tower, if it is computed."""
         return sum(entry.num_elements for entry in self.entries if entry.rule.of_vision)
+
+    @cached_property
+    def num_indexer_parameters(self) -> int:
+        """Return the number of parameters of the trainer's indexers of sparse attention."""
+        return sum(
+            times * entry.num_elements
+            for entry, times in self.counted
+            if ".indexer." in entry.megatron and self.holds(entry)
+        )
 
     @cached_property
     def num_mtp_parameters(self) -> int:

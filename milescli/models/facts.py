@@ -148,6 +148,8 @@ class Indexer:
     """True if its first dims are rotated in neighbouring pairs, as with `Rope.interleaved`; else in
     halves."""
     norm_eps: float = 1e-6
+    trained: bool = False
+    """True if its weights are trained (`model.indexer`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,6 +359,15 @@ class ModelFacts:
         last = replace(self.layers[-1], compression="none", hash_routing=False)
         mixer = "full" if self.gated_delta is not None else last.mixer
         return replace(last, mixer=mixer, mlp="moe" if self.num_experts else "dense")
+
+    @property
+    def num_indexers(self) -> int:
+        """Return the number of layers that choose positions or entries for themselves."""
+        own = sum(
+            layer.compression == "sparse" if self.compressed else not layer.shares_choice
+            for layer in self.layers
+        )
+        return own if self.indexer is not None else 0
 
     @property
     def num_moe_layers(self) -> int:

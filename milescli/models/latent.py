@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields, layers
@@ -130,6 +131,21 @@ def facts(
         num_mtp_layers=fields.number(config, "num_nextn_predict_layers", default=0, kind=int),
         dtype=fields.dtype(config),
         eos_token_ids=fields.eos_token_ids(config),
+    )
+
+
+def with_indexer(facts: ModelFacts, trained: Literal["frozen", "kl"]) -> ModelFacts:
+    """Return the facts of a model whose indexer is trained as `model.indexer` says. Raises
+    CheckpointError if it has none."""
+    if facts.indexer is not None:
+        return replace(facts, indexer=replace(facts.indexer, trained=trained == "kl"))
+    if trained == "frozen":
+        return facts
+    raise CheckpointError(
+        f"a `{facts.family}` model has no indexer that could be trained",
+        why=f"`model.indexer` is {trained}, but only deepseek_v32, deepseek_v4 and glm_moe_dsa "
+        "have indexers",
+        fix=["--set model.indexer=frozen", "--set model.path=deepseek-ai/DeepSeek-V3.2"],
     )
 
 

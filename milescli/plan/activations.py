@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from milescli.models.facts import Layer, ModelFacts, Vision
+from milescli.models.facts import Indexer, Layer, ModelFacts, Vision
 from milescli.plan.types import TrainerLayout
 
 FILL = 1.15
@@ -123,7 +123,11 @@ def _mixer_bytes(
         )
         return _attention_bytes(facts, layout, size=size, packing=packing, blockwise=blockwise)
     if layer.mixer == "mla":
-        return _latent_bytes(facts, layout, share=share, size=size, packing=packing)
+        saved, widest = _latent_bytes(facts, layout, share=share, size=size, packing=packing)
+        if facts.indexer and facts.indexer.trained and not layer.shares_choice:
+            saved += _indexer_bytes(facts.indexer, size=size, packing=packing)
+            saved += share * (facts.indexer.head_dim + 2) * size
+        return saved, widest
     if layer.mixer == "gated_delta":
         return _delta_bytes(facts, layout, size=size, packing=packing)
     if layer.mixer == "mamba":
@@ -182,6 +186,12 @@ def _latent_bytes(
     return saved * size + 4 * (heads * packing.fill + 2), 3 * wide * size
 
 
+def _indexer_bytes(indexer: Indexer, *, size: int, packing: Packing) -> float:
+    """Queries, key, and the weights of heads of an indexer that is trained."""
+    heads, dim = indexer.num_heads, indexer.head_dim
+    return packing.fill * ((heads + 1) * dim * size + 4 * heads)
+
+
 def _compressed_bytes(
     facts: ModelFacts,
     layer: Layer,
@@ -203,7 +213,13 @@ def _compressed_bytes(
     saved += sizes.output_groups * sizes.output_rank / layout.tp * size
     saved += 4 * (heads * (1 + packing.fill) + 2) + heads * size * copies
     if layer.compression == "sparse":
-        made = 2 * dim * (size + 4 + size * copies) + 2 * dim / sizes.sparse_rate * size
+        per_channel = 2 * (size + 4 + size * copies) + 2 / sizes.sparse_rate * size
+        made = dim * per_channel
+        if facts.indexer and facts.indexer.trained:
+            # the key is made of as many entries, and lies in one tensor with all that was projected
+            saved += _indexer_bytes(facts.indexer, size=size, packing=packing)
+            own = facts.indexer.head_dim * (3 * size + per_channel)
+            saved += packing.fill * (own + facts.indexer.num_heads * size)
         # which entries each query sees, of a sequence about as long
         chosen = facts.indexer.topk if facts.indexer else 0
         saved += packing.fill * (made + chosen)

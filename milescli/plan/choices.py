@@ -198,6 +198,20 @@ def note_vision(facts: ModelFacts, log: Log) -> None:
     )
 
 
+def note_indexer(facts: ModelFacts, log: Log) -> None:
+    """Log which numbers are an indexer's, if they are trained."""
+    if facts.indexer is None or not facts.indexer.trained:
+        return
+    lines = table(facts)
+    log.note(
+        "model.indexer",
+        "kl",
+        f"{format_count(lines.num_indexer_parameters)} of {format_count(lines.num_parameters)} "
+        f"numbers are those of {facts.num_indexers} indexers, whole on every rank of their stage; "
+        "they learn from their own loss alone, and the rest of the model does not learn from it",
+    )
+
+
 def note_mtp(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
     """Log what the MTP layer is used for. Does nothing if it is neither trained nor used for
     speculation."""

@@ -15,6 +15,7 @@ from milescli.plan.choices import (
     batch_plan,
     choose_precision,
     note_experts,
+    note_indexer,
     note_mtp,
     note_speculation,
     note_vision,
@@ -100,6 +101,7 @@ def _planned(
     note_adapter(recipe, facts, log)
     note_mtp(recipe, facts, log)
     note_vision(facts, log)
+    note_indexer(facts, log)
     if queried.reward is not None:
         size = SIZES[choose_precision(recipe, machine, Log())]
         machine = without_reward_model(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe
 
 VisionMode = Literal["frozen", "projector", "all"]
+IndexerMode = Literal["frozen", "kl"]
 MIN_VOCAB_SIZE = 272
 """256 bytes and the special tokens of a chat template."""
 
@@ -72,6 +73,9 @@ class Model(Section):
     vision: VisionMode = "frozen"
     """Which weights of a vision tower to train: frozen: none; projector: those that map its
     features to the decoder's tokens; all. The decoder is always trained."""
+    indexer: IndexerMode = "frozen"
+    """Training of sparse attention's indexer, which selects positions: frozen; kl: by its
+    divergence from the attention's own weights at the selected positions."""
     allow_unproven: bool = False
     """Allow training of a family that has no independent implementation to compare with (`miles
     models` lists them)."""
@@ -118,6 +122,12 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
         f"`model.vision={model.vision}` cannot train a vision tower together with an adapter",
         why="an adapter (`train.lora.rank`) freezes all weights of the model",
         fix=["--set model.vision=frozen", "--set train.lora.rank=null"],
+    )
+    yield Rule(
+        model.indexer != "frozen" and recipe.train.lora.is_on,
+        f"`model.indexer={model.indexer}` cannot train an indexer together with an adapter",
+        why="an adapter (`train.lora.rank`) freezes all weights of the model",
+        fix=["--set model.indexer=frozen", "--set train.lora.rank=null"],
     )
     if model.scratch is not None:
         yield from _shape_rules(recipe, model.scratch)

@@ -216,6 +216,94 @@ def test_demonstrations_chats_and_pairs_show_their_images(
     assert cut(worked, prompt.image_spans[0].start + 2).num_tokens == prompt.image_spans[0].start
 
 
+ASKED = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url(png())}}]}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"turns": 1}}}],
+}
+ANSWER = {"role": "assistant", "content": "A red one."}
+CLOSER = {"type": "image_url", "image_url": {"url": url(png(28, "blue"))}}
+RESULT = {"role": "tool", "content": [{"type": "text", "text": "closer: "}, CLOSER]}
+MARKED = [{**ASKED, "content": [{"type": "image"}]}, CALL,
+          {**RESULT, "content": "closer: <image>"}]  # fmt: skip
+BLOCK = {"type": "base64", "data": base64.b64encode(png(28, "blue")).decode()}
+BLOCKS = [
+    {"type": "text", "text": "closer: "},
+    {"type": "image", "source": {**BLOCK, "media_type": "image/png"}},
+]
+OF_TOOLS = {
+    "OpenAI": {"messages": [ASKED, CALL, RESULT, ANSWER]},
+    "TRL": {"prompt": MARKED[:1], "completion": [*MARKED[1:], ANSWER], **TWO},
+    "a column": {"messages": [*MARKED, ANSWER], **TWO},
+    "responses": {"prompt": [ASKED], "completion": [CALL, RESULT, ANSWER]},
+    "that repeat the prompt": {"prompt": [ASKED], "completion": [ASKED, CALL, RESULT, ANSWER]},
+    "Anthropic": {
+        "messages": [
+            ASKED,
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "name": "look", "input": {"turns": 1}}],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "content": BLOCKS}]},
+            ANSWER,
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("layout", OF_TOOLS)
+def test_images_of_tools_stand_in_their_turns_and_are_not_learned(
+    layout: str, tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    data = Data(train=str(written(tmp_path, OF_TOOLS[layout])))
+    (line,), _ = load_examples(data, "train", kind="chats", tokenizer=tokenizer)
+    _require_both_images(line, tokenizer)
+
+
+def _require_both_images(line: Any, tokenizer: ChatTokenizer) -> None:
+    """The image of the user and that of the tool, between what the assistant wrote."""
+    first, second = line.image_spans
+    assert (first.num_tokens, second.num_tokens) == (4, 1)
+    assert [image.sha256 for image in line.images] == [first.sha256, second.sha256]
+    assert line.token_ids[second.start] == IMAGE_ID
+    before = tokenizer.inner.decode(line.token_ids[first.start + 4 : second.start])
+    assert "<tool_call>" in before and "tool\ncloser: " in before
+    pairs = zip(line.token_ids, line.loss_mask, strict=True)
+    learned = tokenizer.inner.decode([token for token, is_learned in pairs if is_learned])
+    assert learned.count("<tool_call>") == 1 and learned.endswith("A red one.<|im_end|>")
+    assert "closer" not in learned and "image_pad" not in learned
+
+
+def test_demonstrations_show_the_images_of_their_tools(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    own = {"prompt": [ASKED], "demonstration": [CALL, RESULT, ANSWER], "label": "4"}
+    listed = {"prompt": MARKED[:1], "demonstration": [*MARKED[1:], ANSWER], "label": "4", **TWO}
+    for row in (own, listed):
+        (prompt,) = prompts(written(tmp_path, row), tokenizer)
+        (shown,) = prompt.image_spans
+        assert [image.sha256 for image in prompt.images] == [shown.sha256]
+        (line,) = demonstrated(prompt, tokenizer)
+        _require_both_images(line, tokenizer)
+    with pytest.raises(DataError) as refused:
+        prompts(written(tmp_path, {**listed, "images": ["a.png"]}), tokenizer)
+    assert "it has 2 marks `<image>` but 1 images" in refused.value.why
+
+
+def test_each_side_of_a_pair_shows_the_images_of_its_own_tools(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    other = {**ANSWER, "content": "No."}
+    row = {"prompt": [ASKED], "chosen": [CALL, RESULT, ANSWER], "rejected": [other]}
+    whole = {"chosen": [ASKED, CALL, RESULT, ANSWER], "rejected": [ASKED, other]}
+    for each in (row, whole):
+        data = Data(train=str(written(tmp_path, each)))
+        (pair,), _ = load_examples(data, "train", kind="pairs", tokenizer=tokenizer)
+        _require_both_images(pair.chosen, tokenizer)
+        assert [span.num_tokens for span in pair.rejected.image_spans] == [4]
+
+
 def test_equal_texts_with_other_images_are_other_prompts(
     tmp_path: Path, tokenizer: ChatTokenizer
 ) -> None:

@@ -1,5 +1,5 @@
-"""A DeepSeek-V4 as it is released, in FP8 and FP4, learns from preferences beside its MTP layer: a
-whole run by the command line, without engines, which no CPU has for it."""
+"""A DeepSeek-V4 as it is released, in FP8 and FP4, learns from preferences beside its MTP layer and
+its indexers: a whole run by the command line, without engines, which no CPU has for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.families.v4_release import write_release
 
 RECIPE = """\
 description: A very small run for tests
-model: {path: v4}
+model: {path: v4, indexer: kl}
 data: {train: task:sums-pairs, validation: task:sums-pairs-heldout, max_row_tokens: 160}
 train: {objective: preference, steps: 4, batch_size: 8, mtp: {loss_weight: 0.3},
         optimizer: {lr: 1e-4}}
@@ -51,6 +51,8 @@ def test_a_release_learns_from_preferences_goes_on_and_is_exported(workplace: Wo
     assert reports[4]["loss"] < 0.69
     assert reports[1]["figures"]["mtp_loss"] > reports[4]["figures"]["mtp_loss"]
 
+    assert reports[1]["figures"]["indexer_kl"] > 0
+
     run = workplace.copy_run("learns", "again")
     shutil.rmtree(run / "checkpoints" / "step_4")
     (run / "events.jsonl").unlink()
@@ -65,6 +67,8 @@ def test_a_release_learns_from_preferences_goes_on_and_is_exported(workplace: Wo
     ] == []
     assert not torch.equal(first["layers.3.attn.wkv.weight"], last["layers.3.attn.wkv.weight"])
     assert not torch.equal(first["mtp.0.e_proj.weight"], last["mtp.0.e_proj.weight"])
+    scorer = "layers.1.attn.indexer.wq_b.weight"
+    assert not torch.equal(first[scorer], last[scorer])
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:

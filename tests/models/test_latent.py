@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from milescli.core.errors import CheckpointError
+from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import WeightTable, parse_facts, table
+from milescli.models.latent import with_indexer
+from milescli.recipe.load import load
 from tests.families.cases import ALL
 
 
@@ -65,6 +69,26 @@ def test_layers_that_share_a_choice_have_no_indexer() -> None:
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize("name", ["deepseek-v32", "glm-moe-dsa-shared", "deepseek-v4"])
+def test_the_trainer_changes_an_indexer_where_the_recipe_says_so(name: str) -> None:
+    for mode in ("frozen", "kl"):
+        weights = table(with_indexer(parse_facts(ALL[name].config), mode))
+        fixed = {e.megatron for e in weights.entries if not weights.trains(e)}
+        indexers = {e.megatron for e in weights.entries if ".indexer." in e.megatron}
+        assert indexers and fixed == (indexers if mode == "frozen" else set())
+        assert set(weights.changing().entries) == set(weights.entries), "engines are sent all"
+
+
+def test_only_an_indexer_that_is_there_and_without_an_adapter_is_trained() -> None:
+    facts = parse_facts(ALL["deepseek-v3"].config)
+    assert with_indexer(facts, "frozen") == facts
+    with pytest.raises(CheckpointError, match="no indexer that could be trained"):
+        with_indexer(facts, "kl")
+    sets = ["model.indexer=kl", "train.lora.rank=8"]
+    with pytest.raises(RecipeError, match=r"model\.indexer=kl.* adapter"):
+        load("glm-5", sets=sets, environ={}, cwd=Path("/"), home=Path("/"))
 
 
 @pytest.mark.parametrize(

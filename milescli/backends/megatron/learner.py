@@ -66,6 +66,10 @@ class Learner:
         figures, logprobs = [], []
         weight = self.recipe.train.mtp.loss_weight or 0.0
         terms = stepping.mtp_terms(own, weight=weight, mesh=self.mesh)
+        indexer = self.policy.facts.indexer
+        trains_indexer = indexer is not None and indexer.trained
+        if trains_indexer:
+            stepping.begin_indexer_losses(own, mesh=self.mesh)
         for number, microbatches in enumerate(own.updates):
             self.policy.passes.counts_routes = number == 0
             loss = stepping.UpdateLoss(
@@ -87,7 +91,12 @@ class Learner:
         total = stepping.report(
             figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), seconds=seconds.laps
         )
-        total = replace(total, figures={**total.figures, **self._route_figures()})
+        more = self._route_figures()
+        if trains_indexer:
+            more[stepping.INDEXER_KL] = stepping.end_indexer_losses(
+                own, num_indexers=self.policy.facts.num_indexers, mesh=self.mesh
+            )
+        total = replace(total, figures={**total.figures, **more})
         if self.critic is not None and critic_lr is not None:
             total = self._critic_step(self.critic, own, total, lr=critic_lr)
         draft_lr, objective_of_run = self.recipe.train.draft.lr, self.recipe.train.objective

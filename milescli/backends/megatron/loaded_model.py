@@ -18,9 +18,10 @@ from milescli.backends.megatron.step.forward import Passes
 from milescli.backends.megatron.step.images import ReadPatches
 from milescli.core.plug_points import LAYER_SPECS
 from milescli.models import load_facts, table
+from milescli.models.latent import with_indexer
 from milescli.models.mtp import with_mtp
 from milescli.models.vision import with_vision
-from milescli.recipe.model import VisionMode
+from milescli.recipe.model import IndexerMode, VisionMode
 from milescli.recipe.speculative import Mtp
 
 
@@ -39,8 +40,9 @@ class LoadedModel:
         own_layers: bool = False,
         mtp: Mtp | None = None,
         vision: VisionMode = "frozen",
+        indexer: IndexerMode = "frozen",
     ) -> None:
-        """The last six are as plan and recipe say, of a model that is trained. `own_layers` never
+        """The last seven are as plan and recipe say, of a model that is trained. `own_layers` never
         uses TransformerEngine, which fuses norms into linear layers: no adapter can stand beside
         them, and nothing can round their inputs. Raises CheckpointError for a folder that is no
         model."""
@@ -48,7 +50,7 @@ class LoadedModel:
         self.facts = load_facts(folder)
         if mtp is not None:
             self.facts = with_mtp(self.facts)
-        self.facts = with_vision(self.facts, vision)
+        self.facts = with_indexer(with_vision(self.facts, vision), indexer)
         self.replays_routing = replays_routing
         self.table = table(self.facts)
         engine = not own_layers and model.uses_engine(self.facts, mesh.device)

@@ -65,6 +65,7 @@ class TrainedModel(LoadedModel):
             own_layers=lora is not None or (is_policy and plan.trainer_format is not None),
             mtp=mtp,
             vision=recipe.model.vision if is_policy else "frozen",
+            indexer=recipe.model.indexer if is_policy else "frozen",
             replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
         self._bucket_bytes = bucket_bytes(

@@ -154,6 +154,7 @@ def _rule(
     where: Where = every_layer,
     float32: bool = False,
     buffer: bool = False,
+    integers: bool = False,
 ) -> Rule:
     """Tensors of a layer, each of the lengths `dims`, that are one Megatron tensor, one after the
     other."""
@@ -168,6 +169,7 @@ def _rule(
         where=where,
         float32=float32,
         buffer=buffer,
+        integers=integers,
     )
     return replace(
         own, alternatives=(replace(own, hf=tuple(modern_name(name) for name in own.hf)),)
@@ -283,6 +285,7 @@ _TOKENS = _rule(
     lambda f: f.topk,
     where=_hashed,
     buffer=True,
+    integers=True,
 )
 
 

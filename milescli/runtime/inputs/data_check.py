@@ -319,7 +319,7 @@ def _checked(
             check.problems.append(error)
             continue
         measured = part.loaded.source.some(NUM_MEASURED)
-        part.images = look_at_images(prompt.images for prompt in measured)
+        part.images = look_at_images([*each.images, *each.worked_images] for each in measured)
         try:
             if part.field == "demonstrations":
                 worked_lines(measured, tokenizer, roles=part.roles, files=files)

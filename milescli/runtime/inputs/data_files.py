@@ -328,6 +328,8 @@ def worked_lines(
         if prompt.demonstration is None:
             continue
         try:
+            if roles and prompt.worked_images:
+                raise ValueError("its response shows images, which only a single agent learns")
             if roles:
                 made[prompt.index] = role_demonstrations(prompt, tokenizer, roles=roles)
                 continue

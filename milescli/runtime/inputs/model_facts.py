@@ -7,11 +7,13 @@ import shlex
 from pathlib import Path
 
 from milescli.backends.hub.models import fetch_config
+from milescli.checkpoint.matching import require_kinds
 from milescli.checkpoint.weight_files import require_weights
 from milescli.core.errors import FitError, RecipeError, nearest
 from milescli.core.units import format_count
 from milescli.models import ModelFacts, parse_facts, scratch, table
-from milescli.models.base import read_config
+from milescli.models.base import quantization_config, read_config
+from milescli.models.latent import with_indexer
 from milescli.models.mtp import with_mtp
 from milescli.models.score_head import with_score_head
 from milescli.models.vision import with_vision
@@ -65,11 +67,14 @@ def _refuse_missing(path: str, folder: Path) -> None:
 
 
 def require_model(model: Model) -> None:
-    """Raises CheckpointError where a folder of this computer has no usable weights; takes no time,
-    as headers alone are read."""
+    """Raises CheckpointError where a folder of this computer has no usable weights, or whole
+    numbers in their place; takes no time, as headers alone are read."""
     folder = Path(model.path or "").expanduser()
     if model.path is not None and folder.is_dir() and not is_checkpoint(folder):
-        require_weights(folder)
+        is_real, config = require_weights(folder), read_config(folder)
+        if quantization_config(config) is None:
+            lines = table(parse_facts(config)).as_on_disk(is_real)
+            require_kinds(lines, is_real.get, folder=folder)
 
 
 def require_positions(recipe: Recipe, facts: ModelFacts) -> None:
@@ -148,8 +153,9 @@ def _with_own_recipe(loaded: LoadedRecipe, name: str) -> str:
 
 def planned_facts(recipe: Recipe) -> ModelFacts:
     """Return the facts of the model that is trained: with a score head where the objective wants
-    one, with its MTP layer or vision tower where that is trained."""
+    one, with its MTP layer, vision tower or indexers where those are trained."""
     facts = with_vision(facts_of_recipe(recipe.model), recipe.model.vision)
+    facts = with_indexer(facts, recipe.model.indexer)
     if recipe.train.mtp.is_on:
         return with_mtp(facts)
     return with_score_head(facts) if recipe.trains_scores else facts

@@ -15,6 +15,7 @@ from milescli.core.units import MIB, format_bytes
 from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import ExampleReport, Examples, load_examples, read_examples
 from milescli.data.file_prompts import FilePrompts
+from milescli.data.images import PromptImages
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
 from milescli.data.prompt_encoder import PromptEncoder
 from milescli.data.prompt_source import SourceReport, file_named, load_source
@@ -87,7 +88,7 @@ def load_data(
     if data.train is not None and isinstance(tokenizer, ChatTokenizer):
         _load_rows(recipe, data, run, tokenizer, loaded, output=output)
     elif data.train is not None:
-        _read_rows(recipe, data, run)
+        _read_rows(recipe, data, run, images=tokenizer.images)
     if data.mix:
         loaded.prompts, loaded.reports["prompts"] = load_mix(
             data,
@@ -137,13 +138,16 @@ def _load_rows(
     loaded.validation = rows["validation"][: recipe.eval.num_prompts]
 
 
-def _read_rows(recipe: Recipe, data: Data, run: RunDir) -> None:
-    """Read the rows of `data.train` and `data.validation` without tokens. Raises DataError."""
+def _read_rows(recipe: Recipe, data: Data, run: RunDir, *, images: PromptImages | None) -> None:
+    """Read the rows of `data.train` and `data.validation` without tokens. `images`: how the model
+    sees them. Raises DataError."""
     keys: tuple[RowField, ...] = ("train", "validation")
     for key in keys:
         for name in names_in(getattr(data, key)):
             file, kind = file_named(name, key=f"data.{key}"), kind_of_rows(recipe)
-            read_examples(file, data=data, key=key, kind=kind, folder=run.path).require_good()
+            read_examples(
+                file, data=data, key=key, kind=kind, folder=run.path, images=images
+            ).require_good()
 
 
 MAX_BYTES = 64 * MIB

@@ -23,6 +23,14 @@ from tests.backends.megatron.harness import (
     scores_everywhere,
     trainer,
 )
+from tests.backends.megatron.indexer_cases import (  # noqa: F401
+    indexer_apart,
+    indexer_goes_on,
+    indexer_gradients,
+    indexer_learns,
+    indexer_packed,
+    indexer_steps,
+)
 from tests.backends.megatron.lora_cases import adapter_and_merged  # noqa: F401
 from tests.backends.megatron.measuring import (  # noqa: F401  (cases that `world` calls)
     measure_memory,

@@ -92,6 +92,7 @@ class Worlds:
                 "layout": case.layout,
                 "tokens": case.tokens,
                 "precision": case.precision,
+                "indexer": case.indexer,
                 "train": TRAINED if case.model.startswith("mtp") else None,
             }
             for case in MEMORY[which]

@@ -174,6 +174,7 @@ def trainer(
     draft: str | None = None,
     adapter: str | None = None,
     vision: str = "frozen",
+    indexer: str = "frozen",
     seed: int = 0,
     turns: Mapping[str, dict] | None = None,
     formats: Mapping[str, Any] | None = None,
@@ -192,7 +193,7 @@ def trainer(
 
     def recipe(own: dict, seed: int) -> Recipe:
         return Recipe(
-            model={"adapter": adapter, "vision": vision},
+            model={"adapter": adapter, "vision": vision, "indexer": indexer},
             train={"optimizer": optimizer, **(train or {}), **own},
             data={"mix": [{"path": name} for name in mix]} if mix else {},
             machine={"start_timeout_s": 60, "step_timeout_s": 60},

@@ -64,6 +64,7 @@ def measure_memory(
     tokens: int,
     precision: str = "fp32",
     train: dict | None = None,
+    indexer: str = "frozen",
 ) -> list[dict]:
     """[ranks] of bytes, by one update of `pp` microbatches of one sequence of `tokens` positions
     for each data-parallel rank."""
@@ -82,6 +83,7 @@ def measure_memory(
         layout=layout,
         precision=precision,
         train=train,
+        indexer=indexer,
     )
     own = made.mesh.layout
     rng = torch.Generator().manual_seed(3)
@@ -91,6 +93,8 @@ def measure_memory(
     ]
     own_shard = made.learner._on_rank(harness.rows_shard(made, rows, cap=tokens))
     (microbatches,) = own_shard.updates
+    if indexer != "frozen":
+        stepping.begin_indexer_losses(own_shard, mesh=made.mesh)
     weight = made.recipe.train.mtp.loss_weight or 0.0
     (term,) = stepping.mtp_terms(own_shard, weight=weight, mesh=made.mesh)
     loss = stepping.UpdateLoss(

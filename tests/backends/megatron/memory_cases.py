@@ -13,12 +13,14 @@ class MemoryCase(NamedTuple):
     layout: dict[str, object]
     tokens: int = 64
     precision: str = "bf16"
+    indexer: str = "frozen"
 
     @property
     def name(self) -> str:
         """Of the case."""
         cuts = " ".join(f"{key}{value}" for key, value in self.layout.items())
-        return f"memory of {self.model} {self.precision} {cuts}".strip()
+        trained = " indexer" if self.indexer != "frozen" else ""
+        return f"memory of {self.model} {self.precision} {cuts}".strip() + trained
 
 
 _FULL = {"recompute": "full"}
@@ -44,6 +46,10 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("v4", {}),
         MemoryCase("v4", {}, precision="fp32"),
         MemoryCase("v4", _FULL),
+        MemoryCase("sparse", {}, tokens=12),
+        MemoryCase("sparse", {}, tokens=12, indexer="kl"),
+        MemoryCase("sparse", _FULL, tokens=12, indexer="kl"),
+        MemoryCase("v4", {}, indexer="kl"),
     ],
     "two": [
         MemoryCase("dense", {"tp": 2}, precision="fp32"),
@@ -64,6 +70,7 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("glm", {**_SEQUENCE, "ep": 2}, precision="fp32"),
         MemoryCase("v4", {**_SEQUENCE, "etp": 2}),
         MemoryCase("v4", {"pp": 2}),
+        MemoryCase("sparse", {**_SEQUENCE, "etp": 2}, tokens=12, indexer="kl"),
     ],
     "four": [
         MemoryCase("dense", {"tp": 2, "pp": 2}),

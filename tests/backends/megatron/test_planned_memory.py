@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from milescli.models import parse_facts, table
+from milescli.models.latent import with_indexer
 from milescli.models.mtp import with_mtp
 from milescli.plan.activations import Packing
 from milescli.plan.memory import MemoryModel, TrainerBytes, TrainerLoad
@@ -32,7 +33,7 @@ def planned(case: MemoryCase) -> list[TrainerBytes]:
         on_host=True,
         fused_swiglu=case.precision == "fp32",
     )
-    facts = parse_facts(MODELS[case.model])
+    facts = with_indexer(parse_facts(MODELS[case.model]), case.indexer)
     if case.model.startswith("mtp"):
         facts = with_mtp(facts)
     return MemoryModel(table(facts)).stages(layout, wish)

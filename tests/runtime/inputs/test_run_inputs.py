@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from pathlib import Path
 
 import pytest
+from PIL import Image as Pillow
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError
 from milescli.recipe.load import load
+from milescli.runtime.inputs.look import look
+from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.inputs.run_inputs import RunInputs, prepare
 
 TINY = """\
@@ -123,3 +127,25 @@ def test_a_held_out_prompt_that_rows_teach_is_refused(tmp_path: Path, row: dict)
     loaded = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
     with pytest.raises(DataError, match=r"1 held-out prompts .* usable row 2 of"):
         prepare(loaded.recipe, RunDir(path=tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("family", "is_shown"), [("qwen2_5_vl", True), ("qwen3", False)])
+def test_rows_with_images_of_tools_are_taken_in_before_there_is_a_tokenizer(
+    family: str, is_shown: bool, tmp_path: Path
+) -> None:
+    buffer = io.BytesIO()
+    Pillow.new("RGB", (28, 28)).save(buffer, format="PNG")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    result = {"role": "tool", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    answer = {"role": "assistant", "content": "black"}
+    asked = {"role": "user", "content": "Which colour?"}
+    row = {"messages": [asked, {**answer, "content": "", "tool_calls": [call]}, result, answer]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "my.yaml").write_text(
+        f"model: {{scratch: {{family: {family}}}}}\ntrain: {{objective: supervised, steps: 1}}\n"
+    )
+    sets = [f"data.train={tmp_path}/rows.jsonl"]
+    recipe = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path).recipe
+    (rows,) = [each for each in look(recipe, planned_facts(recipe)) if each.name == "rows"]
+    assert (rows.refusal is None) is is_shown, rows.refusal

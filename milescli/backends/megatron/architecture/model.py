@@ -230,9 +230,9 @@ def _finished(model: GPTModel, facts: ModelFacts, mesh: Mesh) -> GPTModel:
         # the layer is Megatron's own in all but its forward pass
         model.output_layer.__class__ = HiddenLayer
     for name, parameter in model.named_parameters():
-        if name.startswith(mtp.PREFIX):
+        if name.startswith(mtp.PREFIX) or ".indexer." in name:
             # Megatron's word for what the norm of all gradients leaves out: the steps of the model
-            # are those that it would make without the layer
+            # are those that it would make without the MTP layer, or the loss of the indexers
             parameter.shared = True
     return model if mesh.device.type == "cpu" else model.to(mesh.device)
 

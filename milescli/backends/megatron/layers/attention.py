@@ -19,6 +19,7 @@ from milescli.backends.megatron.cpu.kernels import attend as attend_short
 from milescli.backends.megatron.cpu.kernels import is_for
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.chunks import Cells, Chunks, make_chunks
+from milescli.backends.megatron.layers.indexer_loss import RowLoss
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.backends.megatron.step.rows import RowLayout, RowShape, zigzag
 from milescli.core.types import ImageSpan
@@ -119,6 +120,8 @@ class PackedRow(PackedSeqParams):
     chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
     """Chosen positions by layer, for sparse attention whose layers share a choice: filled and read
     by `dsa`."""
+    indexer_loss: RowLoss | None = None
+    """In an update that trains the indexers of sparse attention."""
     tokens: torch.Tensor | None = None
     """[S] int64 ids of the tokens, for layers that choose experts by them; None where there are
     none."""

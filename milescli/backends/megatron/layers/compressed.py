@@ -3,10 +3,12 @@ position, which is its value too, within a window; beyond it entries that each s
 positions, all of them or those that an indexer chooses. And the layer around it, whose first ones
 choose experts by the token's number. Used by `specs`.
 
-The indexer is frozen, as in `dsa`: its choice has no gradient."""
+The indexer is trained as in `dsa`: by the loss of `indexer_loss`, or not at all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +28,7 @@ from milescli.backends.megatron.layers.attention import Grid, PackedRow
 from milescli.backends.megatron.layers.blockwise import attend
 from milescli.backends.megatron.layers.experts import Projection, Router
 from milescli.backends.megatron.layers.hyper import HyperLayer
+from milescli.backends.megatron.layers.indexer_loss import Lesson, RowLoss, Scores, with_loss
 from milescli.backends.megatron.layers.norm import RmsNorm
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.models.facts import ModelFacts
@@ -181,7 +184,10 @@ class Indexer(MegatronModule):
         self.compressor = Compressor(
             config, facts, head_dim=dim, rate=facts.compressed.sparse_rate, width=2
         )
-        self.requires_grad_(False)
+        self.requires_grad_(self.sizes.trained)
+        for weight in (self.compressor.position_bias, self.compressor.norm.weight):
+            # all ranks compress all positions, and learn alike from them
+            weight.sequence_parallel = False
 
     def project(self, x: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
         """Return what choosing needs of each position, side by side: the compressor's projections,
@@ -195,17 +201,23 @@ class Indexer(MegatronModule):
         query = query.unflatten(-1, (self.sizes.num_heads, -1))
         return torch.cat([rest, _turn_last(query, turns).flatten(1)], dim=-1)
 
-    def forward(self, projected: torch.Tensor, *, lengths: list[int]) -> torch.Tensor | None:
-        """Choose entries, [N, 1, 1, Q, entries] bool, by turned projections [N, Q, ...]; None if
-        every query sees all entries before it. One sequence at a time: what is chosen among equals
-        must not depend on the sequences beside it."""
-        heads, dim, rate = self.sizes.num_heads, self.sizes.head_dim, self.compressor.rate
-        if max(lengths) // rate <= self.sizes.topk:
-            return None
-        rest, query = self._split(projected)
+    def chooses(self, lengths: list[int]) -> bool:
+        """Return True unless every query sees all entries before it."""
+        return max(lengths) // self.compressor.rate > self.sizes.topk
+
+    def forward(self, projected: torch.Tensor) -> Scores:
+        """Return what scores entries, of turned projections [N, Q, ...]."""
+        heads, (rest, query) = self.sizes.num_heads, self._split(projected)
         to_compress, weights = rest[..., :-heads], rest[..., -heads:].float() * heads**-0.5
-        key = self.compressor(to_compress)
-        size = (len(key), 1, 1, projected.shape[1], key.shape[1])
+        return query.unflatten(-1, (heads, -1)), self.compressor(to_compress), weights
+
+    @torch.no_grad()
+    def choose(self, scores: Scores, *, lengths: list[int]) -> torch.Tensor:
+        """Choose entries, [N, 1, 1, Q, entries] bool. One sequence at a time: what is chosen among
+        equals must not depend on the sequences beside it."""
+        (query, key, weights), rate = scores, self.compressor.rate
+        dim = self.sizes.head_dim
+        size = (len(key), 1, 1, query.shape[1], key.shape[1])
         seen = torch.ones(size, dtype=torch.bool, device=key.device)
         for number, length in enumerate(lengths):
             count = length // rate
@@ -213,7 +225,7 @@ class Indexer(MegatronModule):
                 continue
             for first in range(0, length, _QUERIES):
                 last = min(first + _QUERIES, length)
-                q = query[number, first:last].unflatten(-1, (heads, dim))
+                q = query[number, first:last]
                 logits = F.relu(q.float() @ key[number, :count].float().T) * dim**-0.5
                 scores = (logits * weights[number, first:last, :, None]).sum(dim=1)
                 at = torch.arange(first, last, device=key.device)[:, None]
@@ -262,14 +274,15 @@ class EntryBlock:
 class _Core(MegatronModule):
     """Combines queries with keys of the window and entries."""
 
-    def __init__(self, config, facts: ModelFacts, *, layer: int, tp_size: int) -> None:
+    def __init__(self, config, facts: ModelFacts, *, layer: int, tp_group) -> None:
         super().__init__(config)
+        self.tp_group = tp_group
         sizes, kind = facts.compressed, facts.layers[layer].compression
         assert sizes is not None
         self.window, self.scale = facts.sliding_window, facts.head_dim**-0.5
         self.softmax_offset = torch.nn.Parameter(
             torch.zeros(
-                facts.num_heads // tp_size,
+                facts.num_heads // tp_group.size(),
                 dtype=torch.float32,
                 device=torch.cuda.current_device(),
             )
@@ -299,34 +312,72 @@ class _Core(MegatronModule):
         to_choose: torch.Tensor | None,
         *,
         grid: Grid,
+        loss: RowLoss | None,
+        shares: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attend with queries [N, Q, heads, d] to keys [N, Q, d]; the others are projections of the
         compressor and of the indexer, [N, Q, ...] -> [N, Q, heads, d]"""
-        length, chosen, rate = grid.shape[1], None, 0
+        length, chosen = grid.shape[1], None
+        scores: Scores | None = None
         if self.compressor is not None:
-            rate = self.compressor.rate
             key = torch.cat([key, self.compressor(to_compress)], dim=1)
         if self.indexer is not None:
-            with torch.no_grad():
-                chosen = self.indexer(to_choose, lengths=grid.lengths)
-        blocks = []
-        for first in range(0, length, _QUERIES):
-            last = min(first + _QUERIES, length)
-            positions = torch.arange(max(first - self.window + 1, 0), last, device=key.device)
-            entries = torch.arange(last // rate if rate else 0, device=key.device) + length
-            block = EntryBlock(
-                queries=slice(first, last),
-                keys=torch.cat([positions, entries]),
-                num_window=len(positions),
-                window=self.window,
-                rate=rate,
-                chosen=chosen,
-            )
-            blocks.append(block)
-        key = key[:, :, None]
-        return attend(
-            query, key, key, self.softmax_offset, blocks=blocks, scale=self.scale, softcap=None
+            chooses = self.indexer.chooses(grid.lengths)
+            if chooses or loss is not None:
+                scores = self.indexer(to_choose)
+            chosen = self.indexer.choose(scores, lengths=grid.lengths) if chooses else None
+        block = partial(self._block, length=length, chosen=chosen, device=key.device)
+        ends = [*range(_QUERIES, length, _QUERIES), length]
+        blocks = [block(slice(first, last)) for first, last in zip([0, *ends], ends, strict=False)]
+        heads = key[:, :, None]
+        out = attend(
+            query, heads, heads, self.softmax_offset, blocks=blocks, scale=self.scale, softcap=None
         )
+        if scores is None or loss is None or not (scores[1].shape[1] and torch.is_grad_enabled()):
+            return out
+        lesson = Lesson(
+            shares=shares,
+            num_heads=query.shape[2],
+            lengths=grid.lengths,
+            attention=partial(self._attention, query.detach(), key.detach(), block),
+            tp_group=self.tp_group,
+        )
+        return with_loss(out, [scores], lambda given: lesson.learn(*given, loss))
+
+    def _block(
+        self, at: slice, *, length: int, chosen: torch.Tensor | None, device: torch.device
+    ) -> EntryBlock:
+        """Of the queries `at` of sequences of `length` positions."""
+        rate = self.compressor.rate if self.compressor is not None else 0
+        positions = torch.arange(max(at.start - self.window + 1, 0), at.stop, device=device)
+        entries = torch.arange(at.stop // rate if rate else 0, device=device) + length
+        return EntryBlock(
+            queries=at,
+            keys=torch.cat([positions, entries]),
+            num_window=len(positions),
+            window=self.window,
+            rate=rate,
+            chosen=chosen,
+        )
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        block_of: Callable[[slice], EntryBlock],
+        number: int,
+        at: slice,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of queries [N, Q, heads, d] and all keys, of positions and then of entries, as
+        `Lesson.attention`."""
+        block = block_of(at)
+        hidden = block.hidden()
+        hidden = hidden[number if len(hidden) > 1 else 0, 0, 0]
+        q, k = query[number, at].transpose(0, 1).float(), key[number, block.keys].float()
+        logits = (q @ k.T).mul_(self.scale).masked_fill_(hidden, -torch.inf)
+        sinks = self.softmax_offset.detach().view(-1, 1, 1).expand(-1, logits.shape[1], -1)
+        weights = torch.cat([logits, sinks], dim=-1).softmax(dim=-1)[..., block.num_window : -1]
+        return weights.sum(dim=0), ~hidden[:, block.num_window :]
 
 
 class CompressedAttention(MegatronModule):
@@ -363,7 +414,7 @@ class CompressedAttention(MegatronModule):
         )
         self.linear_kv_proj = Projection(facts.hidden_size, head_dim, config=config)
         self.kv_layernorm = RmsNorm(config, head_dim, eps=facts.norm_eps)
-        self.core_attention = _Core(config, facts, layer=layer, tp_size=tp)
+        self.core_attention = _Core(config, facts, layer=layer, tp_group=self.tp_group)
         self.linear_grouped_proj = GroupedProjection(
             config,
             groups=sizes.output_groups // tp,
@@ -393,24 +444,32 @@ class CompressedAttention(MegatronModule):
         parts: list[torch.Tensor | None] = [query, key, None, None]
         if core.compressor is not None:
             parts[2] = self._whole(core.compressor.project(hidden_states)).squeeze(1)
+        loss = row.indexer_loss if core.indexer is not None and core.indexer.sizes.trained else None
         if core.indexer is not None:
-            with torch.no_grad():
-                choice = self._whole(core.indexer.project(hidden_states, latent)).squeeze(1)
+            with nullcontext() if loss is not None else torch.no_grad():
+                choice = core.indexer.project(hidden_states.detach(), latent.detach())
+                # the ranks learn alike from all positions
+                choice = self._whole(choice, sums_gradients=False).squeeze(1)
                 parts[3] = core.indexer.turn(choice, turns)
+        parts.append(None if loss is None else loss.shares)
         filled = [part if part is None else row.queries.fill(part) for part in parts]
         out, start = [], 0
         for grid in row.grids:
             count, length, _ = grid.shape
             at, start = slice(start, start + count * length), start + count * length
-            own = [part if part is None else part[at].unflatten(0, (count, -1)) for part in filled]
-            out.append(core(*own, grid=grid).flatten(0, 1))
+            *own, shares = (
+                part if part is None else part[at].unflatten(0, (count, -1)) for part in filled
+            )
+            out.append(core(*own, grid=grid, loss=loss, shares=shares).flatten(0, 1))
         attended = row.queries.empty(torch.cat(out))
         back = _turn_last(attended, replace(turns, sin=-turns.sin))
         return self.linear_proj(self.linear_grouped_proj(back.flatten(1))[:, None])
 
-    def _whole(self, x: torch.Tensor) -> torch.Tensor:
+    def _whole(self, x: torch.Tensor, *, sums_gradients: bool = True) -> torch.Tensor:
         """[S / tp, 1, d] -> [S, 1, d] under sequence parallelism; its gradient is summed over the
-        ranks, which have different heads."""
+        ranks where these have different heads."""
         if not self.scattered:
             return x
-        return gather_from_sequence_parallel_region(x, group=self.tp_group)
+        return gather_from_sequence_parallel_region(
+            x, tensor_parallel_output_grad=sums_gradients, group=self.tp_group
+        )

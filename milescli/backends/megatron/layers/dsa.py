@@ -2,13 +2,14 @@
 a query's, and the attention looks at the best `topk`. Names are those of Megatron's experimental
 module, which computes no packed rows. Used by `mla`.
 
-The indexer is frozen: the choice has no gradient, and the auxiliary loss that trains it in the
-report (section 2.1.1, a divergence from the attention's own weights) has no place in the objectives
-of `train`. Weights are loaded, kept and written as they were."""
+The choice has no gradient, so the indexer stays as it was loaded, unless `model.indexer` trains it
+by the loss of `indexer_loss`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,12 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from milescli.backends.megatron.layers.attention import Grid, PackedAttention, PackedRow
+from milescli.backends.megatron.layers.indexer_loss import (
+    Lesson,
+    Scores,
+    index_logits,
+    with_loss,
+)
 from milescli.backends.megatron.layers.rope import Angles, rotate
 from milescli.models.facts import Indexer as Sizes
 from milescli.models.facts import ModelFacts
@@ -41,13 +48,17 @@ def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec | None:
     """Return the core attention of layer `layer` (from 0); None if the model has no indexer."""
     if facts.indexer is None:
         return None
-    chooser = layer
-    while facts.layers[chooser].shares_choice:
-        chooser -= 1
-    shared = any(layer.shares_choice for layer in facts.layers)
+    choosers = [number for number, each in enumerate(facts.layers) if not each.shares_choice]
+    chooser = max(number for number in choosers if number <= layer)
+    following = min((number for number in choosers if number > layer), default=len(facts.layers))
     return ModuleSpec(
         module=SparseAttention,
-        params={"facts": facts, "layer": layer, "chooser": chooser, "keeps_choice": shared},
+        params={
+            "facts": facts,
+            "layer": layer,
+            "chooser": chooser,
+            "num_sharing": following - chooser,
+        },
     )
 
 
@@ -55,13 +66,14 @@ class SparseAttention(PackedAttention):
     """Attends to the positions that its indexer, or that of an earlier layer, chose."""
 
     def __init__(
-        self, *args, facts: ModelFacts, layer: int, chooser: int, keeps_choice: bool, **options
+        self, *args, facts: ModelFacts, layer: int, chooser: int, num_sharing: int, **options
     ) -> None:
-        """Called by Megatron. `chooser` is the layer whose indexer chooses for this one;
-        `keeps_choice` stores the choice for other layers."""
+        """Called by Megatron. `chooser` is the layer whose indexer chooses for this one, and for
+        `num_sharing` layers."""
         super().__init__(*args, kind="mla", **options)
         assert facts.indexer is not None
-        self.topk, self.chooser, self.keeps_choice = facts.indexer.topk, chooser, keeps_choice
+        self.topk, self.chooser, self.num_sharing = facts.indexer.topk, chooser, num_sharing
+        self.trains_indexer = facts.indexer.trained
         self.indexer = (
             LightningIndexer(self.config, facts, tp_group=self.tp_group)
             if chooser == layer
@@ -85,18 +97,84 @@ class SparseAttention(PackedAttention):
         part."""
         row = packed_seq_params
         assert isinstance(row, PackedRow), "this attention computes packed rows only"
+        loss = row.indexer_loss if self.trains_indexer else None
+        scores: list[Scores] = []
         if self.indexer is None:
             self._chosen = row.chosen[self.chooser]
         else:
-            self._chosen = (
-                self.indexer(x, qr, row)
-                if any(max(grid.lengths) > self.topk for grid in row.grids)
-                else {}
-            )
-            if self.keeps_choice:
+            self._chosen = {}
+            chooses = any(max(grid.lengths) > self.topk for grid in row.grids)
+            if chooses or loss is not None:
+                scores = self.indexer(x.detach(), qr.detach(), row)
+            if chooses:
+                self._chosen = self.indexer.choose(scores, row)
+            if self.num_sharing > 1:
                 # kept by layer, as recomputation comes by the layers in reverse
                 row.chosen[self.chooser] = self._chosen
-        return super().forward(query, key, value, attention_mask, packed_seq_params=row, **options)
+        out = super().forward(query, key, value, attention_mask, packed_seq_params=row, **options)
+        if loss is None:
+            return out
+        if self.indexer is not None and self.num_sharing > 1:
+            loss.scores[self.chooser] = [tuple(part.detach() for part in each) for each in scores]
+        if not torch.is_grad_enabled():
+            return out
+        learn = partial(self._learn, query.detach(), key.detach(), self._chosen, row)
+        return with_loss(out, scores, learn)
+
+    def _learn(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        chosen: Choice,
+        row: PackedRow,
+        scores: list[Scores],
+    ) -> list[torch.Tensor]:
+        """The gradients of the scores: of an indexer that chooses for several layers, the mean over
+        these. Those of a layer without an indexer are kept for the layer that has it, whose
+        backward pass comes later. query, key [S, heads, d]."""
+        loss = row.indexer_loss
+        assert loss is not None and row.queries is not None
+        shares = loss.shares / self.num_sharing
+        # a hole of a grid repeats some position, and is beyond the length of its sequence
+        filled = _by_grid([row.queries.fill(part) for part in (query, key, shares)], row)
+        gradients = list[torch.Tensor]()
+        scores = scores or loss.scores[self.chooser]
+        for index, grid, parts in zip(scores, row.grids, filled, strict=True):
+            lesson = Lesson(
+                shares=parts[2],
+                num_heads=query.shape[1],
+                lengths=grid.lengths,
+                attention=partial(self._attention, parts[0], parts[1], chosen.get(id(grid))),
+                tp_group=self.tp_group,
+            )
+            gradients += lesson.learn(index, loss)
+        before = loss.gradients.pop(self.chooser, None)
+        if before is not None:
+            gradients = [ours.add_(theirs) for ours, theirs in zip(gradients, before, strict=True)]
+        if self.indexer is not None:
+            loss.scores.pop(self.chooser, None)
+            return gradients
+        loss.gradients[self.chooser] = gradients
+        return []
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        chosen: torch.Tensor | None,
+        number: int,
+        at: slice,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of queries and keys [N, Q, heads, d], as `Lesson.attention`."""
+        seen = slice(0, at.stop)
+        if chosen is None:
+            visible = torch.ones(at.stop - at.start, at.stop, dtype=torch.bool, device=query.device)
+            visible = visible.tril(at.start)
+        else:
+            visible = chosen[number, 0, at, seen]
+        q, k = (part.transpose(0, 1).float() for part in (query[number, at], key[number, seen]))
+        logits = (q @ k.mT).mul_(self.scale).masked_fill_(~visible, -torch.inf)
+        return logits.softmax(dim=-1).sum(dim=0), visible
 
     def _is_plain(self, query, value, longest: int) -> bool:
         return not self._chosen and super()._is_plain(query, value, longest)
@@ -136,12 +214,15 @@ class LightningIndexer(torch.nn.Module):
         self.linear_weights_proj = torch.nn.Linear(
             facts.hidden_size, self.sizes.num_heads, bias=False, **made
         )
-        self.requires_grad_(False)
+        self.requires_grad_(self.sizes.trained)
+        for part in (self.linear_wk, self.k_norm, self.linear_weights_proj):
+            for weight in part.parameters():
+                # these see a part of the positions on each rank
+                weight.sequence_parallel = self.scattered
 
-    @torch.no_grad()
-    def forward(self, x: torch.Tensor, qr: torch.Tensor, row: PackedRow) -> Choice:
-        """Choose what the row's queries attend to, from x [S, 1, hidden] and qr [S, 1,
-        q_lora_rank]; grids whose queries attend to everything are left out."""
+    def forward(self, x: torch.Tensor, qr: torch.Tensor, row: PackedRow) -> list[Scores]:
+        """Return what scores the positions of each grid, from x [S, 1, hidden] and qr [S, 1,
+        q_lora_rank]."""
         sizes, angles = (
             self.sizes,
             replace(row.angles["mla"], interleaved=self.sizes.rope_interleaved),
@@ -149,32 +230,44 @@ class LightningIndexer(torch.nn.Module):
         key = self.k_norm(self.linear_wk(x))
         weights = self.linear_weights_proj(x).float() * sizes.num_heads**-0.5
         if self.scattered:
+            # the ranks learn alike from all positions
             key, weights, qr = (
-                gather_from_sequence_parallel_region(part, group=self.tp_group)
+                gather_from_sequence_parallel_region(
+                    part, tensor_parallel_output_grad=False, group=self.tp_group
+                )
                 for part in (key, weights, qr)
             )
         query = self._rotate(
             self.linear_wq_b(qr).squeeze(1).unflatten(-1, (sizes.num_heads, sizes.head_dim)), angles
         )
         key, weights = self._rotate(key, angles).squeeze(1), weights.squeeze(1)
-        query, key, weights = (
-            query[row.queries.position],
-            key[row.keys.position],
-            weights[row.queries.position],
-        )
-        chosen, start = {}, 0
-        for grid in row.grids:
-            count, length, _ = grid.shape
-            span, start = slice(start, start + count * length), start + count * length
-            if max(grid.lengths) > sizes.topk:
-                parts = (part[span].unflatten(0, (count, length)) for part in (query, key, weights))
-                chosen[id(grid)] = _choose(*parts, lengths=grid.lengths, sizes=sizes)
-        return chosen
+        assert row.queries is not None
+        return _by_grid([row.queries.fill(part) for part in (query, key, weights)], row)
+
+    @torch.no_grad()
+    def choose(self, scores: Sequence[Scores], row: PackedRow) -> Choice:
+        """Choose what the row's queries attend to; grids whose queries attend to everything are
+        left out."""
+        return {
+            id(grid): _choose(*parts, lengths=grid.lengths, sizes=self.sizes)
+            for grid, parts in zip(row.grids, scores, strict=True)
+            if max(grid.lengths) > self.sizes.topk
+        }
 
     def _rotate(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
         """x [S, heads, head_dim]; its first dims turn."""
         turned, plain = x.split([self.rotated, self.sizes.head_dim - self.rotated], dim=-1)
         return torch.cat([rotate(turned, angles), plain], dim=-1)
+
+
+def _by_grid(filled: Sequence[torch.Tensor], row: PackedRow) -> list[tuple[torch.Tensor, ...]]:
+    """[cells, ...] of each -> for each grid [N, Q, ...] of all of them."""
+    sizes = [grid.shape[0] * grid.shape[1] for grid in row.grids]
+    by_grid = zip(*(part.split(sizes) for part in filled), strict=True)
+    return [
+        tuple(part.unflatten(0, grid.shape[:2]) for part in parts)
+        for grid, parts in zip(row.grids, by_grid, strict=True)
+    ]
 
 
 def _choose(
@@ -196,7 +289,7 @@ def _choose(
             continue
         q, k, w = (part[number, :length] for part in (query, key, weights))
         # [Q, heads, K]
-        logits = (q.float() @ k.float().T).mul_(sizes.head_dim**-0.5).relu_()
+        logits = index_logits(q, k).relu_()
         scores = (
             (w.unsqueeze(1) @ logits)
             .squeeze(1)

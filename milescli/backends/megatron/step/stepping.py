@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from milescli.backends.megatron.layers.indexer_loss import RowLoss
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.step.forward import Outputs
 from milescli.backends.megatron.step.microbatch import Microbatch
@@ -24,6 +25,8 @@ from milescli.train.streams import Stream
 _TOKEN_BITS = 32
 """Of a place: sequence number above, token below."""
 _NOWHERE = 2**62
+INDEXER_KL = "indexer_kl"
+"""Figure of a step: what `end_indexer_losses` returns."""
 MTP_LOSS = "mtp_loss"
 """Figure of a step: cross-entropy of the token after next by the MTP layer, in nats a token."""
 
@@ -50,6 +53,35 @@ def mtp_terms(own: RankShard, *, weight: float, mesh: Mesh) -> list[MtpTerm | No
     if mesh.is_last_stage and mesh.token_group is not None:
         dist.all_reduce(counts, group=mesh.token_group)
     return [MtpTerm(weight=weight, num_tokens=max(count, 1)) for count in counts.tolist()]
+
+
+def begin_indexer_losses(own: RankShard, *, mesh: Mesh) -> None:
+    """Give each row its part of the loss of the indexers: every real position has the same share in
+    the mean over an update. Collective over the ranks that hold tokens."""
+    real = [[microbatch.source >= 0 for microbatch in update] for update in own.updates]
+    counts = torch.tensor([sum(int(row.sum()) for row in rows) for rows in real])
+    counts = counts.to(mesh.device, torch.float32)
+    if mesh.token_group is not None:
+        dist.all_reduce(counts, group=mesh.token_group)
+    for update, rows, count in zip(own.updates, real, counts, strict=True):
+        for microbatch, row in zip(update, rows, strict=True):
+            microbatch.row.indexer_loss = RowLoss(
+                shares=row.to(mesh.device) / count.clamp_min(1.0),
+                total=torch.zeros((), dtype=torch.float64, device=mesh.device),
+            )
+
+
+def end_indexer_losses(own: RankShard, *, num_indexers: int, mesh: Mesh) -> float:
+    """Return the divergence of an indexer from the attention, in nats, as a mean over positions,
+    indexers and updates. Collective; equal on all ranks."""
+    total = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    for microbatch in own.microbatches:
+        assert microbatch.row.indexer_loss is not None
+        total += microbatch.row.indexer_loss.total
+        microbatch.row.indexer_loss = None
+    # every rank of tp has the divergences of all heads
+    dist.all_reduce(total)
+    return float(total) / (mesh.layout.tp * num_indexers * len(own.updates))
 
 
 @dataclass(slots=True, kw_only=True)

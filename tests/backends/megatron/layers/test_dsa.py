@@ -41,7 +41,7 @@ def _seen(
     ends = np.cumsum([0, *lengths]).tolist()
     row = make_row(list(zip(ends, lengths, strict=False)), shape=RowShape())
     packed = pack_row(row, shape=RowShape(), facts=FACTS, device=torch.device("cpu"))
-    chosen = indexer(x, qr, packed)
+    chosen = indexer.choose(indexer(x, qr, packed), packed)
     by_length, cell = {}, 0
     for grid in packed.grids:
         masks = chosen.get(
