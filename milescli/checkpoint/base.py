@@ -44,6 +44,7 @@ class CheckpointManifest:
     seed: int
     plan_fingerprint: str
     recipe_sha256: str
+    """SHA-256 of the run's recipe.yaml, hex."""
     data_sha256: str
     layout: dict[str, int]
     """tp, pp, cp, ep, etp, dp of the trainer that wrote it; a reader may have another."""
@@ -58,6 +59,9 @@ class CheckpointManifest:
     older versions."""
     checksum: str = ""
     """SHA-256 of the manifest itself, without this line; empty in those of older versions."""
+    recipe: str = ""
+    """The run's recipe.yaml, from which a lost one is restored; empty in checkpoints of older
+    versions."""
     objective: dict[str, float] = field(default_factory=dict)
     """State that the objective keeps from step to step, by its names for it."""
     curriculum: dict[str, list[float]] = field(default_factory=dict)

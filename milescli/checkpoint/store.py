@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from milescli.checkpoint.base import MANIFEST_NAME, CheckpointManifest, checksum_of
 from milescli.checkpoint.integrity import changed_file, sha256_of_files, sync, sync_tree
-from milescli.checkpoint.run_dir import ADAPTERS
+from milescli.checkpoint.run_dir import ADAPTERS, RECIPE_FILE, RunDir
 from milescli.core.errors import CheckpointError
 from milescli.core.json_reader import read_json
 
@@ -103,6 +103,23 @@ class CheckpointStore:
         for step in doomed:
             self._remove(step)
 
+    def replaced(self) -> list[str]:
+        """Return what lies in place of checkpoints after the newest complete one: files and links,
+        which nobody but a user or a damaged disk puts there. Newest first."""
+        if not self.folder.is_dir():
+            return []
+        newest = max(self.steps(), default=-1)
+        found = {
+            int(match[1]): path
+            for path in self.folder.iterdir()
+            if (match := _STEP.match(path.name)) and (path.is_symlink() or not path.is_dir())
+        }
+        return [
+            f"{found[step]} is a {'link' if found[step].is_symlink() else 'file'}"
+            for step in sorted(found, reverse=True)
+            if step > newest
+        ]
+
     def steps(self) -> list[int]:
         """Return the complete steps, ascending."""
         return [step for step in self._all_steps() if (self.path(step) / MANIFEST_NAME).is_file()]
@@ -132,7 +149,11 @@ class CheckpointStore:
     def newest_whole(self) -> tuple[StoredCheckpoint | None, list[CheckpointError]]:
         """Return the newest intact checkpoint, and the errors of those after it; (None, []) if no
         save ever completed. Raises CheckpointError if there are checkpoints and none is intact."""
-        damages: list[CheckpointError] = []
+        fix = "continue from the checkpoint before it"
+        damages = [
+            CheckpointError(what, why="a checkpoint is a folder", fix=fix)
+            for what in self.replaced()
+        ]
         for step in reversed(self.steps()):
             try:
                 return self._read(step), damages
@@ -169,6 +190,12 @@ class CheckpointStore:
                     else ""
                 ),
                 fix=f"--step {steps[-1]}" if steps else self._others(),
+            )
+        if step is None and (replaced := self.replaced()):
+            raise CheckpointError(
+                f"{replaced[0]}, and no checkpoint",
+                why=f"it has the name of a newer step than {steps[-1]}, the newest checkpoint",
+                fix=f"--step {steps[-1]}   # the newest checkpoint",
             )
         chosen = steps[-1] if step is None else step
         try:
@@ -241,6 +268,29 @@ def not_written(folder: Path, why: str | OSError) -> CheckpointError:
         why=why if isinstance(why, str) else f"{type(why).__name__}: {why}",
         fix=f"df -h {folder.parent}   # free some disk space",
     )
+
+
+def restore_recipe(run: Path) -> bool:
+    """Write a run's lost recipe.yaml again, as its newest checkpoint has it. Returns False where
+    none has it."""
+    text = next((one.recipe for one in _manifests(run) if one.recipe), "")
+    if text:
+        write_atomically(run / RECIPE_FILE, text)
+    return bool(text)
+
+
+def newest_recipe_sha256(run: Path) -> str | None:
+    """Return the SHA-256 of the recipe.yaml by which the newest checkpoint was made; None if there
+    is none."""
+    return next((one.recipe_sha256 for one in _manifests(run)), None)
+
+
+def _manifests(run: Path) -> Iterator[CheckpointManifest]:
+    """Those of a run's checkpoints that can be read, the newest first."""
+    store = CheckpointStore(RunDir(run).checkpoints)
+    for step in reversed(store.steps()):
+        with suppress(CheckpointError, OSError):
+            yield _parse(store.path(step) / MANIFEST_NAME, fix=[])
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -41,7 +41,7 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
     none, MachineError if it is not readable."""
     folder = folder or runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
     for candidate in (Path(run).expanduser(), folder / run):
-        if run and _is_run(candidate):
+        if run and (_is_run(candidate) or _is_restored(candidate)):
             return candidate
     names = run_names(folder)
     guess = nearest(Path(run).name, names)
@@ -64,6 +64,15 @@ def _is_run(folder: Path) -> bool:
         return (folder / RECIPE_FILE).is_file()
     except PermissionError as error:
         raise unreadable(folder, error, what="run") from error
+
+
+def _is_restored(folder: Path) -> bool:
+    """True if the folder has lost its recipe.yaml, which a checkpoint has given back."""
+    if not (folder / "checkpoints").is_dir():
+        return False
+    from milescli.checkpoint.store import restore_recipe
+
+    return restore_recipe(folder)
 
 
 def newest_run(run: str | None) -> Path:

@@ -4,6 +4,7 @@ tensors are the trainer's business."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -14,10 +15,16 @@ from milescli import __version__
 from milescli.checkpoint.base import CheckpointManifest
 from milescli.checkpoint.integrity import free_bytes
 from milescli.checkpoint.run_dir import utc_now
-from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint, not_written
+from milescli.checkpoint.store import (
+    CheckpointStore,
+    StoredCheckpoint,
+    not_written,
+    write_atomically,
+)
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import CheckpointError, MachineError, MilesError
 from milescli.core.events import CheckpointSaved, EventBus, Notice
+from milescli.core.files import read_regular_text
 from milescli.core.types import WeightVersion
 from milescli.core.units import format_bytes
 from milescli.runtime.spec import RunSpec
@@ -78,6 +85,11 @@ class Saver:
     """Somebody waits for it: the trainer may be held up."""
     _completing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a manifest is written; whoever holds it asks the trainer nothing."""
+    _recipe: str = field(init=False)
+    """Text of recipe.yaml as the run began: the file may be lost or edited meanwhile."""
+
+    def __post_init__(self) -> None:
+        self._recipe = read_regular_text(self.spec.run.recipe_file)
 
     async def save(self, trainer: Trainer, *, step: int, progress: Progress) -> None:
         """Begin checkpoint `step`. Returns when training may go on; it is completed beside it.
@@ -159,7 +171,9 @@ class Saver:
         await self.tell("after_save", step=pending.step, folder=stored.path)
 
     def _complete(self, pending: _PendingSave, sha256: dict[str, str]) -> StoredCheckpoint:
-        layout = self.spec.plan.trainer
+        layout, file = self.spec.plan.trainer, self.spec.run.recipe_file
+        if not file.exists():
+            write_atomically(file, self._recipe)
         return self.store.complete(
             pending.step,
             CheckpointManifest(
@@ -169,7 +183,8 @@ class Saver:
                 prompt_position=pending.progress.prompt_position,
                 seed=self.spec.recipe.run.seed,
                 plan_fingerprint=self.spec.plan.fingerprint,
-                recipe_sha256=self.spec.run.recipe_sha256,
+                recipe=self._recipe,
+                recipe_sha256=hashlib.sha256(self._recipe.encode()).hexdigest(),
                 data_sha256=self.spec.inputs.data_sha256,
                 layout={
                     name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "etp", "dp")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from milescli.checkpoint.base import MANIFEST_NAME
-from milescli.checkpoint.store import CheckpointStore
+from milescli.checkpoint.store import CheckpointStore, newest_recipe_sha256, restore_recipe
 from milescli.core.errors import CheckpointError, ExitCode
 from tests.checkpoint.making import manifest_of
 
@@ -119,6 +120,34 @@ def test_a_save_that_was_cut_short_before_any_step_loses_nothing(tmp_path: Path)
     store.begin(3)
     with pytest.raises(CheckpointError, match="step_3 was cut short"):
         store.newest_whole()
+
+
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_a_file_in_place_of_a_newer_checkpoint_is_not_passed_over(
+    tmp_path: Path, what: str
+) -> None:
+    store = CheckpointStore(tmp_path)
+    _save(store, 1)
+    place = tmp_path / "step_2"
+    place.touch() if what == "file" else place.symlink_to("step_2")
+    with pytest.raises(CheckpointError, match=f"step_2 is a {what}") as caught:
+        store.find(None)
+    assert caught.value.fixes == ["--step 1   # the newest checkpoint"]
+    assert store.find(1).step == 1
+    whole, damages = store.newest_whole()
+    assert whole is not None and whole.step == 1 and f"is a {what}" in damages[0].what
+    _save(store, 3)
+    assert store.find(None).step == 3
+
+
+def test_a_lost_recipe_is_restored_from_the_newest_checkpoint_that_has_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert not restore_recipe(tmp_path) and newest_recipe_sha256(tmp_path) is None
+    for step, recipe in ((1, "name: old"), (2, "name: new"), (3, "")):
+        store.begin(step)
+        store.complete(step, replace(manifest_of(step), recipe=recipe, recipe_sha256=f"r{step}"))
+    assert restore_recipe(tmp_path) and newest_recipe_sha256(tmp_path) == "r3"
+    assert (tmp_path / "recipe.yaml").read_text() == "name: new"
 
 
 def test_a_flipped_byte_of_the_manifest_is_noticed(tmp_path: Path) -> None:

@@ -91,6 +91,19 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
+def test_a_recipe_that_is_lost_while_the_run_goes_on_is_written_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    file = tmp_path / "recipe.yaml"
+    file.unlink()
+
+    async def work() -> None:
+        await rig.save(1)
+        await rig.saver.settle()
+
+    run(work)
+    assert file.read_text() == "" and rig.steps_of(CheckpointSaved) == [1]
+
+
 def test_a_checkpoint_counts_as_soon_as_its_bytes_are_there(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
 

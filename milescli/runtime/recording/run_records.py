@@ -16,7 +16,7 @@ from pathlib import Path
 
 import milescli
 from milescli.checkpoint.run_dir import RunDir, utc_now, write_json
-from milescli.checkpoint.store import write_atomically
+from milescli.checkpoint.store import newest_recipe_sha256, write_atomically
 from milescli.core.errors import CheckpointError
 from milescli.core.json_reader import parse_json, read_json
 from milescli.models import table
@@ -85,10 +85,12 @@ def edited_keys(run: RunDir, kept: LoadedRecipe, *, may_change: Sequence[str]) -
     the file as it is now. Raises CheckpointError where something else was: the run would learn
     otherwise from here on."""
     record = read_record(run)
-    if record.get("recipe_sha256") in (None, run.recipe_sha256):
+    # where manifest.json is lost, the newest checkpoint knows what it was made by
+    known = record.get("recipe_sha256") if record else newest_recipe_sha256(run.path)
+    if known in (None, run.recipe_sha256):
         return []
     before, now = record.get("recipe"), parse_json(json.dumps(values_of(kept.recipe)))
-    if not isinstance(before, dict):  # of an older version
+    if not isinstance(before, dict):  # lost, or of an older version
         raise _edited(run, ["the keys that it had before are unknown"], [])
     changed = [name for name in now if name in before and before[name] != now[name]]
     lines = {name: f"{name}: {_short(before[name])} -> {_short(now[name])}" for name in changed}

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.store import CheckpointStore
 from milescli.core.errors import CheckpointError
 from milescli.platform.machine import read_machine
 from milescli.recipe.load import load, values_of
 from milescli.recipe.resolved import load_resolved, resolved_yaml
 from milescli.runtime.recording import run_records
 from milescli.runtime.recording.run_records import MAY_CHANGE
+from tests.checkpoint.making import manifest_of
 from tests.plans import PLAN
 
 
@@ -92,3 +94,15 @@ def test_a_record_that_cannot_be_read_is_no_reason_to_stop(tmp_path: Path) -> No
     run = RunDir(tmp_path)
     now = run_records.surroundings(read_machine("8xH200"))
     assert run_records.changes_since(run_records.read_record(run), now, plan=PLAN, run=run) == []
+
+
+def test_a_lost_manifest_is_no_way_to_pass_an_edited_recipe(tmp_path: Path) -> None:
+    run = _begun(tmp_path)
+    store = CheckpointStore(run.checkpoints)
+    store.begin(4)
+    store.complete(4, replace(manifest_of(4), recipe_sha256=run.recipe_sha256))
+    run.manifest_file.unlink()
+    kept = load_resolved(run.recipe_file)
+    assert run_records.edited_keys(run, kept, may_change=MAY_CHANGE) == []
+    with pytest.raises(CheckpointError, match="was edited"):
+        _edit(run, "    lr: 0.0003", "    lr: 0.5")
