@@ -186,7 +186,8 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
     bad = outcome in BAD and log_dir is not None
     worker = _first_dead(events, cause) if bad else None
     log = _log_of(worker, log_dir) if log_dir is not None else None
-    step = int(str(verdict.get("step", 0) or step_done(events)))
+    told = verdict.get("step")
+    step = told if isinstance(told, int) and told else step_done(events)
     return Why(
         run=run.name,
         attempt=len(attempts),

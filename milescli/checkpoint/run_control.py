@@ -102,7 +102,7 @@ def logs_of(run: RunDir, *, attempt: int | None) -> list[Path]:
     attempts = run.attempts()
     wanted = run.path / "logs" / f"attempt_{attempt}" if attempt else next(reversed(attempts), None)
     known = wanted.iterdir() if wanted in attempts else ()
-    files = [one for one in known if one.suffix in (".log", ".txt")]
+    files = [one for one in known if one.suffix in (".log", ".txt") and one.is_file()]
     if not files:
         named = ", ".join(one.name.partition("_")[2] for one in attempts) or "none"
         raise CheckpointError(

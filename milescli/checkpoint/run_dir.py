@@ -267,8 +267,14 @@ class RunDir:
 
 def step_done(events: Iterable[Mapping[str, object]]) -> int:
     """Return the last step that the events report as done; 0 if none."""
-    done = (event["step"] for event in events if event.get("event") in STEP_EVENTS)
-    return max((int(str(step)) for step in done), default=0)
+    done = (_number(event, "step") for event in events if event.get("event") in STEP_EVENTS)
+    return max(done, default=0)
+
+
+def _number(event: Mapping[str, object], name: str) -> int:
+    """A whole number of an event; 0 where a damaged line has none."""
+    value = event.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
@@ -278,9 +284,9 @@ def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
     for event in events:
         who = event.get("adapter")
         if event.get("event") == "CheckpointSaved":
-            saved[who] = max(saved.get(who, 0), int(str(event["step"])))
+            saved[who] = max(saved.get(who, 0), _number(event, "step"))
         elif event.get("event") in STEP_EVENTS:
-            wanted[who] = int(str(event["num_steps"]))
+            wanted[who] = _number(event, "num_steps")
     behind = [step for who, step in saved.items() if step < wanted.get(who, step + 1)]
     return min(behind) if behind else max(saved.values(), default=None)
 

@@ -312,11 +312,10 @@ def _parse(path: Path, *, fix: list[str]) -> CheckpointManifest:
         raise CheckpointError(
             f"cannot read {path}", why=f"{type(error).__name__}: {error}", fix=fix
         ) from error
-    if manifest.checksum and manifest.checksum != checksum_of(record):
+    if (written := str(manifest.checksum)) and written != checksum_of(record):
         raise CheckpointError(
             f"the manifest {path} was modified after it was written",
-            why=f"its SHA-256 should be {manifest.checksum[:12]}... and is "
-            f"{checksum_of(record)[:12]}...",
+            why=f"its SHA-256 should be {written[:12]}... and is {checksum_of(record)[:12]}...",
             fix=fix,
         )
     if outside := [

@@ -6,19 +6,24 @@ from __future__ import annotations
 import codecs
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milescli.core.cpu_bound import TooSlow, cpu_bound
 from milescli.core.errors import DataError
-from milescli.core.files import read_regular_text
 from milescli.core.json_reader import read_json
 from milescli.core.types import Prompt
+from milescli.data.chat_template import (
+    AUTO,
+    RAW,
+    bounded_rendering,
+    no_template,
+    own_template,
+    passing_over_errors,
+)
 from milescli.data.images import PromptImages, prompt_images
 from milescli.data.prompt_encoder import Message
-from milescli.data.scratch_tokenizer import CHAT_TEMPLATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,8 +45,6 @@ _RESIZE = (
     "m = M.from_pretrained('{folder}'); m.resize_token_embeddings({size}); "
     "m.save_pretrained('{folder}')\""
 )
-AUTO, RAW, CHATML = "auto", "none", "chatml"
-"""The values of `data.chat_template` that are no file."""
 STAND_IN = "\u241fturn\u241f"
 """Takes the place of a turn to show what the template writes around it. No template trims it."""
 
@@ -130,7 +133,7 @@ class ChatTokenizer:
             if tools:
                 raise ValueError("without a chat template, nothing tells the model about its tools")
             return _raw(messages)
-        with _bounded_rendering():
+        with bounded_rendering():
             text = self.inner.apply_chat_template(
                 list(messages),
                 chat_template=self.template,
@@ -152,7 +155,7 @@ class ChatTokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         tools, messages = tools or self.tools, self._in_form(messages)
-        with _bounded_rendering():
+        with bounded_rendering():
             texts, spans = render_jinja_template(
                 conversations=[list(messages)],
                 tools=list(tools) if tools else None,
@@ -194,7 +197,7 @@ class ChatTokenizer:
             return False
         shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
         # a template may raise anything at a part
-        with _passing_over_errors(), _bounded_rendering():
+        with passing_over_errors(), bounded_rendering():
             text = self.inner.apply_chat_template(
                 shown, chat_template=self.template, tokenize=False
             )
@@ -285,7 +288,7 @@ class ChatTokenizer:
         for later in ([], [turns[0]]):
             after = ""
             if self.template is not None:
-                with _passing_over_errors():  # a template that wants more than these turns
+                with passing_over_errors():  # a template that wants more than these turns
                     shown = self.render([*turns, *later], opens_answer=False)
                     after = shown.rpartition(STAND_IN)[2] if STAND_IN in shown else ""
             if (end := self.end_in(after)) is not None:
@@ -308,7 +311,7 @@ class ChatTokenizer:
     def _answer_opening(self) -> str:
         """Return what the template writes between a user's turn and the answer."""
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": STAND_IN}]
-        with _passing_over_errors():  # a template that wants more than these turns
+        with passing_over_errors():  # a template that wants more than these turns
             asked = self.render(turns[:1], opens_answer=False)
             text = self.render(turns, opens_answer=False)
             return text[len(asked) :].partition(STAND_IN)[0] if text.startswith(asked) else ""
@@ -388,87 +391,6 @@ def _template(
             why=f"it has {', '.join(inner.chat_template)}, and none of them is named default",
             fix="--set data.chat_template=FILE   # copy the right one into its own file",
         ) from error
-
-
-def no_template(folder: Path) -> DataError:
-    """Return the error of a model folder that has no chat template."""
-    return DataError(
-        f"the tokenizer in {folder} has no chat template",
-        why="it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; "
-        "base models often have none",
-        fix=[
-            "--set data.chat_template=none   # use prompts as raw text",
-            "--set data.chat_template=chatml   # or a file with the chat template of the "
-            "model's family",
-            f"put the chat template of its family into {folder / 'chat_template.jinja'}",
-        ],
-    )
-
-
-def own_template(wanted: str) -> str | None:
-    """Return the template that `data.chat_template` sets instead of the tokenizer's; None if it
-    sets none. Raises DataError for a file that is none."""
-    if wanted in (AUTO, RAW):
-        return None
-    return CHAT_TEMPLATE if wanted == CHATML else template_of_file(wanted)
-
-
-def template_of_file(path: str) -> str:
-    """Return the template in a file, which must be Jinja. Raises DataError."""
-    import jinja2
-
-    try:
-        text = read_regular_text(Path(path).expanduser())
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
-            re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"`data.chat_template` cannot be read: {path}",
-            why=str(error),
-            fix=f"--set data.chat_template={AUTO}   # or none, chatml, or a file",
-        ) from error
-    except jinja2.TemplateSyntaxError as error:
-        raise DataError(
-            f"{path} is not a valid chat template",
-            why=f"line {error.lineno}: {error.message}",
-            fix=f"sed -n {error.lineno}p {path}   # fix it",
-        ) from error
-    return text
-
-
-_RENDER_CPU_S = 10.0
-"""A chat of 10^6 characters takes less than a second."""
-
-
-class TemplateTooSlow(DataError):
-    """A chat template has taken more than _RENDER_CPU_S for one chat."""
-
-
-@contextlib.contextmanager
-def _passing_over_errors() -> Iterator[None]:
-    """Go on after the block where the template fails in it, which it does in ways of its own; but
-    not after each of several templates that do not end."""
-    try:
-        yield
-    except TemplateTooSlow:
-        raise
-    except Exception:
-        return
-
-
-@contextlib.contextmanager
-def _bounded_rendering() -> Iterator[None]:
-    """Raise TemplateTooSlow where the template takes more than _RENDER_CPU_S for one chat."""
-    try:
-        with cpu_bound(_RENDER_CPU_S):
-            yield
-    except TooSlow:
-        raise TemplateTooSlow(
-            f"the chat template took more than {_RENDER_CPU_S:.0f} s of CPU time for one chat",
-            why="a template that ends takes well under a second",
-            fix=f"--set data.chat_template={CHATML}   # or a file with the template of its family",
-        ) from None
 
 
 def _raw(messages: Sequence[Message]) -> str:

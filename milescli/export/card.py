@@ -88,7 +88,7 @@ def base_license(base: Path) -> str | None:
     try:
         text = read_regular_text(base / CARD_NAME)
         head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
-    except (OSError, UnicodeDecodeError, IndexError, yaml.YAMLError):
+    except (OSError, ValueError, IndexError, yaml.YAMLError, RecursionError):
         return None
     license = head.get("license") if isinstance(head, dict) else None
     return str(license) if license else None

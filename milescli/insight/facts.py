@@ -93,7 +93,7 @@ def _json(file: Path) -> dict[str, Any]:
 def _flat_recipe(run: RunDir) -> dict[str, Any]:
     try:
         value = yaml.safe_load(read_regular_text(run.recipe_file))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
     return dict(_flat(value)) if isinstance(value, dict) else {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ class RunReader:
                 self.history = History(name=self.run.full_name)
             for record in records:
                 if "event" in record:
-                    self.history.feed(record)
+                    # a damaged line, or one of another version, lacks fields
+                    with suppress(KeyError, TypeError, ValueError, AttributeError):
+                        self.history.feed(record)
             count += len(records)
         return count
 

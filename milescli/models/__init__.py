@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -74,7 +73,6 @@ def load_facts(folder: Path | str) -> ModelFacts:
 def parse_facts(config: dict[str, object]) -> ModelFacts:
     """Return the facts of a parsed config.json. Raises CheckpointError as `load_facts` does."""
     family = _family(str(config.get("model_type")))
-    _require_bounded(config)
     try:
         facts = family.facts(config)
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
@@ -94,22 +92,6 @@ def table(facts: ModelFacts) -> WeightTable:
     if facts.trains_mtp:
         return with_shared_ends(of_family)
     return with_score_rule(of_family) if facts.scores else of_family
-
-
-_MOST = {"layers": 10_000, "depth": 10_000, "experts": 100_000}
-"""Largest numbers of fields whose names end so: each has a rule of its own in the weight table."""
-
-
-def _require_bounded(config: Mapping[str, object]) -> None:
-    for section in (config, *(one for one in config.values() if isinstance(one, Mapping))):
-        for name, value in section.items():
-            most = _MOST.get(name.rpartition("_")[2])
-            if most is not None and isinstance(value, int) and value > most:
-                raise CheckpointError(
-                    f"config.json is not supported: `{name}` is {str(value)[:20]}",
-                    why=f"no model has more than {most:,}",
-                    fix="compare its fields with those of the model's release",
-                )
 
 
 def _family(model_type: str) -> ModuleType:

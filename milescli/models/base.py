@@ -411,7 +411,8 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """Read config.json of a model folder. Raises CheckpointError if it is missing or not JSON."""
+    """Read config.json of a model folder. Raises CheckpointError if it is missing, not JSON, or has
+    more layers or experts than can be."""
     path = folder / CONFIG_NAME
     try:
         raw = read_json(path)
@@ -431,7 +432,24 @@ def read_config(folder: Path) -> dict[str, object]:
             why="it does not contain a JSON object",
             fix="download the model again",
         )
+    _require_bounded(raw)
     return raw
+
+
+_MOST = {"layers": 10_000, "depth": 10_000, "experts": 100_000}
+"""Largest numbers of fields whose names end so: each has a rule of its own in the weight table."""
+
+
+def _require_bounded(config: Mapping[str, object]) -> None:
+    for section in (config, *(one for one in config.values() if isinstance(one, Mapping))):
+        for name, value in section.items():
+            most = _MOST.get(name.rpartition("_")[2])
+            if most is not None and isinstance(value, int) and value > most:
+                raise CheckpointError(
+                    f"config.json is not supported: `{name}` is {str(value)[:20]}",
+                    why=f"no model has more than {most:,}",
+                    fix="compare its fields with those of the model's release",
+                )
 
 
 def quantization_config(config: Mapping[str, object]) -> Mapping[str, object] | None:

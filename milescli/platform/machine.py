@@ -109,7 +109,14 @@ class Machine:
                 for node in raw["nodes"]
             ]
             machine = cls(**{**raw, "nodes": nodes})
-        except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+        except (
+            yaml.YAMLError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise RecipeError(
                 f"{origin} does not describe a machine",
                 why=str(error)

@@ -74,7 +74,7 @@ def read_keys(file: Path) -> list[ShownKey]:
 def _shown(name: str, text: str) -> str:
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         value = text
     value = without_secrets_in(value, name=name)
     if isinstance(value, str):

@@ -15,6 +15,13 @@ def endless() -> None:
         sum(range(100))
 
 
+def busy(seconds: float) -> None:
+    """Use so much CPU time of this thread."""
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        pass
+
+
 @pytest.mark.parametrize("catches", [False, True])
 def test_what_does_not_end_is_stopped_even_where_it_catches_errors(catches: bool) -> None:
     with pytest.raises(TooSlow), cpu_bound(0.2):
@@ -43,8 +50,8 @@ def test_another_thread_is_stopped_and_this_one_goes_on() -> None:
 
 
 def test_waiting_is_no_work_and_what_ends_in_time_is_left_alone() -> None:
+    other = threading.Thread(target=busy, args=[1.0])
     with cpu_bound(0.3):
-        time.sleep(1.2)
-    began = time.thread_time()
-    while time.thread_time() - began < 0.5:  # beyond the bound, but behind the block
-        pass
+        other.start()
+        other.join()
+    busy(0.8)  # beyond the bound, but behind the block

@@ -132,7 +132,7 @@ def test_a_user_file_in_a_closed_folder_is_told_of(
         return False
 
     monkeypatch.setattr(Path, "is_file", refuse)  # chmod does not stop root
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr("milescli.recipe.layers.read_regular_text", refuse)
     with pytest.raises(RecipeError, match=r"user file .*config.yaml` cannot be read") as caught:
         runs_dir(environ={}, cwd=place.cwd, home=place.home)
     assert caught.value.why == "Permission denied"

@@ -288,6 +288,6 @@ def _front_matter(card: str) -> dict[str, object]:
     match = re.match(r"\A\ufeff?---\r?\n(.*?)\r?\n---", card, re.DOTALL)
     try:
         read = yaml.safe_load(match[1]) if match else None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return {}  # a spoilt card says nothing; the names of the files are still there
     return read if isinstance(read, dict) else {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from milescli.checkpoint.run_dir import refuse_taken
 from milescli.core.errors import RecipeError, nearest
-from milescli.data.tokenizer import AUTO, own_template
+from milescli.data.chat_template import AUTO, own_template
 from milescli.models import ModelFacts
 from milescli.recipe.alerts import KEY_ON, MOMENTS
 from milescli.recipe.load import LoadedRecipe

@@ -18,7 +18,8 @@ from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import CHECKPOINTS, RECIPE_FILE, RunDir
 from milescli.conversion.source import CheckpointSource, find_checkpoint
 from milescli.core.errors import FitError, MachineError, RecipeError
-from milescli.data.tokenizer import RAW, ChatTokenizer, load_tokenizer
+from milescli.data.chat_template import RAW
+from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.export.peft import AdapterOutline, read_outline
 from milescli.models import ModelFacts, load_facts, parse_facts, table
 from milescli.models.adapter import adapter_table, pairs_of, shared_matrices

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from milescli.core.json_reader import read_json
+from milescli.data.chat_template import no_template
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.file_rows import row_named
-from milescli.data.tokenizer import ChatTokenizer, no_template
+from milescli.data.tokenizer import ChatTokenizer
 
 NUM_LOOKED_AT = 512
 """Prompts whose texts are searched for special tokens."""
@@ -41,6 +42,8 @@ def require_template(folder: Path) -> None:
     try:
         config = read_json(folder / "tokenizer_config.json")
     except (OSError, ValueError):
+        return  # refused where it is read
+    if not isinstance(config, dict):
         return  # refused where it is read
     if not config.get("chat_template") and not (folder / OLD_TEMPLATE_FILE).is_file():
         raise no_template(folder)

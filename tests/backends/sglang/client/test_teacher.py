@@ -13,7 +13,8 @@ import torch
 from milescli.backends.sglang.client.teacher import ServedTeachers
 from milescli.core.errors import EndpointError, RecipeError
 from milescli.core.types import Prompt
-from milescli.data.tokenizer import RAW, ChatTokenizer, load_tokenizer
+from milescli.data.chat_template import RAW
+from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe

@@ -1,0 +1,98 @@
+"""The chat template of a model: which one counts, and what becomes of one that is missing, is no
+Jinja, or does not end. `tokenizer` renders with it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from milescli.core.cpu_bound import TooSlow, cpu_bound
+from milescli.core.errors import DataError
+from milescli.core.files import read_regular_text
+from milescli.data.scratch_tokenizer import CHAT_TEMPLATE
+
+AUTO, RAW, CHATML = "auto", "none", "chatml"
+"""The values of `data.chat_template` that are no file."""
+
+
+def no_template(folder: Path) -> DataError:
+    """Return the error of a model folder that has no chat template."""
+    return DataError(
+        f"the tokenizer in {folder} has no chat template",
+        why="it has neither chat_template.jinja nor `chat_template` in tokenizer_config.json; "
+        "base models often have none",
+        fix=[
+            "--set data.chat_template=none   # use prompts as raw text",
+            "--set data.chat_template=chatml   # or a file with the chat template of the "
+            "model's family",
+            f"put the chat template of its family into {folder / 'chat_template.jinja'}",
+        ],
+    )
+
+
+def own_template(wanted: str) -> str | None:
+    """Return the template that `data.chat_template` sets instead of the tokenizer's; None if it
+    sets none. Raises DataError for a file that is none."""
+    if wanted in (AUTO, RAW):
+        return None
+    return CHAT_TEMPLATE if wanted == CHATML else template_of_file(wanted)
+
+
+def template_of_file(path: str) -> str:
+    """Return the template in a file, which must be Jinja. Raises DataError."""
+    import jinja2
+
+    try:
+        text = read_regular_text(Path(path).expanduser())
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
+            re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"`data.chat_template` cannot be read: {path}",
+            why=str(error),
+            fix=f"--set data.chat_template={AUTO}   # or none, chatml, or a file",
+        ) from error
+    except jinja2.TemplateSyntaxError as error:
+        raise DataError(
+            f"{path} is not a valid chat template",
+            why=f"line {error.lineno}: {error.message}",
+            fix=f"sed -n {error.lineno}p {path}   # fix it",
+        ) from error
+    return text
+
+
+_RENDER_CPU_S = 10.0
+"""A chat of 10^6 characters takes less than a second."""
+
+
+class TemplateTooSlow(DataError):
+    """A chat template has taken more than _RENDER_CPU_S for one chat."""
+
+
+@contextlib.contextmanager
+def passing_over_errors() -> Iterator[None]:
+    """Go on after the block where the template fails in it, which it does in ways of its own; but
+    not after each of several templates that do not end."""
+    try:
+        yield
+    except TemplateTooSlow:
+        raise
+    except Exception:
+        return
+
+
+@contextlib.contextmanager
+def bounded_rendering() -> Iterator[None]:
+    """Raise TemplateTooSlow where the template takes more than _RENDER_CPU_S for one chat."""
+    try:
+        with cpu_bound(_RENDER_CPU_S):
+            yield
+    except TooSlow:
+        raise TemplateTooSlow(
+            f"the chat template took more than {_RENDER_CPU_S:.0f} s of CPU time for one chat",
+            why="a template that ends takes well under a second",
+            fix=f"--set data.chat_template={CHATML}   # or a file with the template of its family",
+        ) from None

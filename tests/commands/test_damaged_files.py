@@ -1,0 +1,98 @@
+"""Whatever is in a user's small files, each verb ends, with an error of its own or without one, and
+never with an internal error. `MILES_DAMAGES=2000 pytest ...` tries more."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.core.errors import ExitCode
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.models.scratch import make_from_config
+from tests.checkpoint.making import add_checkpoint
+from tests.commands.conftest import Miles
+from tests.damage import DAMAGES, within
+from tests.report.run_folders import make_planted
+
+KEPT = Path(__file__).parents[1] / "web" / "browser" / "kept" / "quickstart-1"
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "vocab_size": 512,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 256,
+}
+RECIPE = """\
+model: {path: model}
+data: {prompts: rows.jsonl}
+rollout: {reward: exact_match, prompts_per_step: 4, max_response_tokens: 16}
+train: {steps: 10, optimizer: {lr: 1.0e-6}}
+"""
+VERBS: dict[str, list[list[str]]] = {
+    "runs/run": [
+        ["runs"],
+        ["status", "run"],
+        ["why", "run"],
+        ["report", "run"],
+        ["compare", "run", "other"],
+        ["compare", "--json", "run", "--", "other"],
+        ["logs", "run"],
+        ["note", "run"],
+        ["export", "run", "--to", "out"],
+        ["resume", "run", "--set", "train.optimizer.lr=1"],
+    ],
+    "model": [["launch", "recipe.yaml", "--dry-run"], ["launch", "recipe.yaml", "--dry-run", "-v"]],
+    "recipe.yaml": [["launch", "recipe.yaml", "--dry-run", "--json"], ["recipes", "recipe.yaml"]],
+    "rows.jsonl": [["data", "check", "rows.jsonl"], ["launch", "recipe.yaml", "--dry-run"]],
+}
+"""Path -> command lines that read it."""
+BOUND_S = 60
+"""Of one command line: many times what it takes."""
+NUM_DAMAGES = int(os.environ.get("MILES_DAMAGES", "24"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one with a checkpoint, a model, data and a recipe, as they were written."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = shutil.copytree(KEPT, folder / "runs" / "run")
+    tensors = folder / "tensors"
+    tensors.mkdir()
+    (tensors / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    add_checkpoint(RunDir(run), 24, tensors=tensors)
+    make_planted(folder / "runs" / "other", seed=2)
+    make_from_config(CONFIG, folder / "model", seed=0)
+    make_scratch_tokenizer(["What is 1 + 1?"], CONFIG["vocab_size"], folder / "model")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    rows = [{"prompt": f"What is {n} + {n}?", "label": str(2 * n)} for n in range(40)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(NUM_DAMAGES))
+def test_a_damaged_file_is_never_an_internal_error(miles: Miles, whole: Path, seed: int) -> None:
+    shutil.copytree(whole, Path.cwd(), dirs_exist_ok=True)
+    draw = random.Random(seed)
+    place = draw.choice(list(VERBS))
+    files = [Path(place)] if Path(place).is_file() else sorted(Path(place).rglob("*"))
+    file = draw.choice([one for one in files if one.is_file()])
+    damage = draw.choice(DAMAGES)
+    damage(file, draw)
+    for argv in VERBS[place]:
+        with within(BOUND_S):
+            said = miles(*argv)
+        what = f"{damage.__name__} of {file}: {argv}: {said.err[-3000:]}"
+        assert said.code != ExitCode.INTERNAL and said.code in set(ExitCode), what
