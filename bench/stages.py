@@ -45,7 +45,7 @@ THEIR_NAMES = {
     "sppo": "sppo_hard",
 }
 """TRL's names of losses over pairs, by ours."""
-SMOOTHED = dict.fromkeys(("robust", "exo"), {"label_smoothing": 0.1})
+SMOOTHED = {loss: {"label_smoothing": 0.1} for loss in ("robust", "exo")}
 """Losses in which TRL reads it."""
 STAGES: dict[str, dict[str, Any]] = {
     "sft": {"objective": "supervised"},
