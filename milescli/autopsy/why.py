@@ -355,7 +355,9 @@ def write_why(log_dir: Path) -> Path | None:
     with suppress(OSError, LookupError, ValueError, TypeError):
         why = find_why(RunDir(log_dir.parent.parent), is_over=True)
         if why.is_bad:
-            file.write_text(page(why) + "\n", encoding="utf-8")
+            part = file.with_name(f".{_WHY_FILE}.part")
+            part.write_text(page(why) + "\n", encoding="utf-8", errors="backslashreplace")
+            part.replace(file)
             return file
     return None
 

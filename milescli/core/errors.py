@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
@@ -51,11 +52,10 @@ class MilesError(Exception):
 
     def __init__(self, what: str, *, why: str, fix: str | list[str]) -> None:
         """State that `what` failed, `why` with the numbers, and `fix`: one or more commands or
-        actions, the best first."""
-        super().__init__(what)
-        self.what = what
-        self.why = why
-        self.fixes = [fix] if isinstance(fix, str) else list(fix)
+        actions, the best first. Each may hold text of others: it is kept as `plain` returns it."""
+        self.what, self.why = plain(what), plain(why)
+        super().__init__(self.what)
+        self.fixes = [plain(one) for one in ([fix] if isinstance(fix, str) else fix)]
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.why, self.fixes)
@@ -74,8 +74,27 @@ class MilesError(Exception):
         }
 
 
+MOST_SHOWN = 16_000
+"""Characters of a text of others that are shown."""
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Controls of terminals, marks that turn the direction of a line, and halves of characters, which
+no file can hold."""
+
+
+def plain(text: str) -> str:
+    """Return text of others, such as what a reward raised, as it can be shown and stored anywhere:
+    controls as escapes, and of a long text its beginning and its end."""
+    if (left_out := len(text) - MOST_SHOWN) > 0:
+        half = MOST_SHOWN // 2
+        text = f"{text[:half]}\n... {left_out:,} characters left out ...\n{text[-half:]}"
+    text = text.replace("\r\n", "\n")
+    return _NO_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def _rebuild(kind: type[MilesError], what: str, why: str, fixes: list[str]) -> MilesError:
-    return kind(what, why=why, fix=fixes)
+    error = kind("", why="", fix=fixes)
+    error.what, error.why, error.fixes, error.args = what, why, fixes, (what,)
+    return error
 
 
 class RecipeError(MilesError, ValueError):

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from milescli.core.errors import plain
+
 _CHUNK_BYTES = 16 * 2**20
 MOST_BYTES = 256 * 2**20
 """Of a file that is read whole: the index of a release with 10^6 tensors has a third."""
@@ -93,7 +95,7 @@ def last_log_lines(path: Path | None, num_lines: int = NUM_LINES, *, since: int 
     except OSError as error:
         return f"(no log: {error})"
     lines = [line for line in lines if line.strip()][-num_lines:]
-    return "\n".join(f"  | {line}" for line in lines) or "(empty log)"
+    return plain("\n".join(f"  | {line}" for line in lines)) or "(empty log)"
 
 
 def log_age(path: Path) -> str:

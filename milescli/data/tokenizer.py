@@ -431,7 +431,7 @@ def engine_stop_ids(folder: Path) -> frozenset[int]:
     config.json and of generation_config.json, as SGLang reads both."""
     ids = set[int]()
     for name in ("config.json", GENERATION_CONFIG):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # refused where it is read
             read = read_json(folder / name)
             for holder in (read, read.get("text_config") or {}):
                 found = holder.get("eos_token_id")
@@ -445,7 +445,11 @@ def _read(path: Path) -> PreTrainedTokenizerBase:
         return _class_for(path).from_pretrained(
             str(path), trust_remote_code=False, local_files_only=True
         )
-    except Exception as error:  # transformers raises many kinds, all about what is in the folder
+    except (
+        BaseException
+    ) as error:  # transformers raises many kinds, all about what is in the folder
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # a panic of the library's Rust is no Exception
         present = ", ".join(sorted(item.name for item in path.iterdir())[:12]) or "nothing"
         reason = next(iter(str(error).splitlines()), "no message")
         raise DataError(

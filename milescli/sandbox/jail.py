@@ -16,6 +16,7 @@ import ctypes
 import marshal
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -30,9 +31,12 @@ PYTHON_INSIDE, PACKAGES_INSIDE, FOLDER_INSIDE = "/opt/python", "/opt/packages", 
 DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/full"]
 _SYSTEM = ["/usr", "/bin", "/lib", "/lib64", "/lib32"]
 _SETTINGS = ["/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"]
-_FIRST_UID, _NUM_GROUPS = 60_000, 20
 NUM_SLOTS = 256
 """Runs and sessions at once; each has a user of its own."""
+FIRST_UIDS = range(50_000, 65_000, NUM_SLOTS)
+"""First users of what one supervisor after the other has for its runs."""
+_reserved: list[socket.socket] = []
+"""What keeps other supervisors from the users of this process."""
 _BOOT = (
     "import marshal,os;c,j=marshal.loads(os.pread({0},os.fstat({0}).st_size,0));os.close({0});"
     "exec(c,{{'__name__':'inside','JOB':j}})"
@@ -45,6 +49,21 @@ _ROOM_FOR_OURS = 64
 _LOCK, _DETACH = 0x1000 | 0x20 | 0x1 | 0x2, 2
 """Remount what is bound read-only and without setuid; let go of a mount."""
 _TOOLS = {"PATH": "/usr/bin:/bin"}
+
+
+def reserve_users() -> int:
+    """Return the first of NUM_SLOTS user ids that no other live supervisor on this computer has: a
+    program may signal all processes of its user. Raises OSError if there are none left."""
+    for first in FIRST_UIDS:
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0miles-sandbox-users-{first}")  # gone with this process
+        except OSError:
+            name.close()
+            continue
+        _reserved.append(name)
+        return first
+    raise OSError(f"{len(FIRST_UIDS)} other sandboxes on this computer have all users for runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +84,15 @@ class Jail:
     """Folder that holds our own package, for the warden."""
     folder: str
     """Folder of this supervisor."""
+    first_uid: int = -1
+    """First of its runs' users, if we are root."""
 
     def uid_of(self, slot: int) -> int | None:
         """Return the run's own user id if we are root, because the kernel does not count root's
         processes."""
         if os.geteuid() != 0:
             return None
-        return _FIRST_UID + NUM_SLOTS * (os.getpid() % _NUM_GROUPS) + slot
+        return self.first_uid + slot
 
     def command(self, job_fd: int, *, leash: int, filter_fd: int, file_bytes: int) -> list[str]:
         """Return the command that starts a run; it inherits the descriptors."""

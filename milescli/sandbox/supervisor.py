@@ -21,7 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.sandbox.contained import Contained, NotStarted, Printed
-from milescli.sandbox.jail import NUM_SLOTS, Jail, clear, filter_for, own_mounts, reachable
+from milescli.sandbox.jail import (
+    NUM_SLOTS,
+    Jail,
+    clear,
+    filter_for,
+    own_mounts,
+    reachable,
+    reserve_users,
+)
 from milescli.sandbox.seccomp import program
 from milescli.workers.frames import JSON
 from milescli.workers.guard import adopt_orphans
@@ -203,6 +211,7 @@ def _jail(config: dict[str, Any], *, folder: str) -> Jail:
         **config | {"prefix": seen(config["prefix"], "python")},
         packages=seen(packages, "packages") if packages else "",
         folder=folder,
+        first_uid=reserve_users() if os.geteuid() == 0 else -1,
     )
 
 

@@ -7,7 +7,14 @@ import pickle
 import pytest
 
 from milescli.core import errors
-from milescli.core.errors import EXIT_CODE_MEANINGS, ExitCode, MilesError, RecipeError, Stopped
+from milescli.core.errors import (
+    EXIT_CODE_MEANINGS,
+    ExitCode,
+    MilesError,
+    RecipeError,
+    Stopped,
+    plain,
+)
 
 KINDS = [
     kind
@@ -49,3 +56,16 @@ def test_an_error_is_also_the_stdlib_error_it_replaces() -> None:
 
 def test_one_fix_becomes_a_list() -> None:
     assert RecipeError("a", why="b", fix="c").fixes == ["c"]
+
+
+def test_text_of_others_is_shown_without_controls_and_not_without_end() -> None:
+    error = MilesError(
+        "\x1b[31mred", why="a\r\n\x00\ud800" + "b" * 10_000_000 + "end", fix=["c\x07"]
+    )
+    assert error.what == str(error.args[0]) == "\\x1b[31mred" and error.fixes == ["c\\x07"]
+    assert error.why.startswith("a\n\\x00\\ud800bbb") and error.why.endswith("bbend")
+    assert len(error.why) < 17_000 and "characters left out" in error.why
+    error.why.encode()
+    again = pickle.loads(pickle.dumps(error))
+    assert again.as_dict() == error.as_dict() and again.args == error.args
+    assert plain("naïve, “ok”, 日本, 😀\t\n") == "naïve, “ok”, 日本, 😀\t\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from milescli.sandbox import jail
+from milescli.sandbox.jail import reserve_users
 from milescli.sandbox.local import ROOT, LocalSandbox
 from milescli.sandbox.processes import descendants_of
 from tests.waiting import assert_gone
@@ -17,6 +20,8 @@ from tests.waiting import assert_gone
 DRIVER = """
 import asyncio, sys
 from milescli.sandbox.base import Limits
+from milescli.sandbox import jail
+from milescli.sandbox.jail import reserve_users
 from milescli.sandbox.local import LocalSandbox
 async def main():
     sandbox = LocalSandbox(sys.argv[1], bwrap=sys.argv[2])
@@ -59,3 +64,27 @@ def test_a_supervisor_that_is_killed_takes_its_runs_with_it(sandbox: LocalSandbo
         os.kill(pid, signal.SIGKILL)
         assert_gone(*below)
         driver.wait(120)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives each run a user of its own")
+def test_sandboxes_at_once_never_share_a_user(sandbox: LocalSandbox) -> None:
+    """A program that signals all processes of its user reaches none of another driver's."""
+    others = [LocalSandbox(sandbox.kind, bwrap=sandbox.bwrap) for _ in range(3)]
+    try:
+
+        async def users() -> list[str]:
+            runs = [one.run("import os; print(os.getuid())") for one in (sandbox, *others)]
+            return [ran.stdout.strip() for ran in await asyncio.gather(*runs)]
+
+        found = asyncio.run(users())
+        assert len({*found}) == len(found) or sandbox.kind == "bubblewrap", found
+    finally:
+        for one in others:
+            one.close()
+
+
+def test_users_that_all_are_taken_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jail, "FIRST_UIDS", range(200_000, 200_002))
+    assert [reserve_users(), reserve_users()] == [200_000, 200_001]
+    with pytest.raises(OSError, match="2 other sandboxes"):
+        reserve_users()
