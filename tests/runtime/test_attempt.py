@@ -46,6 +46,7 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     """What happens at a stop after a publish: engines answer, the trainer sleeps."""
     told: list[str] = []
     recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
+    (tmp_path / "recipe.yaml").touch()
     spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=PLAN, nodes=None, inputs=None)  # type: ignore[arg-type]
     attempt = Attempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
     (training,) = attempt.trainings
@@ -83,6 +84,7 @@ def test_a_stop_with_nothing_new_disturbs_nobody(tmp_path) -> None:
 def test_a_stop_in_the_warm_up_saves_it_as_step_0(tmp_path) -> None:
     told: list[str] = []
     recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
+    (tmp_path / "recipe.yaml").touch()
     spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=PLAN, nodes=None, inputs=None)  # type: ignore[arg-type]
     attempt = Attempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
     (training,) = attempt.trainings
