@@ -3,6 +3,7 @@ these tests are skipped, and say so."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -76,6 +77,11 @@ class Tab:
     def until(self, condition: str) -> None:
         """Wait for a condition in JavaScript. Asked from outside: the page forbids `eval`."""
         until(lambda: self.page.evaluate(condition), condition, within_s=WAIT_MS / 1000)
+
+    def shows(self, text: str) -> None:
+        """Wait until a reader sees it: a chart is drawn when it comes into view."""
+        self.settle()
+        self.until(f"document.querySelector('#main').innerText.includes({json.dumps(text)})")
 
     def go(self, fragment: str) -> Page:
         """To another view of the page that is open, as a link would."""
