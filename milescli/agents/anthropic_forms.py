@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from milescli.agents.openai_forms import Answered, Asked, Json, require_texts, usage
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 
 _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

@@ -23,7 +23,7 @@ from milescli.agents import anthropic_forms, openai_forms, responses_form
 from milescli.agents.openai_forms import Answered, Asked
 from milescli.agents.responses_form import Kept, ResponseAsked, UnknownResponse
 from milescli.core.errors import AgentError, ContextFull, MilesError
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.rollout.base import Door, Session
 
@@ -275,8 +275,6 @@ async def _body(request: Request) -> dict[str, Any]:
             raise _TooLarge
     try:
         body = parse_json(data)
-    except RecursionError:
-        raise ValueError("the request is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"the request is not valid JSON: {error}") from None
     if not isinstance(body, dict):

@@ -13,7 +13,7 @@ from milescli.agents.replying import next_reply
 from milescli.agents.tool_kit import OpenTool, Record, ToolKit
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, MilesError
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.core.types import Prompt, StopReason
 from milescli.core.user_code import user_traceback
 from milescli.data.images import Content, content_of

@@ -23,6 +23,7 @@ from milescli.checkpoint.run_dir import (
     step_saved,
     verdict_file,
 )
+from milescli.checkpoint.store import write_atomically
 from milescli.core.files import last_log_lines
 from milescli.core.scalars import STEP_EVENTS
 from milescli.core.units import format_bytes, format_time, parse_time
@@ -355,9 +356,8 @@ def write_why(log_dir: Path) -> Path | None:
     with suppress(OSError, LookupError, ValueError, TypeError):
         why = find_why(RunDir(log_dir.parent.parent), is_over=True)
         if why.is_bad:
-            part = file.with_name(f".{_WHY_FILE}.part")
-            part.write_text(page(why) + "\n", encoding="utf-8", errors="backslashreplace")
-            part.replace(file)
+            text = page(why).encode("utf-8", "backslashreplace").decode()
+            write_atomically(file, f"{text}\n")
             return file
     return None
 

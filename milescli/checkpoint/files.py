@@ -194,7 +194,7 @@ def crc32_of_file(
 ) -> int:
     """Compute the CRC-32 of a part of a file as it is on disk: cached pages are dropped first."""
     crc32, buffer = 0, torch.empty(step, dtype=torch.uint8)
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    file = os.open(path, os.O_RDONLY)
     try:
         end = os.fstat(file).st_size if length is None else start + length
         if hasattr(os, "posix_fadvise"):

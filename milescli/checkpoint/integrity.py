@@ -57,7 +57,7 @@ def sync_tree(folder: Path) -> None:
 
 def sync(path: Path) -> None:
     """Make a file's bytes, or the names in a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

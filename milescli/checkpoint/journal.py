@@ -21,8 +21,7 @@ from typing import IO, Any
 
 from milescli.checkpoint.integrity import sync
 from milescli.core.errors import CheckpointError
-from milescli.core.files import open_regular, read_regular_text
-from milescli.core.json_reader import parse_json
+from milescli.core.files import open_regular, parse_json, read_regular_text
 from milescli.core.units import format_bytes
 
 JOURNAL_NAME = "journal.jsonl"

@@ -16,7 +16,7 @@ from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.checkpoint.source import Source
 from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.models.base import CONFIG_NAME, quantization_config, read_config
 
 PASSTHROUGH_PREFIX = "passthrough"

@@ -16,8 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
-from milescli.core.files import read_regular_bytes, read_regular_text
-from milescli.core.json_reader import parse_json, read_json
+from milescli.core.files import (
+    open_regular,
+    parse_json,
+    read_json,
+    read_regular_bytes,
+    read_regular_text,
+)
 from milescli.core.scalars import STEP_EVENTS
 
 RECIPE_FILE = "recipe.yaml"
@@ -315,13 +320,14 @@ def read_jsonl(file: Path) -> Iterator[dict[str, object]]:
     written. Yields nothing without a file."""
     if not file.exists():
         return
-    for line in read_regular_text(file, errors="replace").splitlines():
-        try:
-            record = parse_json(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict):
-            yield record
+    with open_regular(file) as lines:
+        for line in lines:
+            try:
+                record = parse_json(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(record, dict):
+                yield record
 
 
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import CheckpointError
-from milescli.core.files import open_regular
-from milescli.core.json_reader import parse_json
+from milescli.core.files import open_regular, parse_json
 
 if TYPE_CHECKING:
     import torch

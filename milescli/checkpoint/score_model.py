@@ -7,7 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.models import parse_facts
 from milescli.models.base import CONFIG_NAME, read_config
 from milescli.models.facts import ModelFacts

@@ -15,7 +15,7 @@ from milescli.checkpoint.base import MANIFEST_NAME, CheckpointManifest, checksum
 from milescli.checkpoint.integrity import changed_file, sha256_of_files, sync, sync_tree
 from milescli.checkpoint.run_dir import ADAPTERS, RECIPE_FILE, RunDir
 from milescli.core.errors import CheckpointError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 
 PREFIX = "step_"
 _STEP = re.compile(rf"^{PREFIX}(\d+)$")

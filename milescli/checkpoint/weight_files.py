@@ -10,8 +10,7 @@ from pathlib import Path
 
 from milescli.checkpoint.safetensors_file import FETCH_AGAIN, SafetensorsFile
 from milescli.core.errors import CheckpointError
-from milescli.core.files import open_regular
-from milescli.core.json_reader import read_json
+from milescli.core.files import open_regular, read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE
-from milescli.core.errors import CheckpointError, nearest, unreadable
+from milescli.core.errors import CheckpointError, MachineError, nearest, unreadable
 
 
 def state_folder() -> Path:
@@ -72,7 +72,14 @@ def _is_restored(folder: Path) -> bool:
         return False
     from milescli.checkpoint.store import restore_recipe
 
-    return restore_recipe(folder)
+    try:
+        return restore_recipe(folder)
+    except OSError as error:
+        raise MachineError(
+            f"{folder / RECIPE_FILE} is lost, and cannot be written again",
+            why=f"a checkpoint of the run has it, but: {error.strerror or error}",
+            fix=f"ls -ld {folder}   # who owns it, and is the disk full?",
+        ) from error
 
 
 def newest_run(run: str | None) -> Path:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from milescli.console import theme
 from milescli.core.errors import MilesError
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 
 JSON_SCHEMA = 1
 """Rises when a field of the JSON output changes its meaning or goes away."""

@@ -5,6 +5,7 @@ makes it fail."""
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -56,15 +57,29 @@ def _watch(one: _Bounded) -> None:
     global _watcher
     with _lock:
         _running.append(one)
-        if _watcher is None or not _watcher.is_alive():  # a fork has no threads
+        if _watcher is None:
             _watcher = threading.Thread(target=_stop_the_slow, name="cpu-bound", daemon=True)
             _watcher.start()
 
 
+def _forget() -> None:
+    """In a fork: it has none of the threads, and perhaps a lock that one of them held."""
+    global _lock, _watcher
+    _lock, _watcher = threading.Lock(), None
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def _stop_the_slow() -> None:
+    global _watcher
     while True:
         time.sleep(_EVERY_S)
         with _lock:
+            if not _running:
+                _watcher = None
+                return
             for one in _running:
                 if not one.is_stopped and time.clock_gettime(one.clock) > one.until_s:
                     one.is_stopped = True

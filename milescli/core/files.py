@@ -1,6 +1,6 @@
-"""Reading files that may be anything: whole, their SHA-256, and the end of those that grow (a log,
-for an error message; records, one a line). Nothing here waits for a FIFO's writer or reads an
-endless device."""
+"""Reads files and text that may be anything: whole files, their SHA-256, the end of those that grow
+(logs, records), and JSON and YAML that miles did not just write itself. Nothing here waits for a
+FIFO's writer or reads an endless device, and nesting and digits without end are ordinary errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from milescli.core.errors import plain
 
 _CHUNK_BYTES = 16 * 2**20
 MOST_BYTES = 256 * 2**20
-"""Of a file that is read whole: the index of a release with 10^6 tensors has a third."""
+"""Most bytes of a file that is read whole; the index of a release with 10^6 tensors has a third.
+What grows with a run (events, samples) is read by `read_lines`."""
+TOO_DEEP = "nested too deeply"
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -41,7 +43,14 @@ def read_regular_bytes(path: Path) -> bytes:
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise OSError(errno.EFBIG, f"Larger than {MOST_BYTES:,} bytes", str(path))
-        return file.read(MOST_BYTES)
+        return file.read()
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file that grows with a run, of any size. Raises OSError as
+    `open_regular`."""
+    with open_regular(path) as file:
+        return file.read().splitlines()
 
 
 def read_regular_text(path: Path, *, errors: str = "strict") -> str:
@@ -49,6 +58,38 @@ def read_regular_text(path: Path, *, errors: str = "strict") -> str:
     do instead, and OSError as `read_regular_bytes`."""
     text = read_regular_bytes(path).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse_json(text: str | bytes | bytearray, **hooks: Any) -> Any:
+    """Return the value of a JSON text. `hooks` are those of `json.loads`. Raises JSONDecodeError in
+    every case: also for bytes that are not UTF-8, for nesting that Python cannot recurse into, and
+    for numbers with more digits than Python reads."""
+    try:
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8"), **hooks)
+    except json.JSONDecodeError:
+        raise
+    except UnicodeDecodeError as error:
+        raise json.JSONDecodeError(f"no UTF-8 at byte {error.start}", "", 0) from error
+    except RecursionError:
+        raise json.JSONDecodeError(TOO_DEEP, "", 0) from None
+    except ValueError as error:  # Python's limit of digits
+        raise json.JSONDecodeError(str(error).partition(";")[0], "", 0) from error
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file. Raises JSONDecodeError as `parse_json`, and OSError as
+    `read_regular_bytes`."""
+    return parse_json(read_regular_bytes(path))
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text. Raises YAMLError in every case, as `parse_json` does."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (ValueError, RecursionError) as error:
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
 
 
 def sha256_of(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
@@ -78,8 +119,8 @@ def last_records(path: Path) -> Iterator[dict[str, Any]]:
     except OSError:
         return
     for line in reversed(lines):
-        with suppress(ValueError, RecursionError):
-            if isinstance(record := json.loads(line), dict):
+        with suppress(ValueError):
+            if isinstance(record := parse_json(line), dict):
                 yield record
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

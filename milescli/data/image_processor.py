@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import CheckpointError, DataError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.core.types import Image
 from milescli.models import parse_facts
 from milescli.models.base import read_config
@@ -251,7 +251,7 @@ def _settings(folder: Path, *, kind: str) -> dict:
     try:
         settings = read_json(path)
         settings = settings["image_processor"] if whole else settings
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError) as error:
+    except (OSError, json.JSONDecodeError, KeyError) as error:
         raise CheckpointError(
             f"`{folder}` has no image processor",
             why=f"{path.name}: {error}",

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import DataError, MilesError
-from milescli.core.files import read_regular_bytes
-from milescli.core.json_reader import parse_json, read_json
+from milescli.core.files import parse_json, read_json, read_regular_bytes
 from milescli.core.types import Image, ImageSpan
 from milescli.data.fetched_images import fetched
 from milescli.data.image_processor import (

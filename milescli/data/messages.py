@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.data.columnar import OPEN_OBJECT, without_nulls
 from milescli.data.images import COLUMNS, MARK, PARTS, Source, source_in, sources_in
 from milescli.data.tables import kind_of
@@ -415,7 +415,7 @@ def parsed(text: Any) -> Any:
     """Return what a text holds as JSON; None if it is none."""
     try:
         return parse_json(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

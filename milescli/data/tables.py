@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from milescli.core.errors import DataError
-from milescli.core.files import open_regular, sha256_of
-from milescli.core.json_reader import TOO_DEEP, parse_json
+from milescli.core.files import TOO_DEEP, open_regular, parse_json, sha256_of
 from milescli.data.columnar import restorer
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milescli.core.errors import DataError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.core.types import Prompt
 from milescli.data.chat_template import (
     AUTO,
@@ -445,11 +445,11 @@ def _read(path: Path) -> PreTrainedTokenizerBase:
         return _class_for(path).from_pretrained(
             str(path), trust_remote_code=False, local_files_only=True
         )
-    except (
-        BaseException
-    ) as error:  # transformers raises many kinds, all about what is in the folder
+    except BaseException as error:
+        # transformers raises many kinds, all about what is in the folder; a panic of the Rust in
+        # tokenizers is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise  # a panic of the library's Rust is no Exception
+            raise
         present = ", ".join(sorted(item.name for item in path.iterdir())[:12]) or "nothing"
         reason = next(iter(str(error).splitlines()), "no message")
         raise DataError(

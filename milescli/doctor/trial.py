@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from milescli.cluster.watchdog import start_watchdog
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.doctor.finding import Finding, Status, fail, skip
 

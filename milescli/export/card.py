@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from milescli import __version__
-from milescli.core.files import read_regular_text
+from milescli.core.files import parse_yaml, read_regular_text
 from milescli.core.private import without_private
 from milescli.core.units import format_bytes, format_count
 from milescli.export.folder import Folder
@@ -87,8 +87,8 @@ def base_license(base: Path) -> str | None:
     card."""
     try:
         text = read_regular_text(base / CARD_NAME)
-        head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
-    except (OSError, ValueError, IndexError, yaml.YAMLError, RecursionError):
+        head = parse_yaml(text.split("---")[1]) if text.startswith("---") else None
+    except (OSError, ValueError, IndexError, yaml.YAMLError):
         return None
     license = head.get("license") if isinstance(head, dict) else None
     return str(license) if license else None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from milescli.checkpoint.safetensors_file import SafetensorsFile, Stored, num_non_finite
 from milescli.core.errors import CheckpointError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.models.adapter import PEFT_PREFIX, PEFT_WEIGHTS, A, B, Place, of_expert
 
 CONFIG_FILE = "adapter_config.json"

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.core.json_reader import parse_json, read_json
+from milescli.core.files import parse_json, read_json
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, files_of
 from milescli.recipe.model import Model

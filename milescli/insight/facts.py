@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.files import read_regular_bytes, read_regular_text
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json, parse_yaml, read_regular_bytes, read_regular_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,8 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _flat_recipe(run: RunDir) -> dict[str, Any]:
     try:
-        value = yaml.safe_load(read_regular_text(run.recipe_file))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        value = parse_yaml(read_regular_text(run.recipe_file))
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
     return dict(_flat(value)) if isinstance(value, dict) else {}
 

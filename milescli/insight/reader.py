@@ -12,9 +12,8 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.files import open_regular
+from milescli.core.files import open_regular, parse_json
 from milescli.core.history import History
-from milescli.core.json_reader import parse_json
 
 BLOCK_BYTES = 2**20
 """Read at a time."""

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.files import read_regular_bytes
+from milescli.core.files import read_lines, read_regular_bytes
 
 MAX_IMAGE_BYTES = 64 * 2**20
 """Largest picture to show, in bytes: no prompt's picture is larger."""
@@ -55,7 +55,7 @@ def read_last(run: RunDir, *, num_steps: int) -> list[KeptSample]:
 def read_file(file: Path, *, step: int) -> list[KeptSample]:
     """Read the samples of a file. A line that cannot be read is left out."""
     try:
-        lines = read_regular_bytes(file).splitlines()
+        lines = read_lines(file)
     except OSError:
         return []
     return [sample for line in lines if (sample := _sample(line, step)) is not None]

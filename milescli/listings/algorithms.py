@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.recipe.algorithms import ALGORITHMS, Setting, settings_of
 from milescli.recipe.templates import templates_dir
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from milescli import models
 from milescli.backends.sglang.launch.servable import is_served_on_cpu
 from milescli.core.errors import CheckpointError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.models import costs
 from milescli.models.catalogue import STANDS_FOR, UNPROVEN, evidence
 from milescli.recipe.model import Model
@@ -142,7 +142,7 @@ def _facts(source: str) -> models.ModelFacts:
         return facts_of_recipe(Model(path=source))
     try:
         return models.parse_facts(read_json(path))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, json.JSONDecodeError) as error:
         raise CheckpointError(
             f"cannot read `{path}`",
             why=str(error),

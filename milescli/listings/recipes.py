@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.plan.make import try_plan
 from milescli.platform.machine import parse_machine

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import CheckpointError, RecipeError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.models.base import REPLICATED, Entry, Rule, Sharding, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.models.transforms import alone, same

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import CheckpointError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.models.facts import ModelFacts
 
 if TYPE_CHECKING:
@@ -422,7 +422,7 @@ def read_config(folder: Path) -> dict[str, object]:
             why=f"it does not contain {CONFIG_NAME}",
             fix="set `model.path` to a folder with config.json, *.safetensors and a tokenizer",
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, json.JSONDecodeError) as error:
         raise CheckpointError(
             f"cannot read `{path}`", why=str(error), fix="download the model again"
         ) from error

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 
 STANDS_FOR: dict[str, str] = {
     "llama": "Llama 3.x, DeepSeek-R1-Distill-Llama",

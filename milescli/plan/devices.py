@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.core.units import GIB
 from milescli.platform.machine import DEVICE_MODELS, Machine, model_of
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.models.precision import Quantised
 
 PLAN_SCHEMA = 12

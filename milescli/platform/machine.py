@@ -12,7 +12,7 @@ from typing import Literal
 import yaml
 
 from milescli.core.errors import MachineError, RecipeError, nearest
-from milescli.core.files import read_regular_text
+from milescli.core.files import parse_yaml, read_regular_text
 from milescli.core.units import GIB
 
 Kind = Literal["cuda", "rocm", "cpu"]
@@ -101,7 +101,7 @@ class Machine:
         """Parse JSON or YAML. Raises RecipeError if it is neither, or if a key is unknown or
         missing."""
         try:
-            raw = yaml.safe_load(text)
+            raw = parse_yaml(text)
             nodes = [
                 Node(
                     **{**node, "devices": [Device(**device) for device in node.get("devices", [])]}
@@ -109,14 +109,7 @@ class Machine:
                 for node in raw["nodes"]
             ]
             machine = cls(**{**raw, "nodes": nodes})
-        except (
-            yaml.YAMLError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (yaml.YAMLError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise RecipeError(
                 f"{origin} does not describe a machine",
                 why=str(error)

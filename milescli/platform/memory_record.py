@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.core.files import last_records, read_regular_text
-from milescli.core.json_reader import parse_json
+from milescli.core.files import last_records, parse_json, read_lines
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -156,7 +155,7 @@ def pids_noted(folder: Path) -> set[int]:
     """Return the processes of the run in this folder's record, from any watchdog."""
     pids = set[int]()
     with suppress(OSError):
-        for line in read_regular_text(folder / FILE).splitlines():
+        for line in read_lines(folder / FILE):
             with suppress(ValueError, AttributeError):  # torn
                 pids.update(map(int, parse_json(line).get("resident_bytes", {})))
     return pids

@@ -15,8 +15,7 @@ from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir, write_json
 from milescli.core.errors import MachineError, MilesError
-from milescli.core.files import read_regular_text
-from milescli.core.json_reader import parse_json, read_json
+from milescli.core.files import parse_json, read_json, read_regular_text
 
 REQUEST, STATE, SUMMARY, CANCELLED = "request.json", "state.json", "summary.json", "cancelled"
 MOST_STEPS = 10

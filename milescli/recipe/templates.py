@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 
 SUFFIXES = (".yaml", ".yml")
 ALIASES = {

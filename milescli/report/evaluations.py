@@ -14,9 +14,8 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.files import read_regular_bytes
+from milescli.core.files import read_json, read_lines
 from milescli.core.history import History
-from milescli.core.json_reader import read_json
 from milescli.rollout.evaluation.statistics import Estimate, estimated
 
 MAX_SHOWN = 12
@@ -105,7 +104,7 @@ def rewards_by_prompt(file: Path) -> dict[str, float]:
 def _rewards(file: Path) -> dict[str, list[float]]:
     """As `rewards_by_prompt`, of each sample."""
     try:
-        lines = read_regular_bytes(file).splitlines()
+        lines = read_lines(file)
     except OSError:
         return {}
     rewards, places = dict[str, list[float]](), dict[str, dict[str, int]]()

@@ -15,7 +15,7 @@ import yaml
 
 from milescli.autopsy.why import Memory, read_memory
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.files import read_regular_text
+from milescli.core.files import parse_yaml, read_regular_text
 from milescli.core.history import History
 from milescli.core.private import without_paths, without_secrets_in
 from milescli.insight.case import LOSS, REWARD, Verdict
@@ -73,8 +73,8 @@ def read_keys(file: Path) -> list[ShownKey]:
 
 def _shown(name: str, text: str) -> str:
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        value = parse_yaml(text)
+    except yaml.YAMLError:
         value = text
     value = without_secrets_in(value, name=name)
     if isinstance(value, str):

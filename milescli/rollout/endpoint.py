@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from milescli.core.errors import MilesError, RecipeError, RewardError
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 
 CHAT_PATH = "/chat/completions"
 """Path of chat completions at an OpenAI-compatible endpoint, below its version."""
@@ -170,7 +170,7 @@ class Endpoint:
             raise self.failure(f"HTTP {status}: {text[:_SHOWN_CHARACTERS]}")
         try:
             return parse_json(text)
-        except (ValueError, RecursionError):
+        except ValueError:
             raise self.failure(f"its reply is no JSON: {text[:_SHOWN_CHARACTERS]!r}") from None
 
 

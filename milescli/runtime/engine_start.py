@@ -11,7 +11,7 @@ from pathlib import Path
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.store import write_atomically
 from milescli.checkpoint.weight_files import mark_of
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.export.folder import write_folder
 from milescli.export.stored import read_folder
 from milescli.models import load_facts

@@ -22,8 +22,7 @@ from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
-from milescli.core.files import read_regular_text
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json, read_regular_text
 from milescli.data.chat_masks import turn_end_ids
 from milescli.data.tokenizer import (
     GENERATION_CONFIG,

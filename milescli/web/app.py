@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from milescli.core.concurrency import in_thread
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.insight.run_state import RunStates
 from milescli.trackers.prometheus import CONTENT_TYPE
 from milescli.web import columns, endpoints, evaluations, samples
@@ -277,7 +277,7 @@ async def _json_of(request: Request) -> Json:
             break
     try:
         value = parse_json(body or b"{}") if len(body) <= MAX_BODY_BYTES else None
-    except (ValueError, RecursionError):
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise BadRequest(

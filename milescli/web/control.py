@@ -23,7 +23,7 @@ from typing import IO, Any
 from milescli.checkpoint.run_control import write_note
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import MilesError
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.web.responses import BadRequest, Busy, NotFound
 
 Json = dict[str, Any]

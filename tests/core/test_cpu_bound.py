@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -55,3 +56,17 @@ def test_waiting_is_no_work_and_what_ends_in_time_is_left_alone() -> None:
         other.start()
         other.join()
     busy(0.8)  # beyond the bound, but behind the block
+
+
+def test_a_fork_bounds_its_own_work() -> None:
+    """It has none of the threads, and what its parent was running is none of its own."""
+    with cpu_bound(1000):
+        if (pid := os.fork()) == 0:
+            try:
+                with cpu_bound(0.2):
+                    endless()
+            except TooSlow:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

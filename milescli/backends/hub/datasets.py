@@ -22,6 +22,7 @@ from milescli.backends.hub.fetch import (
 )
 from milescli.backends.hub.repo import Repo, list_files
 from milescli.core.errors import DataError, nearest
+from milescli.core.files import parse_yaml
 from milescli.recipe.data_files import HubData
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def _texts(value: object) -> list[str]:
 def _front_matter(card: str) -> dict[str, object]:
     match = re.match(r"\A\ufeff?---\r?\n(.*?)\r?\n---", card, re.DOTALL)
     try:
-        read = yaml.safe_load(match[1]) if match else None
-    except (yaml.YAMLError, ValueError, RecursionError):
+        read = parse_yaml(match[1]) if match else None
+    except yaml.YAMLError:
         return {}  # a spoilt card says nothing; the names of the files are still there
     return read if isinstance(read, dict) else {}

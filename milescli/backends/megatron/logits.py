@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from milescli.backends.megatron import cpu_compat
 from milescli.checkpoint.torch_dist.reader import TorchDistReader
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.models import load_facts, table
 from milescli.plan.types import TrainerLayout
 from milescli.platform.ports import free_ports

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 
 
 def _mend_mamba(config, *, longest: int):

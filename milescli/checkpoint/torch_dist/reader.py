@@ -19,7 +19,7 @@ from milescli.checkpoint.files import read_exactly, read_region
 from milescli.checkpoint.torch_dist.framing import READ_AHEAD, Frame, NotFramed, parse
 from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME, read_metadata
 from milescli.core.errors import CheckpointError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 
 _OPEN_FILES = 64
 

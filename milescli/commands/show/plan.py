@@ -9,7 +9,7 @@ import os
 from milescli.console.output import Output
 from milescli.console.pager import paged
 from milescli.console.theme import Segment, staircase
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.core.units import GIB, format_bytes, format_count, format_duration
 from milescli.plan.types import Forecast, Part, Plan, Slot
 from milescli.platform.environment import environment_rows

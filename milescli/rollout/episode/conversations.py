@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.core.types import Image, ImageSpan, StopReason
 from milescli.data.images import DATA_URL, MARK, PARTS, Source, parts_of, source_in, text_of
 from milescli.data.tokenizer import STAND_IN, ChatTokenizer

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import EndpointError, RecipeError
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.core.types import Prompt, Sample, StopReason
 from milescli.recipe.evaluation import EndpointSettings
 from milescli.recipe.schema import Recipe

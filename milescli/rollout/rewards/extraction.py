@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 
 OPENS_THINKING, ENDS_THINKING = "<think>", "</think>"
 _THINKING = {
@@ -237,7 +237,7 @@ def answer_in_json(text: str) -> str | None:
             continue
         try:
             read = parse_json(candidate)
-        except (ValueError, RecursionError):
+        except ValueError:
             continue
         found = {str(key).lower(): value for key, value in read.items()}
         for key in _ANSWER_KEYS:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.extraction import (
     after_thinking,

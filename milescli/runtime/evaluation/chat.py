@@ -13,7 +13,7 @@ from milescli.agents.replying import next_reply
 from milescli.console.output import Mode, Output
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import ContextFull
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.core.types import Prompt
 from milescli.rollout.base import Outcome, Reply, Session
 from milescli.runtime.evaluation.evaluate import episodes_of

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from milescli.checkpoint.run_dir import write_json
 from milescli.core.errors import DataError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.core.types import Group, Prompt
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.section import Section

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.data.chat_template import no_template
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.file_rows import row_named

@@ -18,7 +18,7 @@ import milescli
 from milescli.checkpoint.run_dir import RunDir, utc_now, write_json
 from milescli.checkpoint.store import newest_recipe_sha256, write_atomically
 from milescli.core.errors import CheckpointError
-from milescli.core.json_reader import parse_json, read_json
+from milescli.core.files import parse_json, read_json
 from milescli.models import table
 from milescli.models.costs import token_flops
 from milescli.plan.types import Plan

@@ -29,7 +29,7 @@ from milescli.checkpoint.store import CheckpointStore
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MachineError
 from milescli.core.events import EventBus, Notice
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.core.types import Group, Prompt
 from milescli.core.units import format_bytes
 from milescli.rollout.collect.group_record import FIELDS, GroupHead, decoded, encoded, head_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.run_dir import RunDir, is_locked, verdict_file
 from milescli.checkpoint.run_lock import lock
 from milescli.cluster.watchdog import wait_for_clean_up, watchdog_on_duty
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.core.run_processes import processes_of
 
 if TYPE_CHECKING:

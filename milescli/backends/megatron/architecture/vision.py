@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from milescli.backends.megatron.layers.heads import ScaledEmbeddings
 from milescli.backends.megatron.step.images import RowImages
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.models.facts import ModelFacts, Vision
 
 _TOWERS = {

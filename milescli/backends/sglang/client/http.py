@@ -18,8 +18,7 @@ import aiohttp
 
 from milescli.backends.sglang.launch.key import bearer
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
-from milescli.core.files import last_log_lines
-from milescli.core.json_reader import parse_json
+from milescli.core.files import last_log_lines, parse_json
 from milescli.core.silence import sounds_like_lost_peer
 from milescli.core.types import EngineAddress
 from milescli.core.units import format_duration

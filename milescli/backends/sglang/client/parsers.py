@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import RecipeError, WorkerDied, nearest
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Parsed, ToolCall
 from milescli.workers.async_worker import AsyncWorker

@@ -17,7 +17,7 @@ from dataclasses import replace
 from milescli.backends.sglang.launch.command import CPU_PATH, engine_command
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.core.errors import MachineError, RecipeError
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 
 TIMEOUT_S = 180.0
 """To import SGLang and read its arguments; 6 s on two cores."""

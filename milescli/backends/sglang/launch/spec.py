@@ -17,7 +17,7 @@ from milescli.backends.sglang.launch.servable import (
 )
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.core.errors import MachineError, RecipeError
-from milescli.core.json_reader import read_json
+from milescli.core.files import read_json
 from milescli.models import ModelFacts, parse_facts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.base import CONFIG_NAME

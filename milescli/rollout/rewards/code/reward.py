@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.recipe.rewards import CodeSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.code.asserts import Ungradable
@@ -182,7 +182,7 @@ class Code:
             if len(words) == 3 and words[0] == mark and words[1].isdecimal():
                 try:
                     values[int(words[1])] = parse_json(words[2])
-                except (ValueError, RecursionError):
+                except ValueError:
                     continue
         return values
 

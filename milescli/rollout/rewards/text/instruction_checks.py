@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 
 Check = Callable[..., bool]
 
@@ -165,7 +165,7 @@ def json_format(text: str) -> bool:
         text = re.sub(r"\Ajson\b", "", text, flags=re.IGNORECASE)
     try:
         parse_json(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return True
 

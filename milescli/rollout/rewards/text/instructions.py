@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.json_reader import parse_json
+from milescli.core.files import parse_json
 from milescli.recipe.rewards import InstructionSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.extraction import after_thinking

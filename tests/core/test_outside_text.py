@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core import files
-from milescli.core.json_reader import parse_json, read_json
+from milescli.core.files import parse_json, read_json
 
 CODE = Path(__file__).parents[2] / "milescli"
 OURS = {
@@ -19,8 +19,7 @@ OURS = {
     "backends/sglang/launch": "lines between our own processes",
     "backends/sglang/weights": "replies of our own plug-in",
     "core/driver_pipe.py": "lines of our own driver",
-    "core/files.py": "says itself what it passes over",
-    "core/json_reader.py": "the reader",
+    "core/files.py": "the reader",
     "doctor": "replies of our own trials",
     "profiling/traces.py": "traces that torch has written",
     "rollout/rewards/code/harness.py": "runs in the sandbox, without miles",
