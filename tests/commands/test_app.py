@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from milescli import __version__
 from milescli.commands.app import until_closed
@@ -117,6 +118,18 @@ def test_a_fault_of_ours_leaves_its_traceback_in_a_file(
     assert str(file) in said.err
     text = file.read_text()
     assert "ZeroDivisionError: by zero" in text and "--set train.steps=3" in text
+
+
+def test_a_full_disk_that_a_rust_library_tells_of_is_none_either(
+    miles: Miles, replace: Replace
+) -> None:
+    def raise_it(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    replace("milescli.checkpoint.run_dir", RunDir=raise_it)
+    replace("milescli.insight.run_state", RunStates=raise_it)
+    said = miles("runs")
+    assert said.code == 4 and "no space is left on the disk" in said.err
 
 
 def test_a_full_disk_is_no_fault_of_ours(miles: Miles, replace: Replace, tmp_path: Path) -> None:
