@@ -123,12 +123,9 @@ def test_a_fault_of_ours_leaves_its_traceback_in_a_file(
 def test_a_full_disk_that_a_rust_library_tells_of_is_none_either(
     miles: Miles, replace: Replace
 ) -> None:
-    def raise_it(*_: object, **__: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    replace("milescli.checkpoint.run_dir", RunDir=raise_it)
-    replace("milescli.insight.run_state", RunStates=raise_it)
-    said = miles("runs")
+    full = SafetensorError("I/O error: No space left on device (os error 28)")
+    replace("milescli.runtime.launch", launch=fails_with(full))
+    said = miles("launch", "--recipe", "quickstart")
     assert said.code == 4 and "no space is left on the disk" in said.err
 
 
