@@ -35,6 +35,8 @@ ASYNC: tuple[tuple[int, Literal["prompts", "done"]], ...] = (
 ALIKE = 1.05
 """Settings whose throughput is within this factor of the best count as equally fast: the least
 stale of them is recommended."""
+LEAST_GAIN = 0.001
+"""From which a faster candidate is mentioned."""
 
 RESPONSES, LEAST_STEPS, MOST_STEPS = 50_000, 7, 40
 """Responses that are simulated of a candidate, in at least and at most so many steps."""
@@ -361,8 +363,7 @@ def reason(best: Candidate, others: Sequence[Candidate]) -> str:
         fastest = max(one.outcome.samples_per_s for one in strict)
         text += f"; {rate / fastest:.2f} times the fastest on-policy candidate"
     faster = max(others, key=lambda one: one.outcome.samples_per_s)
-    if faster is not best:
-        gain = faster.outcome.samples_per_s / rate - 1
+    if (gain := faster.outcome.samples_per_s / rate - 1) >= LEAST_GAIN:
         text += (
             f"; {faster.layout.name} with {faster.rollout} is only {gain:.1%} faster, and has "
             f"staleness {faster.outcome.staleness_mean:.1f} on average"

@@ -9,6 +9,7 @@ import numpy as np
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
+from milescli.core.files import read_regular_text
 from milescli.core.history import History
 from milescli.insight import samples
 from milescli.insight.facts import read_facts
@@ -94,7 +95,7 @@ def read_measured(run: RunDir) -> Measured:
 
 def _plan(run: RunDir) -> Plan | None:
     try:
-        return Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
+        return Plan.from_json(read_regular_text(run.plan_file))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -63,6 +63,11 @@ def show_simulation(wish: Wish, *, output: Output) -> None:
         assume = with_measured(assume, measured)
     for doubt in doubts(recipe, assume):
         output.warn(doubt)
+    if measured is not None and measured.plan.device_kind == "cpu":
+        output.warn(
+            "a CPU's engines and trainer share its cores, but are simulated as if each had its "
+            "own: asynchronous settings gain less here"
+        )
     facts = planned_facts(recipe)
     machine = wish.machine or planning_machine(wish.loaded)
     plan_only(wish.loaded, machine, facts=facts)
