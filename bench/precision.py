@@ -221,6 +221,8 @@ def _pair(name: str, model: Path, pair: str, folder: Path) -> str:
     file = folder / f"{name}-{trainer}-{rollout}.yaml"
     file.write_text(json.dumps(recipe), encoding="utf-8")
     events = run(folder, file.stem, str(file), [])
+    # gigabytes of a real model, which nothing reads again
+    shutil.rmtree(folder / "runs" / file.stem / "checkpoints", ignore_errors=True)
     check = next(each for each in events if each["event"] == "EngineTrainerChecked")
     step = next(each for each in events if each["event"] == "StepDone")
     loaded = load(str(file), environ={}, cwd=folder, home=folder).recipe
