@@ -161,6 +161,10 @@ class ContextFull(AgentError):
     there."""
 
 
+class SandboxError(MilesError, RuntimeError):
+    """Reports that a sandbox failed, and not the code in it."""
+
+
 class EndpointError(MilesError, RuntimeError):
     """Reports that a server did not answer over HTTP, or answered incorrectly."""
 

@@ -84,9 +84,10 @@ class JudgeSettings(Requests):
     max_requests: Positive | None = None
     """Maximum number of requests of one start of the run, including retries; the run then stops
     with an error. null: no limit."""
-    unparsed: Literal["zero", "error"] = "zero"
-    """What to do with a reply that contains no score. zero: the reward is 0, which is counted and
-    logged; error: stop the run."""
+    unparsed: Literal["zero", "error"] = "error"
+    """What to do with a reply that contains no score, after asking once more. error: the judge has
+    failed, and the sample is left out (`rollout.max_unscored_share`); zero: the reward is 0, which
+    is counted and logged."""
 
 
 class CodeSettings(Section):

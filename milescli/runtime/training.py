@@ -143,6 +143,7 @@ class Training:
             episodes=evaluation_episodes(self.spec.recipe, **parts),
             folder=self.spec.run.eval_dir,
             side=self.side,
+            tell=parts.get("tell"),
         )
 
     @cached_property

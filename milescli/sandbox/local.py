@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
-from milescli.core.errors import AgentError, MachineError, MilesError, WaitTimeout, WorkerDied
+from milescli.core.errors import AgentError, MachineError, MilesError, SandboxError
 from milescli.sandbox.base import Limits, Ran
 from milescli.sandbox.jail import clear, closed_folders
 from milescli.workers.frames import JSON
@@ -60,10 +60,13 @@ class LocalSandbox:
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
     ) -> Ran:
-        """Run the code as a Python program."""
+        """Run the code as a Python program; once more, where the sandbox fails."""
         asked = {"code": code, "stdin": stdin, "files": encoded(files), "limits": asdict(limits)}
-        supervisor = await self._warm()
-        return ran(await supervisor.ask({"op": "run", **asked}, bound_s=limits.wall_s + _SLACK_S))
+        message, bound_s = {"op": "run", **asked}, limits.wall_s + _SLACK_S
+        try:
+            return ran(await (await self._warm()).ask(message, bound_s=bound_s))
+        except SandboxError:
+            return ran(await (await self._warm()).ask(message, bound_s=bound_s))
 
     async def open(
         self,
@@ -203,16 +206,16 @@ class _Supervisor(Worker):
     async def wait(
         self, number: int, reply: concurrent.futures.Future[Reply], *, bound_s: float
     ) -> Reply:
-        """Return the reply to a message that was sent. Raises WorkerDied, WaitTimeout, and
-        MachineError where the jail failed; then, and where we are cancelled, what runs there is
-        ended."""
+        """Return the reply to a message that was sent. Raises SandboxError where the supervisor
+        ended or did not reply in time, and where the jail failed; then, and where we are cancelled,
+        what runs there is ended."""
         try:
             async with asyncio.timeout(bound_s):
                 return await asyncio.wrap_future(reply)
         except BaseException as error:
             self.cancel(number)
             if isinstance(error, TimeoutError):
-                raise WaitTimeout(
+                raise SandboxError(
                     "the sandbox did not respond",
                     why=f"its supervisor (process {self.pid}) had {bound_s:g} s to respond",
                     fix=_FIX,
@@ -231,19 +234,19 @@ class _Supervisor(Worker):
             os.kill(self.pid, signal.SIGKILL)
 
     def _lost(self) -> Exception:
-        return WorkerDied(
+        return SandboxError(
             "the supervisor of the sandbox ended",
             why="nothing asked it to end, and the code in it has ended too",
             fix="miles doctor   # how much memory is free? then start or resume the run",
         )
 
     def _failed(self, error: Any) -> Exception:
-        return MachineError("the sandbox could not be created", why=error, fix=_FIX)
+        return SandboxError("the sandbox could not be created", why=error, fix=_FIX)
 
     def _require_ready(self) -> None:
         try:
             closed = self.ready.result(START_TIMEOUT_S)
-        except (TimeoutError, WorkerDied):
+        except (TimeoutError, SandboxError):
             self.close(0.0)
             raise MachineError(
                 "the sandbox did not start",

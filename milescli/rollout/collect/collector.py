@@ -37,6 +37,7 @@ from milescli.rollout.collect.selectors import (
     sifted,
 )
 from milescli.rollout.episode.episode import Episodes
+from milescli.rollout.episode.unscored import OF_ITS_OWN, Unscored
 from milescli.workers.isolated import resolve_isolated
 
 SeedOf = Callable[[int, int, int], int]
@@ -53,6 +54,8 @@ class Batch:
     """Groups that the filter rejected."""
     start_position: int
     """Position of the source before the batch's first prompt was taken."""
+    num_lost: int = 0
+    """Groups of which too few samples could be scored."""
 
 
 @dataclass(slots=True)
@@ -101,6 +104,8 @@ class Collector:
         self.flow = FlowStats()
         """Up to the last step taken."""
         self._meter = FlowMeter()
+        self._unscored: dict[int, Unscored] = {}
+        """By step; that of the last few."""
         self._stats: RolloutStats | None = None
 
     @property
@@ -156,7 +161,9 @@ class Collector:
                 f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
             )
         stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
-        self._stats = replace(stats, skipped_prompts=getattr(self._source, "num_skipped", 0))
+        figures = {**stats.figures, **self._unscored_figure(batch)}
+        skipped = getattr(self._source, "num_skipped", 0)
+        self._stats = replace(stats, skipped_prompts=skipped, figures=figures)
         self.flow = self._meter.read()
         self.refused, settings = batch.refused, self._recipe.rollout
 
@@ -168,6 +175,13 @@ class Collector:
         if self._recipe.data.curriculum != NONE:
             remember(self.history, [*batch.kept, *batch.refused])
         return groups
+
+    def _unscored_figure(self, batch: Batch) -> dict[str, float]:
+        """Return how many samples are missing from the batch's groups, if any."""
+        groups = [*batch.kept, *batch.refused]
+        wanted = (len(groups) + batch.num_lost) * self._recipe.rollout.samples_per_prompt
+        missing = wanted - sum(len(group.samples) for group in groups)
+        return {"unscored_samples": float(missing)} if missing else {}
 
     async def collect(self, step: int) -> Batch:
         """Take prompts, have them sampled and scored, replace what the filter refuses."""
@@ -195,15 +209,21 @@ class Collector:
             [self.group(*drawn[position], position, progress) for position in record.positions]
         )
         number = len(record.kept)
-        return Batch(kept=groups[:number], refused=groups[number:], start_position=start)
+        return Batch(
+            kept=[group for group in groups[:number] if group is not None],
+            refused=[group for group in groups[number:] if group is not None],
+            start_position=start,
+            num_lost=len(record.dropped) + groups.count(None),
+        )
 
     async def _collect(self, progress: Progress) -> Batch:
         rollout, step = self._recipe.rollout, progress.step
         start, kept, refused = self._source.position, list[Group](), list[Group]()
-        places, draws, end = dict[tuple[int, int], int](), list[int](), start
-        rounds, left = 0, rollout.max_filter_rounds * rollout.prompts_per_step
-        while left > 0 and len(kept) < rollout.prompts_per_step:
-            wanted = rollout.prompts_per_step - len(kept)
+        places, draws, lost, end = dict[tuple[int, int], int](), list[int](), list[int](), start
+        target = rollout.prompts_per_step
+        rounds, left = 0, rollout.max_filter_rounds * target
+        while left > 0 and len(kept) < target:
+            wanted = target - len(kept)
             prompts = await self._draw(math.ceil(wanted * rollout.over_sampling), draws)
             end = self._source.position
             rounds, left = rounds + 1, left - len(prompts)
@@ -215,10 +235,17 @@ class Collector:
                 await self._take_first(groups, wanted, kept, refused)
                 continue
             found = list[Group]()
-            for group in await all_or_first_error(groups):
-                (found if await self.is_kept(group) else refused).append(group)
+            for (position, _, _), group in zip(
+                prompts, await all_or_first_error(groups), strict=True
+            ):
+                if group is None:
+                    lost.append(position)
+                else:
+                    (found if await self.is_kept(group) else refused).append(group)
             kept += await self._select(found, wanted)
-        if len(kept) == rollout.prompts_per_step:
+            # where the step has a fixed number of prompts, it goes on with fewer groups
+            target = rollout.prompts_per_step - (rollout.filter == NONE) * len(lost)
+        if len(kept) == target:
             record = BatchRecord(
                 step=step,
                 start=start,
@@ -226,9 +253,10 @@ class Collector:
                 draws=draws,
                 kept=[places[group.epoch, group.prompt.index] for group in kept],
                 refused=[places[group.epoch, group.prompt.index] for group in refused],
+                dropped=lost,
             )
             self._journal.keep_batch(record)
-            return Batch(kept=kept, refused=refused, start_position=start)
+            return Batch(kept=kept, refused=refused, start_position=start, num_lost=len(lost))
         raise too_few_kept(rollout, kept, refused, step=step, rounds=rounds)
 
     async def is_kept(self, group: Group) -> bool:
@@ -272,7 +300,7 @@ class Collector:
 
     async def _take_first(
         self,
-        groups: Iterable[Coroutine[Any, Any, Group]],
+        groups: Iterable[Coroutine[Any, Any, Group | None]],
         wanted: int,
         kept: list[Group],
         refused: list[Group],
@@ -286,6 +314,8 @@ class Collector:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for place in sorted(tasks.index(task) for task in done):
                     group = tasks[place].result()
+                    if group is None:
+                        continue
                     if not await self.is_kept(group):
                         refused.append(group)
                     elif len(found) < wanted:
@@ -296,37 +326,68 @@ class Collector:
             await asyncio.gather(*tasks, return_exceptions=True)
         kept += [found[place] for place in sorted(found)]
 
-    async def group(self, epoch: int, prompt: Prompt, position: int, progress: Progress) -> Group:
+    async def group(
+        self, epoch: int, prompt: Prompt, position: int, progress: Progress
+    ) -> Group | None:
         """The prompt's, sampled and scored; from the journal, where the step may have that one.
-        Raises as `take`."""
+        Samples that could not be scored are not in it; None where fewer than two are left. Raises
+        as `take`."""
         kept = await self._journal.group(progress.step, position, prompt)
         if kept is not None:
             return kept
         count = self._recipe.rollout.samples_per_prompt
-        samples = await all_or_first_error(
+        played = await all_or_first_error(
             [
                 self._sample(prompt, position, index, progress, greedy=index == count)
                 for index in range(count + self._with_greedy)
             ]
         )
-        greedy = samples.pop() if self._with_greedy else None
-        samples = await self._episodes.scored(prompt, samples)
-        if greedy is not None:  # by itself: it is none of those that are compared
-            (greedy,) = await self._episodes.scored(prompt, [greedy])
+        greedy = played.pop() if self._with_greedy else None
+        samples = [sample for sample in played if sample is not None]
+        if len(samples) < min(2, count) or (self._with_greedy and greedy is None):
+            return None
+        try:
+            samples = await self._episodes.scored(prompt, samples)
+            if greedy is not None:  # by itself: it is none of those that are compared
+                (greedy,) = await self._episodes.scored(prompt, [greedy])
+        except OF_ITS_OWN as error:
+            self._unscored_of(progress.step).leave_out(error, num=len(samples))
+            return None
         greedy_reward = None if greedy is None else greedy.reward
         group = Group(prompt=prompt, samples=samples, epoch=epoch, greedy_reward=greedy_reward)
         self._journal.keep_group(position, group)
         return group
 
+    def _unscored_of(self, step: int) -> Unscored:
+        """Return the count of the step; those before the last few are forgotten."""
+        rollout = self._recipe.rollout
+        if step not in self._unscored:
+            self._unscored[step] = Unscored(
+                share=rollout.max_unscored_share,
+                total=rollout.prompts_per_step * rollout.samples_per_prompt,
+                what=f"step {step}",
+                tell=self._episodes.tell,
+            )
+            for old in sorted(self._unscored)[: -rollout.max_staleness - 2]:
+                del self._unscored[old]
+        return self._unscored[step]
+
     async def _sample(
         self, prompt: Prompt, position: int, index: int, progress: Progress, *, greedy: bool
-    ) -> Sample:
+    ) -> Sample | None:
+        """Play and score one sample; None where what scores it, or its environment, failed."""
         progress.num_samples += 1
         seed = self._seed_of(self._recipe.run.seed, position, index)
-        with self._meter.sample():
-            sample = await self._episodes.play(prompt, sample_index=index, seed=seed, greedy=greedy)
+        sample = None
+        try:
+            with self._meter.sample():
+                sample = await self._episodes.play(
+                    prompt, sample_index=index, seed=seed, greedy=greedy
+                )
+            progress.num_tokens += sample.num_loss_tokens
+        except OF_ITS_OWN as error:
+            self._unscored_of(progress.step).leave_out(error)
         progress.num_done += 1
-        progress.num_tokens += sample.num_loss_tokens
         progress.last_done = time.monotonic()
         return sample
 

@@ -107,7 +107,7 @@ class DoneFirstCollector:
         self._next_step = self._last_step = 0
         self._version = WeightVersion(0)
         self._lag = 0
-        self._num_stale = self._num_wasted = 0
+        self._num_stale = self._num_wasted = self._num_lost = 0
         self._flow = FlowStats()
         self._stopped = False
 
@@ -223,7 +223,7 @@ class DoneFirstCollector:
             stale_groups=self._num_stale,
             wasted_tokens=self._num_wasted,
         )
-        self._num_stale = self._num_wasted = 0
+        self._num_stale = self._num_wasted = self._num_lost = 0
         self._fill()
         return groups
 
@@ -270,7 +270,11 @@ class DoneFirstCollector:
 
     async def _play(self, slot: _Slot) -> None:
         group = await self._collector.group(slot.epoch, slot.prompt, slot.position, slot.progress)
-        if await self._collector.is_kept(group):
+        if group is None:
+            del self._slots[slot.position]
+            self._dropped.append(slot.position)
+            self._num_lost += 1
+        elif await self._collector.is_kept(group):
             slot.group = group
             self._done.append(slot)
             if self._is_too_old(slot):  # one that the journal had
@@ -357,6 +361,7 @@ class DoneFirstCollector:
             kept=[slot.group for slot in chosen if slot.group is not None],
             refused=list(self._refused.values()),
             start_position=record.start,
+            num_lost=self._num_lost,
         )
         return batch, record
 
@@ -372,7 +377,12 @@ class DoneFirstCollector:
             ]
         )
         number = len(record.kept)
-        return Batch(kept=groups[:number], refused=groups[number:], start_position=record.start)
+        return Batch(
+            kept=[group for group in groups[:number] if group is not None],
+            refused=[group for group in groups[number:] if group is not None],
+            start_position=record.start,
+            num_lost=groups.count(None),
+        )
 
     def _settle(self, record: BatchRecord) -> None:
         """No step takes these prompts any more."""

@@ -20,13 +20,14 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.core.concurrency import all_or_first_error, in_thread
-from milescli.core.errors import WaitTimeout
+from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.events import EvalDone
 from milescli.core.plug_points import METRICS
 from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.rollout_stats import mean_figures, mean_parts
 from milescli.rollout.episode.episode import Plays
+from milescli.rollout.episode.unscored import OF_ITS_OWN, Unscored, no_sample
 from milescli.rollout.evaluation.functions import EvaluationFn, load_evaluation, played
 from milescli.rollout.evaluation.metrics import measured
 from milescli.rollout.evaluation.scores import scores_of
@@ -66,18 +67,21 @@ class Evaluator:
     """Sees how many samples are done."""
     side: SideFiles | None = None
     """Where the samples may be missing if the disk is full; None: that is an error."""
+    tell: Callable[[str], None] | None = None
+    """Is told of prompts that are left out because a sample could not be scored."""
     _evaluate: EvaluationFn = field(init=False)
 
     def __post_init__(self) -> None:
         self._evaluate = load_evaluation(self.recipe.eval)
 
     async def run(self, step: int) -> EvalDone:
-        """Play all prompts at once, and write `step_<n>.jsonl`. Raises what an episode raises, and
-        WaitTimeout where none ends within `machine.step_timeout_s`."""
+        """Play all prompts at once, and write `step_<n>.jsonl`. A prompt of which a sample cannot
+        be scored is left out. Raises what an episode raises, and WaitTimeout where none ends within
+        `machine.step_timeout_s`."""
         return (await self.measure(step))[0]
 
     async def measure(self, step: int) -> tuple[EvalDone, list[Group]]:
-        """Same as `run`; also returns what was sampled."""
+        """Same as `run`; also returns what was sampled and scored."""
         began, settings = time.monotonic(), self.recipe.eval
         count = len(self.prompts) * settings.samples_per_prompt
         with self.watch(count) as progress:
@@ -91,11 +95,13 @@ class Evaluator:
         figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
         parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}
         parts |= {f"agent/{name}": mean for name, mean in mean_figures(samples).items()}
+        if num_left_out := len(self.prompts) - len(groups):
+            parts["unscored_prompts"] = float(num_left_out)
         num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
         done = EvalDone(
             step=step,
             accuracy=sum(sample.reward or 0.0 for sample in samples) / len(samples),
-            num_prompts=len(self.prompts),
+            num_prompts=len(groups),
             truncated_fraction=num_truncated / len(samples),
             response_tokens_mean=sum(sample.num_loss_tokens for sample in samples) / len(samples),
             seconds=time.monotonic() - began,
@@ -105,27 +111,53 @@ class Evaluator:
         return done, groups
 
     async def _play(self, progress: Callable[[int], None]) -> list[Group]:
-        """Play all prompts; returns one group for each, in order, all samples scored."""
+        """Play all prompts; returns a group of each that is not left out, in order, all samples
+        scored."""
         bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
-        begun, done = list[int](), list[int]()
+        begun, done, left_out = list[int](), list[int](), set[int]()
+        count = self.recipe.eval.samples_per_prompt
+        unscored = Unscored(
+            share=self.recipe.rollout.max_unscored_share,
+            total=len(self.prompts) * count,
+            what="the evaluation",
+            tell=self.tell,
+        )
+
+        def leave_out(place: int, error: MilesError) -> None:
+            if place not in left_out:
+                unscored.leave_out(error, num=count)
+                left_out.add(place)
 
         async def play(place: int, index: int = 0) -> Sample:
             prompt = self.prompts[place]
             begun.append(place)
             seed = self._seed(prompt, index)
-            sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
+            try:
+                sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
+            except OF_ITS_OWN as error:
+                leave_out(place, error)
+                sample = no_sample(sample_index=index, seed=seed)
             done.append(place)
             progress(1)
             if not bound.expired():
                 bound.reschedule(loop.time() + bound_s)
             return sample
 
+        async def scored(place: int, row: list[Sample]) -> Group | None:
+            if place in left_out:
+                return None
+            prompt = self.prompts[place]
+            try:
+                return Group(prompt=prompt, samples=await self.episodes.scored(prompt, row))
+            except OF_ITS_OWN as error:
+                leave_out(place, error)
+                return None
+
         try:
             async with asyncio.timeout(bound_s) as bound:
                 settings = self.recipe.eval
                 rows = await played(self._evaluate, self.prompts, play, settings=settings)
-                scored = map(self.episodes.scored, self.prompts, rows)
-                samples = await all_or_first_error(scored)
+                groups = await all_or_first_error([scored(*row) for row in enumerate(rows)])
         except TimeoutError:
             if not bound.expired():
                 raise
@@ -139,10 +171,7 @@ class Evaluator:
                     "something",
                 ],
             ) from None
-        return [
-            Group(prompt=prompt, samples=row)
-            for prompt, row in zip(self.prompts, samples, strict=True)
-        ]
+        return [group for group in groups if group is not None]
 
     def _first_of(self, missing: Counter[int]) -> str:
         """`; prompt 3 is the first that is missing`, where one is."""
@@ -171,6 +200,7 @@ async def measure_set(
         folder=run.eval_dir,
         set_name=one.set.folder,
         watch=watch,
+        tell=output.warn,
     )
     done, groups = await evaluator.measure(step)
     return await in_thread(partial(result_of, one, done, groups, model=model, run=run))
@@ -196,7 +226,7 @@ def result_of(
         response_tokens_mean=done.response_tokens_mean,
         seconds=done.seconds,
         path=done.path,
-        data_sha256=sha256_of_prompts(one.prompts),
+        data_sha256=sha256_of_prompts([group.prompt for group in groups]),
         settings=settings_of(recipe),
         rewards=[fmean(group.rewards) for group in groups],
         figures=done.figures,

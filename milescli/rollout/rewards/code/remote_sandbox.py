@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from milescli.core.errors import EndpointError, MachineError
+from milescli.core.errors import MachineError, SandboxError
 from milescli.rollout.endpoint import Endpoint
 from milescli.sandbox.base import Limits, Ran, Session
 from milescli.sandbox.local import encoded
@@ -36,7 +36,7 @@ class RemoteSandbox:
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
     ) -> Ran:
-        """Run the code as a Python program. Raises EndpointError."""
+        """Run the code as a Python program. Raises SandboxError."""
         body = {
             "code": code,
             "language": "python",
@@ -74,7 +74,7 @@ class RemoteSandbox:
         return Endpoint(
             asker="the sandbox",
             section="rollout.code",
-            error=EndpointError,
+            error=SandboxError,
             url=self.url,
             timeout_s=limits.wall_s + _SLACK_S,
             retries=self._retries,

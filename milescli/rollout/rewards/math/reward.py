@@ -15,12 +15,15 @@ import re
 import threading
 
 from milescli.core.errors import RewardError
+from milescli.core.run_processes import cpu_seconds
 from milescli.rollout.rewards.extraction import stated
 from milescli.rollout.rewards.math.worker import MEMORY_BOUND_BYTES, result_of
 from milescli.workers.worker import CallFailed, UserWorker
 
 _ANSWER = "milescli.rollout.rewards.math.worker:answer"
 START_TIMEOUT_S = 120.0
+ATTEMPTS = 2
+"""At a response whose grader dies, or is kept waiting for the processor."""
 """For importing sympy on a busy machine."""
 MAX_GRADERS = 4
 PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.[0-9]{1,15})?")
@@ -125,18 +128,33 @@ class Graders:
         self._places = threading.BoundedSemaphore(size)
 
     def ask(self, question: dict[str, str], *, limit_s: float) -> dict[str, object] | None:
-        """The reply, or None where the process ran out of time or died of the question; it is
-        replaced then. Raises RewardError where none can be had."""
+        """The reply, or None where the process used up its time or died of the question, twice; it
+        is replaced then. Raises RewardError where none can be had, or where a busy machine gave it
+        less than half of its time again and again."""
+        used_s = 0.0
         with self._places:
-            process = self._free()
-            _, reply = process.call(question)
-            try:
-                value = reply.result(timeout=limit_s)
-            except (TimeoutError, CallFailed):
-                process.end("it took too long")
-                return None
-            self._idle.append(process)
-            return value
+            for attempt in range(ATTEMPTS):
+                process = self._free()
+                began_s = cpu_seconds(process.pid)
+                try:
+                    value = process.call(question)[1].result(timeout=limit_s)
+                except TimeoutError:
+                    used_s = cpu_seconds(process.pid) - began_s
+                    process.end("it took too long")
+                    if used_s >= 0.5 * limit_s:
+                        return None
+                except CallFailed:
+                    process.end("it died")
+                    if attempt:
+                        return None
+                else:
+                    self._idle.append(process)
+                    return value
+        raise RewardError(
+            "the `math` reward was given too little processor time",
+            why=f"in {limit_s:g} s its process computed for {used_s:.1f} s",
+            fix="uptime   # what else runs on this machine? then start or resume the run",
+        )
 
     def _free(self) -> UserWorker:
         while self._idle:

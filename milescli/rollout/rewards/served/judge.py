@@ -37,6 +37,8 @@ REFERENCE = """
 """
 HOPELESS = 32
 """So many replies without a score, and none with one: the prompt or the pattern is wrong."""
+ASKED = 2
+"""Requests for one response whose replies have no score."""
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
 _log = logging.getLogger(__name__)
 
@@ -58,10 +60,10 @@ class Judge:
     it, followed by the prompt's images, unless `rollout.judge.images` is false; without one, for a
     score from 0 to 10 (the label, where there is one, as reference answer). The score is the first
     group of the last match of `rollout.judge.parse`, after `</think>` where the judge thinks, from
-    -scale to scale. A reply without one is counted and logged, and the reward is 0.0, or an error
-    (`rollout.judge.unparsed`); so it is where none of the first 32 has one. Each request is
-    bounded, tried again after 429, 5xx or no connection, and counts against
-    `rollout.judge.max_requests`.
+    -scale to scale. Where a reply has none, the judge is asked once more; then it has failed, or
+    the reward is 0.0, counted and logged (`rollout.judge.unparsed`). It has failed as well where
+    none of the first 32 has one. Each request is bounded, tried again after 429, 5xx or no
+    connection, and counts against `rollout.judge.max_requests`.
     """
 
     scores_groups = False
@@ -109,12 +111,13 @@ class Judge:
             "max_tokens": settings.max_tokens,
             "temperature": settings.temperature,
         }
-        said = await self._endpoint.said(body, f"--set {SECTION}.url=http://HOST:PORT/v1")
-        score = self._score_in(said)
-        if score is None:
-            return self._without_score(said)
-        self.num_scored += 1
-        return score / settings.scale
+        for _ in range(ASKED):
+            said = await self._endpoint.said(body, f"--set {SECTION}.url=http://HOST:PORT/v1")
+            score = self._score_in(said)
+            if score is not None:
+                self.num_scored += 1
+                return score / settings.scale
+        return self._without_score(said)
 
     async def score(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milescli.core.errors import EndpointError, MachineError
+from milescli.core.errors import SandboxError, MachineError
 from milescli.rollout import endpoint
 from milescli.rollout.rewards.code.remote_sandbox import RemoteSandbox
 from milescli.sandbox.base import Limits, Ran
@@ -82,13 +82,13 @@ def test_a_server_that_is_busy_is_asked_again() -> None:
     ],
 )
 def test_what_is_no_reply_is_named(reply: Reply, why: str) -> None:
-    with serving(lambda asked, number: reply) as server, pytest.raises(EndpointError) as error:
+    with serving(lambda asked, number: reply) as server, pytest.raises(SandboxError) as error:
         _run(server.url)
     assert why in error.value.why and server.url in error.value.what
 
 
 def test_nobody_there_is_named() -> None:
-    with pytest.raises(EndpointError, match="no connection"):
+    with pytest.raises(SandboxError, match="no connection"):
         _run("http://127.0.0.1:1")
 
 

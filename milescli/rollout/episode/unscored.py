@@ -1,0 +1,65 @@
+"""Samples that could not be scored because a reward, judge, sandbox or environment failed for
+reasons of its own: they are left out and counted, and never count as wrong answers. Used by the
+collector and by evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from milescli.core.errors import AgentError, MilesError, RewardError, SandboxError
+from milescli.core.types import Sample, StopReason
+
+OF_ITS_OWN = (RewardError, AgentError, SandboxError)
+"""Errors of what scores a sample or plays its episode. Engines, teachers and the reward model are
+processes of the run, which replaces them; a model that is evaluated behind an endpoint is asked
+again by the same command."""
+KEY = "rollout.max_unscored_share"
+
+
+@dataclass(slots=True, kw_only=True)
+class Unscored:
+    """Counts the samples of one step, or of one evaluation, that could not be scored."""
+
+    share: float
+    """Largest share that is left out; beyond it the last error ends the run."""
+    total: int
+    """Samples of the step or evaluation."""
+    what: str
+    """Names it for the error: `step 3`."""
+    tell: Callable[[str], None] | None = None
+    """Is told of each sample that is left out."""
+    num: int = 0
+
+    def leave_out(self, error: MilesError, *, num: int = 1) -> None:
+        """Count `num` samples that `error` left without a score. Raises the error, which then says
+        how many there were, where they are more than `share` of all."""
+        self.num += num
+        if self.num > self.share * self.total:
+            if self.share == 0:
+                raise error
+            counted = f"{self.num} of {self.total} samples of {self.what} could not be scored"
+            allowed = f"`{KEY}` allows {self.share:.0%}"
+            kind: Any = type(error)
+            raise kind(
+                error.what,
+                why=f"{error.why}; {counted}, and {allowed}",
+                fix=error.fixes,
+            ) from error
+        if self.tell is not None:
+            samples = "1 sample" if num == 1 else f"{num} samples"
+            self.tell(f"leaving out {samples} of {self.what}: {error.what}; {error.why}")
+
+
+def no_sample(*, sample_index: int, seed: int) -> Sample:
+    """Stand in for a sample of an evaluation that could not be scored, whose prompt is left out:
+    a function that chooses among samples is given one for each that it asked for."""
+    return Sample(
+        sample_index=sample_index,
+        seed=seed,
+        trajectories=[],
+        text="",
+        stop_reason=StopReason.LENGTH,
+        reward=0.0,
+    )
