@@ -82,8 +82,8 @@ class JudgeSettings(Requests):
     """Longest reply in tokens."""
     temperature: NonNegativeFloat = 0.0
     max_requests: Positive | None = None
-    """Maximum number of requests of one start of the run, including retries; the run then stops
-    with an error. null: no limit."""
+    """Maximum number of requests of one start of the run, including retries; later ones
+    fail. null: no limit."""
     unparsed: Literal["zero", "error"] = "error"
     """What to do with a reply that contains no score, after asking once more. error: the judge has
     failed, and the sample is left out (`rollout.max_unscored_share`); zero: the reward is 0, which

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milescli.core.errors import RecipeError, RewardError, WaitTimeout
+from milescli.core.errors import AgentError, RecipeError, RewardError, WaitTimeout
 from milescli.core.types import EVALUATION, Prompt, WeightVersion
 from milescli.rollout.base import Agent, Outcome, Session
 from milescli.runtime.devices import Devices
@@ -21,15 +22,22 @@ from tests.waiting import settled
 
 
 def _evaluator(
-    folder: Path, agent: Agent, *, timeout_s: float = 60.0, function: str = "all"
+    folder: Path,
+    agent: Agent,
+    *,
+    timeout_s: float = 60.0,
+    function: str = "all",
+    tell: Callable[[str], None] | None = None,
+    **rollout: object,
 ) -> Evaluator:
-    recipe = make_recipe(timeout_s=timeout_s)
+    recipe = make_recipe(timeout_s=timeout_s, **rollout)
     evaluation = recipe.eval.model_copy(update={"function": function})
     return Evaluator(
         recipe=recipe.model_copy(update={"eval": evaluation}),
         prompts=[prompt for _, prompt in make_source().take(4)],
         episodes=make_episodes(ScriptedEngine(), agent=agent),
         folder=folder / "eval",
+        tell=tell,
     )
 
 
@@ -44,6 +52,27 @@ def test_every_prompt_is_scored_and_kept(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "eval" / "step_3.jsonl").open()]
     assert [row["reward"] for row in rows] == [0, 1, 2, 3]
     assert [len(row["response_ids"]) for row in rows] == [1, 1, 1, 1]
+
+
+def test_a_prompt_of_which_a_sample_cannot_be_scored_is_left_out(tmp_path: Path) -> None:
+    async def fails_on_2(prompt: Prompt, session: Session) -> Outcome:
+        if prompt.index == 2:
+            raise ConnectionError("the environment is away")
+        return await _index(prompt, session)
+
+    told: list[str] = []
+    evaluator = _evaluator(tmp_path, fails_on_2, tell=told.append, max_unscored_share=0.25)
+    done = asyncio.run(evaluator.run(3))
+    assert (done.num_prompts, done.accuracy) == (3, 4 / 3)
+    assert done.figures["unscored_prompts"] == 1.0
+    rows = [json.loads(line) for line in (tmp_path / "eval" / "step_3.jsonl").open()]
+    assert [row["index"] for row in rows] == [0, 1, 3]
+    assert len(told) == 1 and "the environment is away" in told[0]
+
+    evaluator = _evaluator(tmp_path, fails_on_2, max_unscored_share=0.2)
+    with pytest.raises(AgentError) as raised:
+        asyncio.run(evaluator.run(3))
+    assert "1 of 4 samples of the evaluation could not be scored" in raised.value.why
 
 
 async def _hangs_on_2(prompt: Prompt, session: Session) -> Outcome:

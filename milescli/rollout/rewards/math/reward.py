@@ -13,6 +13,8 @@ import logging
 import os
 import re
 import threading
+from concurrent.futures import Future
+from typing import Any
 
 from milescli.core.errors import RewardError
 from milescli.core.run_processes import cpu_seconds
@@ -22,8 +24,8 @@ from milescli.workers.worker import CallFailed, UserWorker
 
 _ANSWER = "milescli.rollout.rewards.math.worker:answer"
 START_TIMEOUT_S = 120.0
-ATTEMPTS = 2
-"""At a response whose grader dies, or is kept waiting for the processor."""
+WAITS = 3
+"""Times the limit that a grader may take on a busy machine, where it has to wait itself."""
 """For importing sympy on a busy machine."""
 MAX_GRADERS = 4
 PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.[0-9]{1,15})?")
@@ -128,31 +130,38 @@ class Graders:
         self._places = threading.BoundedSemaphore(size)
 
     def ask(self, question: dict[str, str], *, limit_s: float) -> dict[str, object] | None:
-        """The reply, or None where the process used up its time or died of the question, twice; it
-        is replaced then. Raises RewardError where none can be had, or where a busy machine gave it
-        less than half of its time again and again."""
-        used_s = 0.0
+        """The reply, or None where the process computed for half of `limit_s` and longer without
+        an end, or died of the question twice; it is replaced then. Raises RewardError where none
+        can be had, or where a busy machine let it compute for less in WAITS times `limit_s`."""
         with self._places:
-            for attempt in range(ATTEMPTS):
+            for _ in range(2):
                 process = self._free()
-                began_s = cpu_seconds(process.pid)
+                began_s, reply = cpu_seconds(process.pid), process.call(question)[1]
                 try:
-                    value = process.call(question)[1].result(timeout=limit_s)
-                except TimeoutError:
-                    used_s = cpu_seconds(process.pid) - began_s
-                    process.end("it took too long")
-                    if used_s >= 0.5 * limit_s:
-                        return None
+                    value = self._waited(process, reply, limit_s=limit_s, began_s=began_s)
                 except CallFailed:
                     process.end("it died")
-                    if attempt:
-                        return None
-                else:
+                    continue
+                if value is not None:
                     self._idle.append(process)
-                    return value
+                return value
+        return None
+
+    def _waited(
+        self, process: UserWorker, reply: Future[Any], *, limit_s: float, began_s: float
+    ) -> dict[str, object] | None:
+        used_s = 0.0
+        for _ in range(WAITS):
+            with contextlib.suppress(TimeoutError):
+                return reply.result(timeout=limit_s)
+            used_s = cpu_seconds(process.pid) - began_s
+            if used_s >= 0.5 * limit_s:
+                process.end("it took too long")
+                return None
+        process.end("it was given too little processor time")
         raise RewardError(
             "the `math` reward was given too little processor time",
-            why=f"in {limit_s:g} s its process computed for {used_s:.1f} s",
+            why=f"in {WAITS * limit_s:g} s its process computed for {used_s:.1f} s",
             fix="uptime   # what else runs on this machine? then start or resume the run",
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milescli.core.errors import SandboxError, MachineError
+from milescli.core.errors import MachineError, SandboxError
 from milescli.rollout import endpoint
 from milescli.rollout.rewards.code.remote_sandbox import RemoteSandbox
 from milescli.sandbox.base import Limits, Ran

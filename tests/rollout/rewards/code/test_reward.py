@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from milescli.core.errors import MachineError
+from milescli.core.errors import MachineError, SandboxError
 from milescli.recipe.rewards import CodeSettings
 from milescli.rollout.contract import check_reward
+from milescli.rollout.rewards.code import reward as module
 from milescli.rollout.rewards.code.reward import Code, code
-from milescli.sandbox.base import Sandbox
+from milescli.sandbox.base import Ran, Sandbox
 from milescli.sandbox.choose import choose
 
 ADD = {"asserts": ["assert add(1, 2) == 3", "assert add(2, 2) == 4"]}
@@ -161,3 +162,40 @@ def test_one_test_that_hangs_costs_its_own_share() -> None:
 def test_a_label_without_tests_is_refused_before_the_run() -> None:
     assert code.check_label(None) and code.check_label("x") and code.check_label("[]")
     assert code.check_label(json.dumps(SUM)) is None
+
+
+class Slow(Sandbox):
+    """Starts for ever as its caller sees it; each program runs for a second as it says itself."""
+
+    kind = "slow"
+
+    def __init__(self) -> None:
+        self.limits: list[float] = []
+
+    async def run(self, code: str, **asked: Any) -> Ran:
+        self.limits.append(asked["limits"].wall_s)
+        await asyncio.sleep(0.05)
+        return Ran(stdout="3", stderr="", exit_code=0, ended="exited", seconds=1.0)
+
+
+def test_the_time_of_all_tests_is_the_codes_and_not_the_sandboxs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = Slow()
+    monkeypatch.setattr(module, "RemoteSandbox", lambda url: slow)
+    label = {"inputs": ["1"] * 4, "outputs": ["3"] * 4}
+    settings = {"url": "http://127.0.0.1:1", "score": "share", "limit_s": 1.5}
+    assert _score("print(3)", label, total_s=4.0, **settings) == 1.0
+    assert slow.limits == [1.5, 1.5, 1.5, 1.0], "each test at most what is left of all"
+    assert _score("print(3)", label, total_s=1.5, **settings) == 0.5
+    assert _score("print(3)", label, total_s=0.01, **settings) == 0.25
+
+
+def test_a_sandbox_that_fails_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Slow):
+        async def run(self, code: str, **asked: Any) -> Ran:
+            raise SandboxError("the sandbox did not respond", why="it had 90 s", fix="doctor")
+
+    monkeypatch.setattr(module, "RemoteSandbox", lambda url: Broken())
+    with pytest.raises(SandboxError):
+        _score("print(3)", SUM, url="http://127.0.0.1:1")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import os
+import signal
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 from milescli.core.errors import RewardError
 from milescli.rollout.rewards.math import reward as module
 from milescli.rollout.rewards.math.reward import PLAIN_NUMBER, MathReward, math
+from milescli.workers.worker import UserWorker
 
 
 def _grade(response: str, label: str) -> float:
@@ -127,11 +132,45 @@ def test_it_works_from_many_threads_at_once() -> None:
     assert rewards == [float(n % 3 == 1) for n in range(48)]
 
 
-def test_an_answer_that_would_compute_for_ever_scores_zero_and_the_next_one_is_graded() -> None:
+ENDLESS = "\\boxed{9^{9^{9^9}}}"
+
+
+def test_an_answer_that_would_compute_for_ever_scores_zero_and_the_next_one_is_graded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "cpu_seconds", lambda pid: time.monotonic())  # however busy it is
     reward = MathReward(limit_s=0.5)
-    assert reward(prompt="", response="\\boxed{9^{9^{9^9}}}", label="4") == 0.0
+    assert reward(prompt="", response=ENDLESS, label="4") == 0.0
     assert reward.num_undecided == 1
     assert _grade("\\boxed{4}", "4") == 1.0
+
+
+def test_an_answer_whose_grader_was_kept_waiting_is_no_wrong_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "cpu_seconds", lambda pid: 0.0)
+    with pytest.raises(RewardError, match="too little processor time"):
+        MathReward(limit_s=0.2)(prompt="", response=ENDLESS, label="4")
+
+
+@pytest.mark.parametrize(("deaths", "reply"), [(1, {"reward": 1.0}), (2, None)])
+def test_a_grader_that_dies_once_is_not_the_answers_fault(
+    monkeypatch: pytest.MonkeyPatch, deaths: int, reply: dict[str, object] | None
+) -> None:
+    class Killed(UserWorker):
+        num = 0
+
+        def call(self, *args: Any) -> tuple[int, Future[Any]]:
+            made = super().call(*args)
+            if "response" in args[0] and Killed.num < deaths:
+                Killed.num += 1
+                os.kill(self.pid, signal.SIGKILL)
+            return made
+
+    monkeypatch.setattr(module, "UserWorker", Killed)
+    asked = {"label": "x + 1", "response": "\\boxed{1 + x}"}
+    assert module.Graders(1).ask(asked, limit_s=60.0) == reply
+    assert Killed.num == deaths
 
 
 def test_an_undecided_answer_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,18 +182,24 @@ def test_the_budget_counts_retries_and_stops_the_run() -> None:
     "text",
     ["no idea", "Score: 95", "Score: -11", "<think>Score: 7</think>well", "", "Score: seven"],
 )
-def test_a_reply_without_a_score_is_zero_counted_and_named(
+def test_two_replies_without_a_score_are_an_error_or_zero(
     text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run(url: str) -> tuple[float, int]:
-        judge = module.Judge(_rollout(url).judge)
+        judge = module.Judge(_rollout(url, unparsed="zero").judge)
         return await judge(prompt="", response="4", label=None), judge.num_unparsed
 
     with serving(lambda asked, number: said(text)) as server:
         assert asyncio.run(run(server.url)) == (0.0, 1)
         assert "no score from -10 to 10 in" in caplog.text
         with pytest.raises(RewardError, match="no score from -10 to 10"):
-            _scores(_rollout(server.url, unparsed="error"), ["4"])
+            _scores(_rollout(server.url), ["4"])
+        assert len(server.asked) == 4
+
+
+def test_a_judge_that_forgets_its_score_once_is_asked_again() -> None:
+    with serving(lambda asked, number: said("hm" if number == 1 else "Score: 5")) as server:
+        assert _scores(_rollout(server.url), ["4"]) == [0.5]
 
 
 def test_where_no_reply_at_all_has_a_score_the_run_stops() -> None:
@@ -201,7 +207,7 @@ def test_where_no_reply_at_all_has_a_score_the_run_stops() -> None:
         serving(lambda asked, number: said("I cannot judge.")) as server,
         pytest.raises(RewardError, match=f"so it is with all of {module.HOPELESS} replies"),
     ):
-        _scores(_rollout(server.url), ["4"] * module.HOPELESS)
+        _scores(_rollout(server.url, unparsed="zero"), ["4"] * module.HOPELESS)
 
 
 def test_many_are_asked_at_once_and_no_more_than_told() -> None:
