@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -19,7 +19,7 @@ from milescli.core.pins import pin, version_pin
 from milescli.core.units import GIB, format_bytes
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.doctor.fixes import as_root, pip_install
-from milescli.platform.cpu import cgroup_folders, number_in
+from milescli.platform.cpu import threads_left
 from milescli.platform.cpu_kernel_library import NoKernels, loaded
 from milescli.platform.environment import PlanView, engine_environment, trainer_environment
 from milescli.platform.machine import Kind, Machine
@@ -207,15 +207,16 @@ def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Fi
 
 
 def check_threads(*, root: Path = Path("/")) -> list[Finding]:
-    """Threads that the cgroups allow: Ray and the engines start hundreds, and die of `can't start
-    new thread`."""
-    tight = min(_threads_left(root), default=None)
+    """Threads that the cgroups and `ulimit -u` allow: Ray and the engines start hundreds, and die of
+    `can't start new thread`."""
+    tight = min(threads_left(root), default=None)
     if tight is None:
         return ok("threads", "no limit")
     left, limit = tight
     what = f"{limit - left} of {limit} are in use"
     fixes = [
         "docker run --pids-limit=-1 ...   # in Docker",
+        "ulimit -u unlimited   # if the limit is the user's",
         "systemctl show --property=TasksMax,TasksCurrent user.slice   # elsewhere: shows the limit",
     ]
     if left < THREADS_NEEDED:
@@ -234,14 +235,6 @@ def check_threads(*, root: Path = Path("/")) -> list[Finding]:
             fix=fixes,
         )
     return ok("threads", what)
-
-
-def _threads_left(root: Path) -> Iterator[tuple[int, int]]:
-    """(how many may still be started, the limit) of each group that has one."""
-    for group in cgroup_folders(root):
-        limit, used = number_in(group / "pids.max"), number_in(group / "pids.current")
-        if limit is not None and used is not None:
-            yield limit - used, limit
 
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_"

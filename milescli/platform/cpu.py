@@ -4,7 +4,9 @@ Reads /proc and /sys; starts nothing."""
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -113,6 +115,29 @@ def cgroup_folders(root: Path) -> list[Path]:
             inner = PurePosixPath(name).relative_to("/")
             folders += [base / inner, *(base / parent for parent in inner.parents)]
     return folders
+
+
+def threads_left(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Return (how many may still be started, the limit) of each cgroup that limits them, and of
+    `ulimit -u`, which counts all threads of a user other than root."""
+    bounds = []
+    for group in cgroup_folders(root):
+        limit, used = number_in(group / "pids.max"), number_in(group / "pids.current")
+        if limit is not None and used is not None:
+            bounds.append((limit - used, limit))
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if os.geteuid() != 0 and limit != resource.RLIM_INFINITY:
+        bounds.append((limit - _threads_of_user(root), limit))
+    return bounds
+
+
+def _threads_of_user(root: Path) -> int:
+    count = 0
+    for process in (root / "proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended while we looked
+            if process.stat().st_uid == os.geteuid():
+                count += sum(1 for _ in (process / "task").iterdir())
+    return count
 
 
 def _cpu_quota(groups: list[Path]) -> float | None:

@@ -98,7 +98,9 @@ def prestart_ray(
     # aiohttp and more come with them, for which the warm process would wait
     from milescli.runtime.build import spawn_ranks_ahead
 
-    with open_ray(plan, nodes, token=prestarted.token) as ray:
+    with open_ray(
+        plan, nodes, token=prestarted.token, timeout_s=recipe.machine.start_timeout_s
+    ) as ray:
         spawn_ranks_ahead(ray.cluster, plan)
         yield replace(prestarted, ray=ray)
 
@@ -116,9 +118,10 @@ class RaySession:
 
 
 @contextmanager
-def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]:
+def open_ray(plan: Plan, nodes: RunNodes, *, token: str, timeout_s: float) -> Iterator[RaySession]:
     """Ray is up inside; afterwards every process of the run is gone, whatever happened, and so are
-    its scratch files. `token`: of the run, by which watchdogs know its processes."""
+    its scratch files. `token`: of the run, by which watchdogs know its processes. `timeout_s`:
+    bound on the start of a Ray of our own."""
     say(token=token)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     say(scratch_dir=temp_dir)
@@ -140,7 +143,7 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]
     )
     processes = SessionProcesses()
     try:
-        cluster.start(plan)
+        cluster.start(plan, timeout_s=timeout_s)
         processes.watch(of_this_session(), log_dir=cluster.temp_dir / "session_latest" / "logs")
         yield RaySession(cluster=cluster, watchdog=watchdog, processes=processes, temp_dir=temp_dir)
     finally:

@@ -57,7 +57,9 @@ def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Ite
     with ExitStack() as own:
         ray = prestarted.ray
         if ray is None:
-            ray = own.enter_context(open_ray(spec.plan, spec.nodes, token=prestarted.token))
+            timeout_s = spec.recipe.machine.start_timeout_s
+            opening = open_ray(spec.plan, spec.nodes, token=prestarted.token, timeout_s=timeout_s)
+            ray = own.enter_context(opening)
         ray.watchdog.write_verdict_to(verdict_file(log_dir))
         write_note(log_dir, token=prestarted.token, scratch_dir=ray.temp_dir)
         ray.cluster.log_dir = log_dir

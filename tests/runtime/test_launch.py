@@ -111,7 +111,7 @@ def test_a_launch_that_ends_while_ray_starts_leaves_a_run_only_where_its_user_st
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def start(settings: object) -> None:
+    def start(settings: object, *, timeout_s: float) -> None:
         assert list((tmp_path / "runs").iterdir()), "the directory is there by then"
         raise raised
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.backends.ray.actor import ActorHandle, as_future
-from milescli.backends.ray.joining import join, start_here
+from milescli.backends.ray.joining import START_TIMEOUT_S, join, start_here
 from milescli.backends.ray.nodes import (
     ClusterNode,
     find_dead,
@@ -66,14 +66,16 @@ class Cluster:
         self._ahead: dict[str, Any] = {}
         """By name, actors that wait for whoever spawns them."""
 
-    def start(self, plan: Plan) -> None:
-        """Start or join Ray; on the calling (main) thread, since Ray's processes end with it."""
+    def start(self, plan: Plan, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start or join Ray; on the calling (main) thread, since Ray's processes end with it.
+        `timeout_s`: bound on a start here, after which this process ends with an error. Raises
+        MachineError where this machine, or that cluster, is not ready."""
         self._started = True  # already: what is cut short has processes to be ended, too
         if self.address is None:
             settings = self._own_session(plan)
             with hidden_secrets():
                 self._inherited = dict(os.environ)
-                start_here(settings)
+                start_here(settings, timeout_s=timeout_s)
             self.nodes = living_nodes()
         else:
             join(self.address)

@@ -8,22 +8,31 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import psutil
 
-from milescli.core.driver_pipe import leave
+from milescli.core.driver_pipe import leave, say
 from milescli.core.errors import MachineError
+from milescli.core.files import last_log_lines
+from milescli.platform.cpu import threads_left
 
 NAMESPACE = "miles"
 START_TIMEOUT_S = 120.0
 """Bound on its server's and on its node's start. Ray by itself gives each 30 s, which a computer
 that is busy with other things may take."""
+LEAST_THREADS = 300
+"""A run of one rank and two engines has 390, and Ray alone 150; it aborts or waits where it cannot
+start one."""
+LOOPBACK = "127.0.0.1"
+_LOGS = ("gcs_server.err", "gcs_server.out", "raylet.err", "raylet.out")
 PATIENCE_S = 1.0
 """A user who stops a run waits so long for Ray to connect."""
 REACH_TIMEOUT_S = 10.0
@@ -43,17 +52,78 @@ def join(address: str) -> None:
     _connect(address, settings={})
 
 
-def start_here(settings: dict[str, Any]) -> None:
+def start_here(settings: dict[str, Any], *, timeout_s: float) -> None:
     """Start a cluster of this machine alone, for this process, whatever RAY_ADDRESS says. Its
-    children must not read that either."""
+    children must not read that either. Raises MachineError where it cannot start; where Ray waits
+    for longer than `timeout_s`, this process ends with that error."""
+    require_room()
     os.environ.pop("RAY_ADDRESS", None)
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", f"{START_TIMEOUT_S:.0f}")
     # processes that it begins ahead are for actors of ours, which come when imports are done; by
     # itself it ends them after a second
     idle_ms = f"{1000 * START_TIMEOUT_S:.0f}"
     os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", idle_ms)
-    with _without_monitors(), patiently():
+    with _without_monitors(), patiently(), bounded(timeout_s, Path(settings["_temp_dir"])):
         _connect("local", settings=settings)
+
+
+def require_room() -> None:
+    """Raises MachineError where Ray would wait for ever: without a loopback interface, or where it
+    may not start the threads that it needs."""
+    try:
+        with socket.create_server((LOOPBACK, 0)) as listener:
+            socket.create_connection(listener.getsockname(), timeout=REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise MachineError(
+            "Ray cannot start: this machine has no working loopback interface",
+            why=f"a connection to {LOOPBACK} failed: {error}",
+            fix=["ip link set lo up   # as root", "miles doctor   # its check `ports`"],
+        ) from None
+    left, limit = min(threads_left(), default=(LEAST_THREADS, 0))
+    if left < LEAST_THREADS:
+        raise MachineError(
+            "Ray cannot start: this machine allows too few threads",
+            why=f"{left} of {limit} are left, and a small run needs {LEAST_THREADS} or more",
+            fix=[
+                "docker run --pids-limit=-1 ...   # in Docker",
+                "miles doctor   # its check `threads` names the limit",
+            ],
+        )
+
+
+@contextmanager
+def bounded(timeout_s: float, folder: Path) -> Iterator[None]:
+    """End this process where Ray does not start within `timeout_s`: its C++ waits without a bound,
+    and hears no exception. `folder`: of its session, whose logs the error quotes."""
+
+    def give_up() -> None:
+        error = MachineError(
+            "Ray did not start",
+            why=f"it had {timeout_s:g} s{_said_in(folder)}",
+            fix=[
+                "miles doctor   # its checks `ports`, `threads`, `shm` and `ray`",
+                f"--set machine.start_timeout_s={2 * timeout_s:g}   # if this machine is slow",
+            ],
+        )
+        say(cause=error.as_dict())
+        leave()
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _said_in(folder: Path) -> str:
+    """Return the last lines that Ray's control store and raylet wrote, each with its file."""
+    logs = [folder / "session_latest" / "logs" / name for name in _LOGS]
+    found = [log for log in logs if log.exists() and log.stat().st_size]
+    return "".join(f"; last lines of {log.name}:\n{last_log_lines(log, 3)}" for log in found)
 
 
 @contextmanager
@@ -187,7 +257,7 @@ def uninterrupted() -> Iterator[None]:
 def _explained(address: str, error: Exception) -> MachineError:
     why = f"{type(error).__name__}: {error}"
     if address == "local":
-        return MachineError("Ray did not start", why=why, fix="Ray did not start")
+        return MachineError("Ray did not start", why=why, fix="miles doctor   # its check `ray`")
     if "Version mismatch" in str(error):
         return MachineError(
             f"the Ray cluster at {address} runs a different version than this machine",

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from milescli.backends.ray import joining
-from milescli.backends.ray.joining import patiently, uninterrupted
+from milescli.backends.ray.joining import patiently, require_room, uninterrupted
+from milescli.core.errors import ExitCode, MachineError
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +97,40 @@ def test_a_raylet_lives_until_it_ends_also_where_nobody_waits_for_it(tmp_path: P
     command = [sys.executable, "-c", _LIVES, str(raylet)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert told.stdout.split() == ["False", "True", "False"], told.stderr
+
+
+def test_a_machine_without_loopback_is_refused_before_ray_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_room()
+    monkeypatch.setattr(joining, "LOOPBACK", "192.0.2.1")  # kept for documents: nobody has it
+    with pytest.raises(MachineError, match="no working loopback interface"):
+        require_room()
+
+
+def test_a_machine_that_allows_too_few_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "threads_left", lambda: [(5000, 9000), (20, 512)])
+    with pytest.raises(MachineError, match="too few threads") as raised:
+        require_room()
+    assert "20 of 512 are left" in raised.value.why
+
+
+_WAITS = """
+import sys, time
+from pathlib import Path
+from milescli.backends.ray.joining import bounded
+with bounded(3600, Path(sys.argv[1])):
+    pass
+with bounded(0.05, Path(sys.argv[1])):
+    time.sleep(3600)
+"""
+
+
+def test_a_ray_that_does_not_start_ends_this_process_with_its_last_words(tmp_path: Path) -> None:
+    logs = tmp_path / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "gcs_server.out").write_text("the port is taken\n")
+    command = [sys.executable, "-c", _WAITS, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == ExitCode.NOT_READY
+    assert "Ray did not start" in ended.stderr and "the port is taken" in ended.stderr
