@@ -207,8 +207,8 @@ def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Fi
 
 
 def check_threads(*, root: Path = Path("/")) -> list[Finding]:
-    """Threads that the cgroups and `ulimit -u` allow: Ray and the engines start hundreds, and die of
-    `can't start new thread`."""
+    """Threads that the cgroups and `ulimit -u` allow: Ray and the engines start hundreds, and die
+    of `can't start new thread`."""
     tight = min(threads_left(root), default=None)
     if tight is None:
         return ok("threads", "no limit")

@@ -86,7 +86,7 @@ class JudgeSettings(Requests):
     fail. null: no limit."""
     unparsed: Literal["zero", "error"] = "error"
     """What to do with a reply that contains no score, after asking once more. error: the judge has
-    failed, and the sample is left out (`rollout.max_unscored_share`); zero: the reward is 0, which
+    failed, and the sample is excluded (`rollout.max_unscored_share`); zero: the reward is 0, which
     is counted and logged."""
 
 

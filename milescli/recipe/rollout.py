@@ -98,7 +98,7 @@ class Rollout(Section):
     """Format of the model's reasoning, by SGLang's name; auto and none as in `tool_parser`."""
     episode_retries: NonNegative = 2
     """How often to repeat an episode whose agent, tool or environment fails before its sample is
-    left out; the metric `failed_episodes` counts the repeated ones."""
+    excluded; the metric `failed_episodes` counts the repeated ones."""
     roles: dict[str, Role] = Field(default={})
     """multi_agent: the roles, in the order of their turns: {solver: {prompt: Solve it.}, verifier:
     {prompt: Find the mistake.}}."""
@@ -120,9 +120,9 @@ class Rollout(Section):
     """Memory limit of each process that runs your own reward or agent; allocations beyond it
     fail."""
     reward_retries: NonNegative = 0
-    """How often to retry a reward that raises before its sample is left out."""
+    """How often to retry a reward that raises before its sample is excluded."""
     max_unscored_share: Annotated[float, Field(ge=0.0, le=0.5)] = 0.05
-    """Largest share of a step's or an evaluation's samples to leave out because a reward, judge,
+    """Largest share of a step's or an evaluation's samples to exclude because a reward, judge,
     sandbox, agent or environment failed; beyond it the run stops with the last error. They teach
     nothing, and never count as wrong. 0: stop at the first."""
     filter: str = "none"

@@ -309,7 +309,7 @@ class RewardFn(Protocol):
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """`prompt` and `response` are text without special tokens; returns the reward, by custom in
         [0, 1]. Where it raises, it is tried again `rollout.reward_retries` times; then the
-        sample is left out, or the run stops with the traceback (`max_unscored_share`)."""
+        sample is excluded, or the run stops with the traceback (`max_unscored_share`)."""
         ...
 
 

@@ -351,7 +351,7 @@ class Collector:
             if greedy is not None:  # by itself: it is none of those that are compared
                 (greedy,) = await self._episodes.scored(prompt, [greedy])
         except OF_ITS_OWN as error:
-            self._unscored_of(progress.step).leave_out(error, num=len(samples))
+            self._unscored_of(progress.step).exclude(error, num=len(samples))
             return None
         greedy_reward = None if greedy is None else greedy.reward
         group = Group(prompt=prompt, samples=samples, epoch=epoch, greedy_reward=greedy_reward)
@@ -386,7 +386,7 @@ class Collector:
                 )
             progress.num_tokens += sample.num_loss_tokens
         except OF_ITS_OWN as error:
-            self._unscored_of(progress.step).leave_out(error)
+            self._unscored_of(progress.step).exclude(error)
         progress.num_done += 1
         progress.last_done = time.monotonic()
         return sample

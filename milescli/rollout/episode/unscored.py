@@ -1,5 +1,5 @@
 """Samples that could not be scored because a reward, judge, sandbox or environment failed for
-reasons of its own: they are left out and counted, and never count as wrong answers. Used by the
+reasons of its own: they are excluded and counted, and never count as wrong answers. Used by the
 collector and by evaluations."""
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Unscored:
     """Counts the samples of one step, or of one evaluation, that could not be scored."""
 
     share: float
-    """Largest share that is left out; beyond it the last error ends the run."""
+    """Largest share that is excluded; beyond it the last error ends the run."""
     total: int
     """Samples of the step or evaluation."""
     what: str
     """Names it for the error: `step 3`."""
     tell: Callable[[str], None] | None = None
-    """Is told of each sample that is left out."""
+    """Is told of each sample that is excluded."""
     num: int = 0
 
-    def leave_out(self, error: MilesError, *, num: int = 1) -> None:
+    def exclude(self, error: MilesError, *, num: int = 1) -> None:
         """Count `num` samples that `error` left without a score. Raises the error, which then says
         how many there were, where they are more than `share` of all."""
         self.num += num
@@ -49,11 +49,11 @@ class Unscored:
             ) from error
         if self.tell is not None:
             samples = "1 sample" if num == 1 else f"{num} samples"
-            self.tell(f"leaving out {samples} of {self.what}: {error.what}; {error.why}")
+            self.tell(f"excluding {samples} of {self.what}: {error.what}; {error.why}")
 
 
 def no_sample(*, sample_index: int, seed: int) -> Sample:
-    """Stand in for a sample of an evaluation that could not be scored, whose prompt is left out:
+    """Stand in for a sample of an evaluation that could not be scored, whose prompt is excluded:
     a function that chooses among samples is given one for each that it asked for."""
     return Sample(
         sample_index=sample_index,

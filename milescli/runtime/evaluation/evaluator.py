@@ -68,7 +68,7 @@ class Evaluator:
     side: SideFiles | None = None
     """Where the samples may be missing if the disk is full; None: that is an error."""
     tell: Callable[[str], None] | None = None
-    """Is told of prompts that are left out because a sample could not be scored."""
+    """Is told of prompts that are excluded because a sample could not be scored."""
     _evaluate: EvaluationFn = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Evaluator:
 
     async def run(self, step: int) -> EvalDone:
         """Play all prompts at once, and write `step_<n>.jsonl`. A prompt of which a sample cannot
-        be scored is left out. Raises what an episode raises, and WaitTimeout where none ends within
+        be scored is excluded. Raises what an episode raises, and WaitTimeout where none ends within
         `machine.step_timeout_s`."""
         return (await self.measure(step))[0]
 
@@ -95,8 +95,8 @@ class Evaluator:
         figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
         parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}
         parts |= {f"agent/{name}": mean for name, mean in mean_figures(samples).items()}
-        if num_left_out := len(self.prompts) - len(groups):
-            parts["unscored_prompts"] = float(num_left_out)
+        if num_excluded := len(self.prompts) - len(groups):
+            parts["unscored_prompts"] = float(num_excluded)
         num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
         done = EvalDone(
             step=step,
@@ -111,10 +111,10 @@ class Evaluator:
         return done, groups
 
     async def _play(self, progress: Callable[[int], None]) -> list[Group]:
-        """Play all prompts; returns a group of each that is not left out, in order, all samples
+        """Play all prompts; returns a group of each that is not excluded, in order, all samples
         scored."""
         bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
-        begun, done, left_out = list[int](), list[int](), set[int]()
+        begun, done, excluded = list[int](), list[int](), set[int]()
         count = self.recipe.eval.samples_per_prompt
         unscored = Unscored(
             share=self.recipe.rollout.max_unscored_share,
@@ -123,10 +123,10 @@ class Evaluator:
             tell=self.tell,
         )
 
-        def leave_out(place: int, error: MilesError) -> None:
-            if place not in left_out:
-                unscored.leave_out(error, num=count)
-                left_out.add(place)
+        def exclude(place: int, error: MilesError) -> None:
+            if place not in excluded:
+                unscored.exclude(error, num=count)
+                excluded.add(place)
 
         async def play(place: int, index: int = 0) -> Sample:
             prompt = self.prompts[place]
@@ -135,7 +135,7 @@ class Evaluator:
             try:
                 sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
             except OF_ITS_OWN as error:
-                leave_out(place, error)
+                exclude(place, error)
                 sample = no_sample(sample_index=index, seed=seed)
             done.append(place)
             progress(1)
@@ -144,13 +144,13 @@ class Evaluator:
             return sample
 
         async def scored(place: int, row: list[Sample]) -> Group | None:
-            if place in left_out:
+            if place in excluded:
                 return None
             prompt = self.prompts[place]
             try:
                 return Group(prompt=prompt, samples=await self.episodes.scored(prompt, row))
             except OF_ITS_OWN as error:
-                leave_out(place, error)
+                exclude(place, error)
                 return None
 
         try:

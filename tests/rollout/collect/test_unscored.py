@@ -74,7 +74,7 @@ def _take(collector: Collector, step: int = 1) -> list[Group]:
 
 
 @pytest.mark.parametrize("error", FAILED)
-def test_a_sample_without_a_score_is_left_out_and_counted(error: MilesError) -> None:
+def test_a_sample_without_a_score_is_excluded_and_counted(error: MilesError) -> None:
     collector = _collector(_failing_on((2, 1), error=error))
     groups = _take(collector)
     assert [len(group.samples) for group in groups] == [3, 3, 2, 3]
@@ -140,5 +140,5 @@ def test_what_belongs_to_the_run_is_no_failure_of_a_reward(error: Exception) -> 
 def test_the_user_is_told_how_many_and_why() -> None:
     told: list[str] = []
     unscored = Unscored(share=0.5, total=10, what="step 7", tell=told.append)
-    unscored.leave_out(FAILED[0], num=2)
-    assert told == ["leaving out 2 samples of step 7: the judge is away; HTTP 503"]
+    unscored.exclude(FAILED[0], num=2)
+    assert told == ["excluding 2 samples of step 7: the judge is away; HTTP 503"]

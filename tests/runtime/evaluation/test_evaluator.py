@@ -54,7 +54,7 @@ def test_every_prompt_is_scored_and_kept(tmp_path: Path) -> None:
     assert [len(row["response_ids"]) for row in rows] == [1, 1, 1, 1]
 
 
-def test_a_prompt_of_which_a_sample_cannot_be_scored_is_left_out(tmp_path: Path) -> None:
+def test_a_prompt_of_which_a_sample_cannot_be_scored_is_excluded(tmp_path: Path) -> None:
     async def fails_on_2(prompt: Prompt, session: Session) -> Outcome:
         if prompt.index == 2:
             raise ConnectionError("the environment is away")
