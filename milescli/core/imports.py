@@ -70,6 +70,12 @@ def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
         public = [name for name in vars(module) if not name.startswith("_")]
         guess = nearest(attribute, public)
         why = f"`{key or 'the plug-in'}` is `{path}`"
+        if own := _hidden_file(module_name):
+            raise RecipeError(
+                f"`{module_name}` is a module of Python itself, and has no `{attribute}`",
+                why=f"{why}; {own} has the same name and cannot be imported beside it",
+                fix=f"mv {own} my_{own}   # then name it my_{path}",
+            ) from None
         right = f"{module_name}:{guess or 'NAME'}"
         raise RecipeError(
             f"`{module_name}` has no `{attribute}`",
@@ -87,6 +93,12 @@ def _place_of(error: Exception) -> str:
     ]
     own = [frame for frame in frames[1:] if frame.filename != importlib.__file__]
     return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+def _hidden_file(module_name: str) -> str | None:
+    """Return the user's file here that a module of the standard library hides, if any."""
+    file = Path(f"{module_name}.py")
+    return file.name if module_name in sys.stdlib_module_names and file.is_file() else None
 
 
 def _ways_to_find(error: Exception, module_name: str) -> list[str]:

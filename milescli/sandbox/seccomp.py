@@ -83,6 +83,18 @@ _DENIED: dict[str, tuple[int, int]] = {
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
+    # of other processes of the same user: what they have made of it
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
+    "mq_unlink": (241, 181),
+    "inotify_init": (253, _NEITHER),
+    "inotify_init1": (294, 26),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     # of other processes of the same user

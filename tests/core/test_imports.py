@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 
-from milescli.core.imports import without_garbage_search, without_packages
+from milescli.core.errors import RecipeError
+from milescli.core.imports import imported, without_garbage_search, without_packages
 
 
 def test_a_package_is_absent_for_a_while() -> None:
@@ -25,3 +27,13 @@ def test_garbage_is_looked_for_again_after_a_failure() -> None:
         assert not gc.isenabled()
         importlib.import_module("there_is_no_such_module")
     assert gc.isenabled()
+
+
+def test_a_file_that_a_module_of_python_hides_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("def score(**asked): return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="`queue` is a module of Python itself") as raised:
+        imported("queue:score", key="rollout.reward")
+    assert raised.value.fixes == ["mv queue.py my_queue.py   # then name it my_queue:score"]
