@@ -90,7 +90,10 @@ class Tab:
         return self.page
 
     def text(self, selector: str = "#main") -> str:
-        """What a reader sees there."""
+        """What a reader sees there; what is out of view is drawn only when it comes into view."""
+        self.page.locator(selector).first.scroll_into_view_if_needed()
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.until(f"!{element}.textContent.trim() || {element}.innerText.trim()")
         return self.page.inner_text(selector)
 
 
