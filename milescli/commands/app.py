@@ -194,6 +194,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> int:
     is_heard = _open_standard_streams()
     if argv is None:
+        _outlive_readers(sys.argv[1:])
         atexit.register(_leave_garbage)
         # else nothing is put in order where no run has begun that would catch it
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -225,14 +226,10 @@ def _run(argv: list[str] | None) -> int:
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # the reader went away (`miles runs | head`): nobody reads on, and Python must not
-        # try at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.FAILED
     except OSError as error:
         shown = _disk_full(error) if error.errno in DISK_FULL else _fault(error, argv)
         output.error(shown)
+        _Heard.swallowed += DISK_FULL  # what is left of the output, at exit
         return shown.exit_code
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
         if (number := _number_in(error)) in DISK_FULL:
@@ -262,29 +259,46 @@ def _open_standard_streams() -> bool:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
-        if number and os.isatty(number):
-            setattr(sys, name, until_closed(getattr(sys, name), number))
     return is_heard
 
 
-class _Terminal(io.FileIO):
-    """A terminal that may be closed while the program runs: what is printed then goes nowhere, and
-    fails nothing."""
+def _outlive_readers(argv: list[str]) -> None:
+    """A terminal that was closed, or a reader that went away (`miles runs | head`), fails nothing.
+    Nor does a full disk under the output of a run, whose files say all of it."""
+    is_run = next((word for word in argv if not word.startswith("-")), "") in _RUNS
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = until_closed(getattr(sys, name), number, may_be_full=is_run)
+        setattr(sys, name, stream)
+
+
+_RUNS = ("launch", "resume")
+
+
+class _Heard(io.FileIO):
+    """A stream whose reader may go away: what is printed then goes nowhere, and fails nothing."""
+
+    swallowed = (errno.EIO, errno.EPIPE)
+    """Numbers of the errors that nobody is told of."""
+    may_be_full = False
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         """Return the number of bytes that were written, or that nobody can read any more."""
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno != errno.EIO:
+            is_full = self.may_be_full and error.errno in DISK_FULL
+            if error.errno not in self.swallowed and not is_full:
                 raise
             return len(memoryview(data).cast("B"))
 
 
-def until_closed(stream: TextIO, number: int) -> TextIO:
-    """Return the stream, as a terminal that may be closed."""
+def until_closed(stream: TextIO, number: int, *, may_be_full: bool = False) -> TextIO:
+    """Return the stream, whose terminal may be closed, or whose reader may go away; with
+    `may_be_full`, also where its disk is full."""
+    raw = _Heard(number, "w", closefd=False)
+    raw.may_be_full = may_be_full
     return io.TextIOWrapper(
-        io.BufferedWriter(_Terminal(number, "w", closefd=False)),
+        io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=True,

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from milescli import __version__
 from milescli.commands.app import until_closed
-from milescli.core.errors import FitError, Stopped
+from milescli.core.errors import ExitCode, FitError, Stopped
 from tests.commands.conftest import Miles, Replace
 
 VERBS = (
@@ -158,6 +158,24 @@ def test_a_reader_that_goes_away_is_no_fault() -> None:
     command = f"{sys.executable} -m milescli help recipe | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200)
     assert done.stdout.startswith("A recipe is YAML") and done.stderr == ""
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], timeout=200)
+    assert done.returncode == ExitCode.DONE
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("launch --recipe quickstart --dry-run", 0), ("help recipe", 4)]
+)
+def test_a_full_disk_under_the_output_fails_what_is_printed_and_no_run(
+    command: str, code: int
+) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m milescli {command} > /dev/full"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_what_is_printed_to_a_terminal_that_was_closed_fails_nothing() -> None:
