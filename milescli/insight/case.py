@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -98,6 +98,8 @@ class Case:
     """Samples of the first step that has any."""
     now_s: float | None = None
     """Seconds since 1970, where the run goes on; None: it does not, or that is not known."""
+    memory: Mapping[str, Sequence[tuple[float, int]]] = field(default_factory=dict)
+    """By process of the newest attempt: (seconds since 1970, resident bytes), in order."""
 
     @property
     def num_steps(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ def records(attempt: Path) -> list[Mapping[str, Any]]:
     resident_bytes by pid, names by pid. Raises OSError where they are not ours to read."""
     lines = read_jsonl(attempt / FILE)
     return [one for one in lines if isinstance(one.get("resident_bytes"), dict)]
+
+
+def courses_of(run: RunDir) -> dict[str, list[tuple[float, int]]]:
+    """Return by process of the newest attempt: (seconds since 1970, resident bytes), in order;
+    processes without a name in the plan as one. Empty where nothing can be read."""
+    attempts = run.attempts()
+    courses = dict[str, list[tuple[float, int]]]()
+    with suppress(OSError):
+        for record in records(attempts[-1]) if attempts else ():
+            for name, size in _by_plan(sizes_by_name(record)).items():
+                courses.setdefault(name, []).append((float(record["time"]), size))
+    return courses
 
 
 def _of_processes(

@@ -3,7 +3,7 @@ says it. Pure; for the live table, `miles status`, the page and the report alike
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from milescli.checkpoint.run_dir import RunDir
@@ -12,6 +12,7 @@ from milescli.insight import series
 from milescli.insight.case import CEILING, LOSS, REWARD, Case, Finding, Level, Verdict, number
 from milescli.insight.diagnoses import ALL
 from milescli.insight.facts import RunFacts
+from milescli.insight.memory import courses_of
 from milescli.insight.samples import KeptSample, read_last, read_samples, sample_steps
 
 SAMPLE_STEPS = 3
@@ -38,16 +39,18 @@ def verdict_of(
     first_samples: Sequence[KeptSample] = (),
     now_s: float | None = None,
     state: str | None = None,
+    memory: Mapping[str, Sequence[tuple[float, int]]] | None = None,
 ) -> Verdict:
     """`samples`: of the newest steps; `first_samples`: of the first one; `now_s`: where the run
     goes on, to see whether it has fallen silent; `state`: of `state_of`, None: as its events
-    say."""
+    say; `memory`: see `Case`."""
     case = Case(
         history=history,
         facts=facts or RunFacts(),
         samples=samples,
         first_samples=first_samples,
         now_s=now_s,
+        memory=memory or {},
     )
     found = [finding for diagnose in ALL if (finding := diagnose(case)) is not None]
     names = {finding.name for finding in found}
@@ -84,6 +87,7 @@ def read_verdict(
         first_samples=read_samples(run, steps[0]) if len(steps) > SAMPLE_STEPS else (),
         now_s=now_s,
         state=state,
+        memory=courses_of(run),
     )
 
 

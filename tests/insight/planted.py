@@ -115,6 +115,8 @@ class Planted:
     """What the check of engine and trainer found that is not in CHECK; None: it told of none."""
     lost: tuple[int, ...] = ()
     """Steps at which an engine died."""
+    memory: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    """Course of each process's memory."""
     ends: bool = True
     error: dict[str, object] | None = None
 
@@ -168,6 +170,7 @@ class Planted:
             samples=self.samples,
             first_samples=self.first_samples,
             now_s=now_s,
+            memory=self.memory,
         )
 
     def _figures(self, step: int, draw: np.random.Generator) -> dict[str, float]:

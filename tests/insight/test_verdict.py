@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,14 @@ from tests.insight.planted import (
 )
 
 FLAT = (line(0.3, 0.3), 0.03)
+
+
+def _resident(grown: Callable[[float], float], *, seconds: int = 7200) -> list[tuple[float, int]]:
+    """From 1 GiB at the start, by `grown` GiB at each share of the time."""
+    shares = [place / 100 for place in range(101)]
+    return [(BEGAN_S + seconds * at, int((1 + grown(at)) * 2**30)) for at in shares]
+
+
 _WORDS = [
     "we",
     "add",
@@ -137,6 +146,7 @@ SICK = {
     ),
     "no-gradient": Planted(courses={"grad_norm": (line(0.0, 0.0), 0.0), "reward": FLAT}),
     "workers-die": Planted(lost=(70, 72, 75, 79)),
+    "memory-growing": Planted(memory={"trainer-rank-0": _resident(lambda share: share)}),
 }
 SLOW = {
     "rollout-bound": Planted(courses={"rollout_s": (line(30.0, 30.0), 0.5)}),
@@ -363,3 +373,26 @@ def test_every_diagnosis_has_its_line_on_the_page_and_its_name_in_the_finding() 
     planted = (SICK | SLOW).values()
     found = {one.name for run in planted for one in run.verdict().findings}
     assert found | set(SICK_ROWS) | {"stalled"} == names
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        _resident(lambda share: min(4 * share, 1.0)),
+        _resident(lambda share: 1 - 0.01**share),
+        _resident(lambda share: 0.1 * share),
+        _resident(lambda share: share, seconds=600),
+        _resident(lambda share: -0.5 * share),
+        _resident(lambda share: share)[:10],
+    ],
+    ids=["levels off", "nears a bound", "little", "soon", "falls", "few"],
+)
+def test_memory_that_does_not_grow_on_is_no_finding(course: list[tuple[float, int]]) -> None:
+    names = {one.name for one in Planted(memory={"engine-0": course}).verdict().findings}
+    assert "memory-growing" not in names
+
+
+def test_growing_memory_is_told_by_its_rate() -> None:
+    growing = Planted(memory={"engine-1": _resident(lambda share: share), "others": []})
+    (finding,) = [one for one in growing.verdict().findings if one.name == "memory-growing"]
+    assert re.search(r"engine-1 grew from .* by 51\d\.\d MiB per hour", finding.evidence)

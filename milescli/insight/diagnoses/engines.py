@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from milescli.core.units import format_duration
+import numpy as np
+
+from milescli.core.units import MIB, format_bytes, format_duration
 from milescli.insight import series
 from milescli.insight.case import Case, Finding, Level, number
 from milescli.train.agreement import CORRECTED_KL, Agreement
@@ -23,6 +25,8 @@ DEATHS, DEATH_STEPS = 3, 50
 SILENT = 10.0
 """Times the usual step."""
 LEAST_SILENT_S = 120.0
+LEAST_GROWTH_S, LEAST_GROWTH, LEAST_GROWTH_BYTES = 1200.0, 0.1, 256 * MIB
+"""Memory is judged after so long, and called growing from such a share and size on."""
 
 
 def engine_trainer_drift(case: Case) -> Finding | None:
@@ -163,10 +167,48 @@ def stalled(case: Case) -> Finding | None:
     )
 
 
+def memory_growing(case: Case) -> Finding | None:
+    """Detect a process whose memory grows on after its start: each quarter of the attempt's time
+    has more than the one before, and the last step up is no smaller than half the one before."""
+    rates = dict[str, tuple[float, float, float]]()
+    for name, course in case.memory.items():
+        times = np.array([time for time, _ in course])
+        if len(course) < 20 or times[-1] - times[0] < LEAST_GROWTH_S:
+            continue
+        sizes = np.array([size for _, size in course], dtype=np.float64)
+        quarter = np.minimum(4 * (times - times[0]) / (times[-1] - times[0]), 3).astype(int)
+        middles = [float(np.median(sizes[quarter == part])) for part in range(4) if part in quarter]
+        if len(middles) < 4:
+            continue
+        _, second, third, last = middles
+        enough = max(LEAST_GROWTH * last, LEAST_GROWTH_BYTES)
+        if third > second and last - third >= 0.5 * (third - second) and last - second > enough:
+            hours = (times[-1] - times[0]) / 3600
+            rates[name] = (second, last, (last - second) / (hours / 2))
+    if not rates:
+        return None
+    name, (before, now, rate) = max(rates.items(), key=lambda item: item[1][2])
+    return case.finding(
+        "memory-growing",
+        Level.WARNING,
+        "The memory of a process keeps growing",
+        evidence=f"{name} grew from {format_bytes(int(before))} to {format_bytes(int(now))}, by "
+        f"{format_bytes(int(rate))} per hour, without levelling off",
+        advice=(
+            "stop and resume the run before memory runs out: nothing is lost, and it starts afresh",
+            "check what rewards, agents and plug-ins of yours keep between calls",
+            "memory.jsonl beside the logs has each process every ten seconds",
+        ),
+        source="medians of the four quarters of the attempt's time",
+        columns=("time/step_s",),
+    )
+
+
 ALL = (
     engine_trainer_drift,
     engine_trainer_mismatch,
     stalled,
     workers_die,
+    memory_growing,
     draft_acceptance_falling,
 )
