@@ -196,7 +196,7 @@ def memory_growing(case: Case) -> Finding | None:
         f"{format_bytes(int(rate))} per hour, without levelling off",
         advice=(
             "stop and resume the run before memory runs out: nothing is lost, and it starts afresh",
-            "check what rewards, agents and plug-ins of yours keep between calls",
+            "check what your own rewards, agents and plug-ins keep between calls",
             "memory.jsonl beside the logs has each process every ten seconds",
         ),
         source="medians of the four quarters of the attempt's time",
