@@ -36,6 +36,7 @@ from milescli.commands import (
     env,
     evaluate,
     export,
+    fork,
     help,
     launch,
     logs,
@@ -109,6 +110,7 @@ miles {version}: post-train language models with reinforcement learning
   miles why RUN                       explain why a run ended
   miles profile RUN                   profile a running run
   miles resume RUN --steps 80         continue a run
+  miles fork RUN --step 20            start a new run from a checkpoint
   miles eval RUN                      evaluate its checkpoints
   miles chat RUN                      chat with a checkpoint
   miles export RUN --to DIR           write a Hugging Face folder
@@ -139,7 +141,7 @@ app = typer.Typer(
     add_completion=True,
 )
 for module in (
-    *(launch, simulate, resume, evaluate, chat, export, convert),
+    *(launch, simulate, resume, fork, evaluate, chat, export, convert),
     *(data, models, recipes, algorithms, env, plugins),
     *(runs, status, stop, logs, note, rm, ui, report, compare, why, profile, doctor, help),
 ):
