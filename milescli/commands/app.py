@@ -47,6 +47,7 @@ from milescli.commands import (
     recipes,
     report,
     resume,
+    rewards,
     rm,
     runs,
     simulate,
@@ -110,6 +111,7 @@ miles {version}: post-train language models with reinforcement learning
   miles why RUN                       explain why a run ended
   miles profile RUN                   profile a running run
   miles resume RUN --steps 80         continue a run
+  miles rewards try RUN --reward R    try another reward on a run's samples
   miles fork RUN --step 20            start a new run from a checkpoint
   miles eval RUN                      evaluate its checkpoints
   miles chat RUN                      chat with a checkpoint
@@ -142,7 +144,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, simulate, resume, fork, evaluate, chat, export, convert),
-    *(data, models, recipes, algorithms, env, plugins),
+    *(data, rewards, models, recipes, algorithms, env, plugins),
     *(runs, status, stop, logs, note, rm, ui, report, compare, why, profile, doctor, help),
 ):
     module.register(app)
