@@ -38,6 +38,7 @@ from milescli.commands import (
     export,
     fork,
     help,
+    importing,
     launch,
     logs,
     models,
@@ -99,6 +100,7 @@ miles {version}: post-train language models with reinforcement learning
   miles envs, miles tools             list environments, and tools for agents
   miles plugins                       list what you can extend with your own code
   miles data check train.jsonl        check a data file before a run uses it
+  miles import run_grpo.sh            make a recipe of another framework's configuration
   miles launch quickstart             train a model
   miles simulate RECIPE --on 8xH100   predict speed and cost on another machine
   miles runs                          list your runs
@@ -144,7 +146,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, simulate, resume, fork, evaluate, chat, export, convert),
-    *(data, rewards, models, recipes, algorithms, env, plugins),
+    *(data, rewards, importing, models, recipes, algorithms, env, plugins),
     *(runs, status, stop, logs, note, rm, ui, report, compare, why, profile, doctor, help),
 ):
     module.register(app)

@@ -126,7 +126,7 @@ def _require_same_tensors(kept: LoadedRecipe, loaded: LoadedRecipe) -> None:
     before, now = values_of(kept.recipe), values_of(loaded.recipe)
     names = [key for key in now if before[key] != now[key] and is_below(key, MUST_STAY)]
     if kept.recipe.has_critic != loaded.recipe.has_critic:
-        names.append("train.advantage")
+        names.append("train.credit")
     if names:
         name = names[0]
         word = f"{name}={json.dumps(now[name])}"

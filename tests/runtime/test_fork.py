@@ -119,7 +119,7 @@ def test_a_file_system_without_links_gets_copies(
         (("model.path=other",), 3, "branch", RecipeError, "`model.path` cannot change"),
         (("run.seed=7",), 3, "branch", RecipeError, "`run.seed` cannot change"),
         (("train.precision=bf16",), 3, "branch", RecipeError, "`train.precision` cannot change"),
-        (("train.algorithm=ppo",), 3, "branch", RecipeError, "`train.advantage` cannot change"),
+        (("train.algorithm=ppo",), 3, "branch", RecipeError, "`train.credit` cannot change"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_leaves_nothing(
