@@ -180,7 +180,12 @@ def require_deletable(run: RunDir) -> None:
 
 def _is_ours(name: str) -> bool:
     known = {part.partition("/")[0] for entry in LAYOUT for part in entry.split(", ")}
-    return name in known or name.startswith(".") or re.fullmatch(_MODEL, name) is not None
+    return name in known or name.startswith(".") or is_model_folder(name)
+
+
+def is_model_folder(name: str) -> bool:
+    """Return True for the name of a folder of a run that holds a model which miles made."""
+    return re.fullmatch(_MODEL, name) is not None
 
 
 def delete(run: RunDir) -> None:
@@ -196,8 +201,8 @@ def delete(run: RunDir) -> None:
 
 _LINE_BYTES = 2000
 """Bytes that are read for a line that is shown."""
-_MODEL = r"(score|critic|teacher-\d+)-model|(reward|draft|role)-model-[0-9a-f]{8}"
-"""Folders of models that miles made for a run beside the one that it trains."""
+_MODEL = r"((score|critic|teacher-\d+)-)?model|(reward|draft|role)-model-[0-9a-f]{8}"
+"""Folders of models that miles made for a run."""
 
 
 def _holds(pid: int, lock_file: Path) -> bool:

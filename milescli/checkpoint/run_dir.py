@@ -31,6 +31,8 @@ CHECKPOINTS = "checkpoints"
 """Folder of its `step_N`."""
 ADAPTERS = "adapters"
 """Folder of a run of several adapters; each in it is a run of its own."""
+FORKED_FROM = "forked_from"
+"""In manifest.json of a fork: the run and the step that it began with, and what it changed."""
 LONGEST_NAME = 200
 """Bytes of a run's name: file systems allow 255, and files beside it are named after it."""
 

@@ -84,13 +84,8 @@ class CheckpointStore:
         known = {name: digest for name, digest in (sha256 or {}).items() if name in files}
         known |= sha256_of_files(path, [name for name in files if name not in known])
         sync_tree(path)
-        manifest = replace(
-            manifest, files=files, sha256=known, size_bytes=sum(files.values()), checksum=""
-        )
-        manifest = replace(manifest, checksum=checksum_of(asdict(manifest)))
-        write_atomically(
-            path / MANIFEST_NAME, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
-        )
+        manifest = replace(manifest, files=files, sha256=known, size_bytes=sum(files.values()))
+        manifest = write_manifest(path, manifest)
         self._forget(step)
         return StoredCheckpoint(path=path, manifest=manifest)
 
@@ -291,6 +286,14 @@ def _manifests(run: Path) -> Iterator[CheckpointManifest]:
     for step in reversed(store.steps()):
         with suppress(CheckpointError, OSError):
             yield _parse(store.path(step) / MANIFEST_NAME, fix=[])
+
+
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> CheckpointManifest:
+    """Write the manifest of a checkpoint with its checksum, which is returned in it."""
+    manifest = replace(manifest, checksum=checksum_of(asdict(manifest)))
+    text = json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
+    write_atomically(folder / MANIFEST_NAME, text)
+    return manifest
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -36,7 +36,9 @@ from milescli.commands import (
     env,
     evaluate,
     export,
+    fork,
     help,
+    importing,
     launch,
     logs,
     models,
@@ -46,6 +48,7 @@ from milescli.commands import (
     recipes,
     report,
     resume,
+    rewards,
     rm,
     runs,
     simulate,
@@ -97,6 +100,7 @@ miles {version}: post-train language models with reinforcement learning
   miles envs, miles tools             list environments, and tools for agents
   miles plugins                       list what you can extend with your own code
   miles data check train.jsonl        check a data file before a run uses it
+  miles import run_grpo.sh            make a recipe of another framework's configuration
   miles launch quickstart             train a model
   miles simulate RECIPE --on 8xH100   predict speed and cost on another machine
   miles runs                          list your runs
@@ -109,6 +113,8 @@ miles {version}: post-train language models with reinforcement learning
   miles why RUN                       explain why a run ended
   miles profile RUN                   profile a running run
   miles resume RUN --steps 80         continue a run
+  miles rewards try RUN --reward R    try another reward on a run's samples
+  miles fork RUN --step 20            start a new run from a checkpoint
   miles eval RUN                      evaluate its checkpoints
   miles chat RUN                      chat with a checkpoint
   miles export RUN --to DIR           write a Hugging Face folder
@@ -139,8 +145,8 @@ app = typer.Typer(
     add_completion=True,
 )
 for module in (
-    *(launch, simulate, resume, evaluate, chat, export, convert),
-    *(data, models, recipes, algorithms, env, plugins),
+    *(launch, simulate, resume, fork, evaluate, chat, export, convert),
+    *(data, rewards, importing, models, recipes, algorithms, env, plugins),
     *(runs, status, stop, logs, note, rm, ui, report, compare, why, profile, doctor, help),
 ):
     module.register(app)

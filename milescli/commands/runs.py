@@ -45,10 +45,14 @@ def runs(context: typer.Context) -> None:
         )
         return
     columns = ["run", "state", "step", "reward", "accuracy", "changed"]
-    has_notes = any(one.note for one in shown)
+    further = {
+        "forked from": [one.forked_from for one in shown],
+        "note": [_first_line(one.note) for one in shown],
+    }
+    used = {name: cells for name, cells in further.items() if any(cells)}
     output.table(
-        [*columns, *(["note"] if has_notes else [])],
-        [[*_row(one), *([_first_line(one.note)] if has_notes else [])] for one in shown],
+        [*columns, *used],
+        [[*_row(one), *cells] for one, *cells in zip(shown, *used.values(), strict=True)],
     )
 
 

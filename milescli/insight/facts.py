@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_dir import FORKED_FROM, RunDir
 from milescli.core.files import parse_json, parse_yaml, read_regular_bytes, read_regular_text
 
 
@@ -29,6 +29,14 @@ class RunFacts:
         """Return a value of the recipe; the default where it has none or cannot be read."""
         value = self.recipe.get(name)
         return default if value is None else value
+
+    @property
+    def forked_from(self) -> str:
+        """Return `RUN @ step N` of the trunk that a fork began with; empty for other runs."""
+        trunk = self.manifest.get(FORKED_FROM)
+        if not isinstance(trunk, dict):
+            return ""
+        return f"{trunk.get('run')} @ step {trunk.get('step')}"
 
     @property
     def updates_per_step(self) -> int:

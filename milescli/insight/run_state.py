@@ -47,6 +47,8 @@ class RunState:
     """Folder or name of the model it began with; of one made from a seed its family."""
     note: str = ""
     """What its user wrote about it; words that begin with `#` are tags."""
+    forked_from: str = ""
+    """`RUN @ step N` of the run that a fork began with."""
 
 
 @dataclass(slots=True)
@@ -61,9 +63,10 @@ class _Tail:
     reward: float | None = None
     accuracy: float | None = None
     manifest_s: float = -1.0
-    """When the manifest was written that the next two were read from."""
+    """When the manifest was written that the rest was read from."""
     created_s: float | None = None
     model: str = ""
+    forked_from: str = ""
 
 
 @dataclass(slots=True)
@@ -92,6 +95,7 @@ class RunStates:
                 created_s=tail.created_s,
                 model=tail.model,
                 note=read_note(run),
+                forked_from=tail.forked_from,
             )
 
 
@@ -116,6 +120,7 @@ def _read_manifest(tail: _Tail, run: RunDir) -> None:
     facts = read_facts(run)
     created_s = parse_time(facts.manifest.get("created"))
     tail.manifest_s, tail.created_s = written_s, None if math.isnan(created_s) else created_s
+    tail.forked_from = facts.forked_from
     path = str(facts.key("model.path", ""))
     tail.model = path.rstrip("/").rpartition("/")[2] or str(facts.key("model.scratch.family", ""))
 

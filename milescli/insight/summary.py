@@ -115,6 +115,8 @@ class Summary:
     verdict: Verdict
     adapters: Sequence[str] = ()
     """Names, of a run of several."""
+    forked_from: str = ""
+    """`RUN @ step N` of the run that a fork began with."""
 
 
 def summarize(
@@ -156,6 +158,7 @@ def summarize(
             run, history, facts=facts, now_s=now_s if is_running else None, state=state
         ),
         adapters=tuple(history.adapters),
+        forked_from=facts.forked_from,
     )
 
 

@@ -133,8 +133,8 @@ def override(
 ) -> LoadedRecipe:
     """Return the recipe with some values changed, as `miles resume` does. `only` lists keys or
     sections that may change. `environ` is read again if RAY_ADDRESS named the cluster before."""
-    changes = layers.from_command_line(sets, flags or {})
-    for name, entry in changes.items():
+    typed = layers.from_command_line(sets, flags or {})
+    for name, entry in typed.items():
         if not any(name == part or name.startswith(f"{part}.") for part in only):
             raise RecipeError(
                 f"`{name}` cannot change during a run",
@@ -147,7 +147,7 @@ def override(
     if loaded.origins["machine.address"].where in ("", layers.RAY_VARIABLE):
         del table["machine.address"]
     return build(
-        layers.merge([layers.from_ray_environment(environ or {}), table, changes]),
+        layers.merge([layers.from_ray_environment(environ or {}), table, with_algorithm(typed)]),
         source=loaded.source,
     )
 

@@ -38,7 +38,7 @@ def resolved_yaml(loaded: LoadedRecipe) -> str:
         if parent and value_at(loaded.recipe, parent) is None:
             continue
         lines.append(
-            f"{_indent(name)}{last}: {_scalar(value_at(loaded.recipe, name))}  # "
+            f"{_indent(name)}{last}: {scalar_yaml(value_at(loaded.recipe, name))}  # "
             f"{_one_line(origin)}"
         )
     return "\n".join(lines) + "\n"
@@ -77,7 +77,8 @@ def _indent(name: str) -> str:
     return "  " * name.count(".")
 
 
-def _scalar(value: object) -> str:
+def scalar_yaml(value: object) -> str:
+    """Write a value on one line, as a recipe reads it."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -86,7 +87,9 @@ def _scalar(value: object) -> str:
     if isinstance(inner, list) and any(isinstance(item, Section | dict) for item in inner):
         return json.dumps(plain(value), ensure_ascii=False)  # which is YAML, without tags
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_scalar(k)}: {_scalar(v)}" for k, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{scalar_yaml(k)}: {scalar_yaml(v)}" for k, v in value.items()) + "}"
+        )
     if isinstance(value, str | list):
         style = {
             "default_style": '"',

@@ -68,6 +68,8 @@ def _signature(subject: Subject) -> str:
 def _figures(subject: Subject) -> Iterator[tuple[str, str]]:
     summary = subject.summary
     yield "state", subject.progress
+    if summary.forked_from:
+        yield "forked from", summary.forked_from
     for word, course, form in (
         ("reward", summary.reward, figure),
         ("loss", summary.loss if subject.learns_from_rows else None, figure),

@@ -19,6 +19,7 @@ from milescli.trackers.prometheus import Exposition
 from tests.end_to_end.runs import (
     Finished,
     Workplace,
+    learned,
     processes_of_run,
     saved,
     tokens,
@@ -209,6 +210,19 @@ def test_a_run_that_was_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     assert any(not torch.equal(start[name], ours[name]) for name in ours), (
         "three steps changed nothing: the comparison is blind"
     )
+
+
+@pytest.mark.thorough
+def test_a_fork_is_bit_for_bit_its_trunk(workplace: Workplace, whole, exported: Path) -> None:
+    samples_again = ("--set", "fault.journal_gib=0")
+    made = workplace.miles("fork", "whole", "--step", "3", "--name", "branch", *samples_again)
+    assert made.code == 0, made
+    resumed = workplace.miles("resume", "branch")
+    assert resumed.code == 0, resumed
+    theirs = [learned(step) for step in workplace.steps("whole")]
+    assert [learned(step) for step in workplace.steps("branch")] == theirs[3:]
+    ours, weights = _weights(exported), _weights(workplace.export("branch", step=6))
+    assert not [name for name in ours if not torch.equal(ours[name], weights[name])]
 
 
 def test_equal_seeds_give_equal_tokens_in_every_step(workplace: Workplace, whole, broken) -> None:

@@ -62,6 +62,7 @@ def test_runs_are_listed_and_new_ones_show_up_by_themselves(
         "created_s": None,
         "model": "",
         "note": "",
+        "forked_from": "",
         "adapters": [],
     }
     write_note(run.run, "twice the batch #sweep")

@@ -105,7 +105,9 @@ def _head(summary: Summary) -> Line:
     style = _STATE.get(summary.state, theme.BAD)
     told = f"   {summary.phase}" if summary.state == "running" and summary.phase else ""
     detail = f": {summary.phase_detail}" if told and summary.phase_detail else ""
-    return [(summary.name, theme.TITLE), "   ", (summary.state, style), (told + detail, "")]
+    trunk = f"   forked from {summary.forked_from}" if summary.forked_from else ""
+    shown = (told + detail, ""), (trunk, theme.QUIET)
+    return [(summary.name, theme.TITLE), "   ", (summary.state, style), *shown]
 
 
 def _bar(summary: Summary) -> Line:

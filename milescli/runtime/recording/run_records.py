@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import milescli
-from milescli.checkpoint.run_dir import RunDir, utc_now, write_json
+from milescli.checkpoint.run_dir import FORKED_FROM, RunDir, utc_now, write_json
 from milescli.checkpoint.store import newest_recipe_sha256, write_atomically
 from milescli.core.errors import CheckpointError
 from milescli.core.files import parse_json, read_json
@@ -94,7 +94,7 @@ def edited_keys(run: RunDir, kept: LoadedRecipe, *, may_change: Sequence[str]) -
         raise _edited(run, ["the keys that it had before are unknown"], [])
     changed = [name for name in now if name in before and before[name] != now[name]]
     lines = {name: f"{name}: {_short(before[name])} -> {_short(now[name])}" for name in changed}
-    refused = [name for name in changed if not _is_below(name, may_change)]
+    refused = [name for name in changed if not is_below(name, may_change)]
     if refused:
         back = [f"{name}: {json.dumps(before[name])}" for name in refused]
         raise _edited(run, [lines[name] for name in refused], back)
@@ -155,7 +155,8 @@ def layout_of(plan: Mapping[str, dict[str, object]]) -> dict[str, object]:
     }
 
 
-def _is_below(name: str, sections: Sequence[str]) -> bool:
+def is_below(name: str, sections: Sequence[str]) -> bool:
+    """Return True if a key is one of these, or in one of these sections."""
     return any(name == section or name.startswith(f"{section}.") for section in sections)
 
 
@@ -197,12 +198,14 @@ def _processor() -> str:
 def write_records(spec: RunSpec, loaded: LoadedRecipe) -> None:
     """`loaded`: the recipe with the origin of each value."""
     run, model_dir = spec.run, spec.inputs.model_dir
+    before = read_record(run)
     write_atomically(run.recipe_file, resolved_yaml(loaded))
     write_atomically(run.plan_file, spec.plan.to_json())
     write_json(
         run.manifest_file,
         {
             "created": utc_now(),
+            **({FORKED_FROM: before[FORKED_FROM]} if FORKED_FROM in before else {}),
             **surroundings(spec.nodes.machine),
             "seed": spec.recipe.run.seed,
             "recipe_sha256": run.recipe_sha256,

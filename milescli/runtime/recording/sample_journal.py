@@ -425,7 +425,7 @@ def identity_of(spec: RunSpec) -> Identity:
                 "records": FIELDS,
                 "byteorder": sys.byteorder,
                 "data": spec.inputs.data_sha256,
-                "recipe": _without(recipe, run_records.MAY_CHANGE),
+                "recipe": _without(recipe, (*run_records.MAY_CHANGE, "run.name")),
             }
         ),
         line=_hash(

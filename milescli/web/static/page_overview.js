@@ -12,6 +12,7 @@ import { sparkline } from "./sparkline.js";
 import { adaptersCard, Loaded } from "./states.js";
 import { verdictCard } from "./verdict.js";
 import { view } from "./view.js";
+import { visible } from "./visible.js";
 
 const POINTS = 160;
 const REWARD = "rollout/reward_mean";
@@ -121,6 +122,7 @@ function progress(summary) {
     ["state", summary.phase && summary.state === "running"
       ? `${summary.state}, in ${phaseText(summary)}`
       : summary.state],
+    summary.forked_from && ["forked from", visible(summary.forked_from)],
     ["time", seconds(summary.elapsed_s)],
     summary.left && summary.state === "running" && ["left", leftText(summary.left)],
     ["checkpoint", summary.checkpoint_step ? `step ${number(summary.checkpoint_step)}`

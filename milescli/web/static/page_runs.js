@@ -53,7 +53,7 @@ class RunsPage {
     return this.context.runs
       .filter((run) => !view.get("only") || run.state === view.get("only"))
       .filter((run) => words.every((word) =>
-        `${run.name} ${run.model} ${run.note}`.toLowerCase().includes(word)))
+        `${run.name} ${run.model} ${run.forked_from} ${run.note}`.toLowerCase().includes(word)))
       .sort((a, b) => {
         const [x, y] = [of(a), of(b)];
         if (missing(x) || missing(y)) return missing(x) - missing(y);
@@ -118,7 +118,9 @@ class RunsPage {
           on: { click: () => view.set({ base: isBase ? null : run.id }, { replace: true }) } },
         isBase ? "★" : "☆"), swatchOf(run.id, this.context.run, this.context.runs)),
       h("th", { scope: "row" }, h("a", { href: view.href({ page: "overview", run: run.id }) },
-        visible(run.name))),
+        visible(run.name)),
+      run.forked_from && h("div", { class: "muted small" }, "forked from ",
+        visible(run.forked_from))),
       h("td", {}, h("span", { class: `pill ${run.state}` }, run.state)),
       h("td", { class: "figure-cell" }, steps),
       h("td", { class: "figure-cell" }, number(run.reward, 3),

@@ -1,0 +1,267 @@
+"""`miles import`: a configuration of another framework as a recipe, each value with the line that
+it comes from, and what has no counterpart with what it did. The recipe is checked as it is made."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from milescli.core.errors import RecipeError, nearest
+from milescli.recipe import layers
+from milescli.recipe.algorithms import with_algorithm
+from milescli.recipe.imports import openrlhf, prime_rl, roll, slime, trl, verl
+from milescli.recipe.imports.reading import Foreign, Setting, read_files
+from milescli.recipe.imports.tables import Framework, Row, Said
+from milescli.recipe.keys import keys
+from milescli.recipe.load import build
+from milescli.recipe.resolved import scalar_yaml
+
+FRAMEWORKS = {
+    one.name: one
+    for one in (
+        *(verl.TABLE, slime.MILES, slime.TABLE, trl.TABLE),
+        *(prime_rl.TABLE, roll.TABLE, openrlhf.TABLE),
+    )
+}
+LAYOUT = ("parallel.", "machine.", "engines.", "train.max_tokens_per_microbatch", "train.recompute")
+LAYOUT += ("train.optimizer.offload",)
+"""Keys that fit one machine: the recipe names them in comments, unless they are wanted."""
+_ROWS = {
+    "data.prompts": "data.train",
+    "data.eval": "data.validation",
+    "rollout.prompts_per_step": "train.batch_size",
+}
+"""What a run over rows calls them."""
+_OF_ROWS = ("model.", "data.", "train.optimizer.", "train.lora.", "train.steps", "train.epochs")
+_OF_ROWS += ("train.batch_size", "train.precision", "checkpoint.", "run.", "eval.every", *LAYOUT)
+_UNRESOLVED = re.compile(r"\$\{?\(?[A-Za-z_]\w*")
+_NAMED = re.compile(r"[a-z][a-z_]*(?:\.[a-z_0-9]+)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of the recipe."""
+
+    key: str
+    value: Any
+    comment: str
+    """`run.sh:12: data.train_batch_size=1024`"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """A recipe, and what was said of its making."""
+
+    framework: str
+    reason: str
+    """By what the framework was recognised."""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    layout: dict[str, Entry] = field(default_factory=dict)
+    """Keys that the recipe has in comments alone."""
+    without: list[tuple[Setting, str]] = field(default_factory=list)
+    """Keys of theirs without a counterpart, and what they did."""
+    notes: list[str] = field(default_factory=list)
+    text: str = ""
+    """The recipe."""
+
+
+def import_files(
+    paths: Sequence[Path],
+    *,
+    framework: str | None = None,
+    overrides: Sequence[str] = (),
+    keep_layout: bool = False,
+) -> Imported:
+    """Make a recipe. `framework`: whose configuration it is; None: recognised. `overrides`: words
+    that follow the script on its command line. Raises RecipeError."""
+    found = read_files(paths, overrides=overrides)
+    table, reason = _chosen(found, framework, paths)
+    made = Imported(framework=table.name, reason=reason, notes=[*table.notes, *found.warnings])
+    rows = table.trains_rows(found)
+    if isinstance(rows, str):
+        raise RecipeError(
+            f"{paths[0].name} cannot become a recipe", why=rows, fix="miles help recipe train"
+        )
+    _map(found, table, made)
+    _for_rows(made, rows, table)
+    _fill(made, is_of_rows=bool(rows))
+    _note_unresolved(made)
+    if not keep_layout:
+        for key in [key for key in made.entries if key.startswith(LAYOUT)]:
+            made.layout[key] = made.entries.pop(key)
+    name = re.sub(r"[^\w.-]+", "-", paths[-1].stem)
+    _check(made, name=name, source=f"{table.name}, {', '.join(path.name for path in paths)}")
+    return made
+
+
+def _chosen(found: Foreign, framework: str | None, paths: Sequence[Path]) -> tuple[Framework, str]:
+    if framework is not None:
+        if framework not in FRAMEWORKS:
+            guess = nearest(framework, FRAMEWORKS)
+            raise RecipeError(
+                f"miles reads no configurations of `{framework}`",
+                why=f"it reads those of {', '.join(FRAMEWORKS)}",
+                fix=f"--from {guess or 'verl'}",
+            )
+        return FRAMEWORKS[framework], "--from names it"
+    if not found.settings:
+        raise RecipeError(
+            f"{paths[0].name} sets nothing that miles can read",
+            why="it has no training command with arguments, and no keys"
+            + "".join(f"; {one}" for one in found.warnings),
+            fix="miles import SCRIPT.sh   # the script that starts the training",
+        )
+    for table in FRAMEWORKS.values():
+        if reason := table.fits(found):
+            return table, reason
+    raise RecipeError(
+        f"{paths[0].name} is of a framework that miles does not recognise",
+        why=f"its first keys are {', '.join(list(found.settings)[:4])}",
+        fix=f"--from verl   # or {', '.join(list(FRAMEWORKS)[1:])}",
+    )
+
+
+def _map(found: Foreign, table: Framework, made: Imported) -> None:
+    for old, new in table.aliases.items():
+        if old in found.settings and new not in found.settings:
+            one = found.settings.pop(old)
+            found.settings[new] = Setting(new, one.value, f"{one.where} {old}")
+    typed = set(found.settings)
+    for name, value in table.defaults.items():
+        if name not in typed:
+            found.settings[name] = Setting(name, value, f"{table.name}'s default")
+    for name, row in table.rows.items():
+        if (one := found.settings.get(name)) is None:
+            continue
+        said = _said(row, one, found)
+        if isinstance(said, str):
+            if name in typed:
+                made.without.append((one, said))
+            continue
+        for key, value in said.items():
+            if name in typed or key in made.entries or value != keys()[key].default:
+                made.entries[key] = Entry(key, value, _said_at(one))
+    for name, one in found.settings.items():
+        if name not in table.rows:
+            group = next((said for begin, said in table.groups.items() if _is_in(name, begin)), "")
+            made.without.append((one, group or f"not known to miles: look it up in {table.name}"))
+
+
+def _said_at(one: Setting) -> str:
+    """`run.sh:12: data.train_batch_size=1024`"""
+    shown = json.dumps(one.value, ensure_ascii=False, default=str)
+    return f"{one.where}: {one.name}={shown if len(shown) < 80 else '...'}"
+
+
+def _said(row: Row, one: Setting, found: Foreign) -> Said:
+    if one.value is None:
+        return {}
+    try:
+        return row(one.value, found)
+    except (TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError):
+        return (
+            "its value, or one that it is read with, is known to a shell alone or has another form"
+        )
+
+
+def _is_in(name: str, begin: str) -> bool:
+    return name == begin or name.startswith(begin if begin.endswith(("_", ".")) else f"{begin}.")
+
+
+def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
+    """A run without rollout has its data, batch and objective under other keys, and no others."""
+    if not rows:
+        return
+    for old, new in _ROWS.items():
+        if (one := made.entries.pop(old, None)) is not None:
+            made.entries[new] = Entry(new, one.value, one.comment)
+    made.entries = {k: one for k, one in made.entries.items() if k.startswith(_OF_ROWS)}
+    for key in ("data.max_prompt_tokens", "data.prompt_key", "data.label_key"):
+        made.entries.pop(key, None)
+    for key, value in rows.items():
+        made.entries[key] = Entry(key, value, f"{table.name}: what the script trains")
+
+
+def _fill(made: Imported, *, is_of_rows: bool) -> None:
+    """Give what every recipe needs a name that stands for it, and say so."""
+    data = "data.train" if is_of_rows else "data.prompts"
+    for key, name in {"model.path": "MODEL", data: "ROWS.jsonl"}.items():
+        if key not in made.entries:
+            made.entries[key] = Entry(key, name, "not in the configuration")
+            made.notes.append(f"{key} is not in the configuration: write it in place of {name}")
+
+
+def _note_unresolved(made: Imported) -> None:
+    for one in made.entries.values():
+        if isinstance(one.value, str) and _UNRESOLVED.search(one.value):
+            made.notes.append(
+                f"{one.key} is {one.value}, which only a shell knows: write its value"
+            )
+
+
+def _check(made: Imported, *, name: str, source: str) -> None:
+    """Write the text, and load it as a recipe. A key that is refused becomes one without a
+    counterpart. Raises RecipeError for one that nothing of the import has set."""
+    for _ in range(len(made.entries) + 1):
+        made.text = "\n".join(_lines(made, name=name, source=source)) + "\n"
+        try:
+            table = layers.from_yaml(
+                made.text, source="the recipe", layer=layers.SettingsLayer.RECIPE
+            )
+            build(with_algorithm(table), source=name)
+            return
+        except RecipeError as error:
+            named = _NAMED.findall(f"{error.what} {error.why} {' '.join(error.fixes)}")
+            wrong = next((key for key in named if key in made.entries), None)
+            if wrong is None:
+                raise
+            one = made.entries.pop(wrong)
+            where, _, rest = one.comment.partition(": ")
+            key, _, value = rest.partition("=")
+            why = f"{error.what}: {error.why}"
+            made.without.append(
+                (Setting(key, value, where), f"{wrong}={one.value} is refused: {why}")
+            )
+
+
+def _lines(made: Imported, *, name: str, source: str) -> Iterator[str]:
+    yield f"# Imported from {source}."
+    for note in made.notes:
+        yield f"# Note: {' '.join(note.split())}"
+    yield ""
+    yield f"name: {scalar_yaml(name)}"
+    yield from _sections({key: made.entries[key] for key in keys() if key in made.entries})
+    if made.layout:
+        yield ""
+        yield "# The layout, which miles plans for the machine that it finds. To keep theirs:"
+        for key in (key for key in keys() if key in made.layout):
+            one = made.layout[key]
+            yield f"#   --set {key}={scalar_yaml(one.value)}   # {one.comment}"
+    if made.without:
+        yield ""
+        yield "# Without a counterpart:"
+        reasons = dict[str, list[Setting]]()
+        for one, why in made.without:
+            reasons.setdefault(" ".join(why.split()), []).append(one)
+        for why, settings in reasons.items():
+            yield f"#   {why}:"
+            yield from (f"#     {_said_at(one)}" for one in settings)
+
+
+def _sections(entries: dict[str, Entry]) -> Iterator[str]:
+    open_sections: list[str] = []
+    for key, one in entries.items():
+        *parents, last = key.split(".")
+        common = 0
+        while common < len(parents) and open_sections[: common + 1] == parents[: common + 1]:
+            common += 1
+        for depth in range(common, len(parents)):
+            if depth == 0:
+                yield ""
+            yield f"{'  ' * depth}{parents[depth]}:"
+        open_sections = parents
+        yield f"{'  ' * len(parents)}{last}: {scalar_yaml(one.value)}  # {one.comment}"
