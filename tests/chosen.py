@@ -67,6 +67,11 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "test_engines_answer_held_out_prompts_where_the_recipe_has_some": ("supervised",),
     "tests/end_to_end/test_learning_from_rows.py::"
     "test_a_run_goes_on_bit_for_bit_from_a_checkpoint": 0,
+    "tests/end_to_end/test_learning_from_rows.py::"
+    "test_a_run_that_was_stopped_says_what_the_one_says_that_was_not": 0,
+    "tests/end_to_end/test_adapter.py::test_a_resumed_run_is_the_run_that_was_not_stopped": 0,
+    "tests/end_to_end/cluster/test_placement.py": 0,
+    "tests/end_to_end/cluster/test_launch.py": 1,
     "tests/end_to_end/test_adapter.py::test_an_evaluation_asks_the_merged_model": 0,
     "tests/end_to_end/test_life_of_a_run.py::"
     "test_evaluations_on_an_engine_of_their_own_say_the_same": 0,
@@ -95,15 +100,19 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/backends/megatron/test_layouts.py::"
     "test_every_algorithm_has_the_loss_and_gradients_of_one_process_that_cuts_nothing": 1,
     "tests/backends/megatron/test_distillation.py::"
-    "test_every_layout_learns_from_teachers_what_one_process_does": 3,
-    "tests/backends/megatron/architecture/test_lora.py": 3,
-    "tests/backends/megatron/test_mtp.py": 3,
+    "test_every_layout_learns_from_teachers_what_one_process_does": 2,
+    "tests/backends/megatron/test_distillation.py::"
+    "test_losses_over_five_steps_are_those_of_plain_pytorch": 0,
+    "tests/backends/megatron/architecture/test_lora.py": 1,
+    "tests/backends/megatron/architecture/test_model.py::"
+    "test_scores_equal_those_of_transformers": ("moe",),
+    "tests/backends/megatron/test_mtp.py": 1,
     "tests/backends/megatron/test_indexer.py::"
     "test_every_layout_has_the_losses_and_gradients_of_one_process": (
         *("sparse tp2 sp ep2 recompute", "v4 pp2"),
     ),
     "tests/backends/megatron/test_ppo.py": 1,
-    "tests/backends/megatron/test_learning_from_rows.py": 5,
+    "tests/backends/megatron/test_learning_from_rows.py": 3,
     "tests/backends/megatron/test_learning_from_rows.py::"
     "test_two_steps_of_dpo_on_deepseek_v4_are_those_of_plain_pytorch": 0,
     "tests/backends/megatron/test_quantised.py": 2,
@@ -112,18 +121,28 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "test_a_release_in_fp8_and_fp4_keeps_each_number_through_conversion_and_export": 1,
     "tests/backends/megatron/test_rank_models.py": 1,
     "tests/backends/megatron/test_vision.py::test_steps_are_those_of_plain_pytorch": (
-        *("qwen2-5-vl tied pp2", "qwen3-vl tp2 sp recompute", "qwen3-vl-moe ep2"),
+        *("qwen2-5-vl tied pp2", "qwen3-vl-moe ep2"),
     ),
     "tests/backends/megatron/test_vision.py": 1,
     "tests/backends/megatron/state/test_optimizer.py": 2,
-    "tests/backends/megatron/test_planned_memory.py": 8,
+    "tests/backends/megatron/test_planned_memory.py": 4,
     # engines: what guesses ahead, families and replacements once
     "tests/backends/sglang/inside/cpu/test_drafts.py": 1,
     "tests/backends/sglang/inside/cpu/test_draft_records.py": 0,
     "tests/backends/sglang/inside/cpu/test_guessing_families.py": 0,
     "tests/backends/sglang/inside/cpu/test_serving.py::"
     "test_what_others_took_meanwhile_is_not_counted_as_weights": 0,
-    "tests/backends/sglang/test_families.py": ("deepseek-v3-yarn", "gpt-oss"),
+    "tests/backends/sglang/test_families.py": ("deepseek-v3-yarn",),
+    "tests/backends/sglang/test_on_update.py::"
+    "test_each_token_is_of_the_weights_that_its_version_says": 1,
+    "tests/backends/sglang/test_fleet.py::"
+    "test_both_take_the_weights_and_hold_what_was_sent": ("DistributedChannel",),
+    "tests/backends/sglang/inside/test_adapter.py::"
+    "test_an_adapter_that_was_sent_is_that_of_the_merged_model": ("TensorChannel",),
+    "tests/backends/sglang/inside/test_adapter.py::"
+    "test_one_of_two_is_replaced_while_the_other_s_response_goes_on": 0,
+    "tests/backends/transformers/test_logits.py::"
+    "test_what_users_import_from_transformers_works_where_miles_is_installed": 0,
     "tests/backends/sglang/test_vision.py": ("qwen3_vl_moe",),
     "tests/backends/sglang/test_vision.py::test_towers_that_sglang_mistakes_are_refused": 9,
     "tests/backends/sglang/test_replacing.py": 0,
@@ -167,16 +186,25 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/agents/foreign/test_install.py::"
     "test_what_is_installed_to_the_end_counts_and_nothing_else_does": 0,
     # what a process imports, and how it prints: each of these starts one
-    "tests/test_imports.py::test_help_loads_nothing_heavy": 4,
-    "tests/test_imports.py::test_refusals_come_before_anything_heavy": 6,
-    "tests/test_imports.py::test_no_process_of_a_dry_run_imports_torch": 2,
-    "tests/commands/test_terminals.py::test_a_verb_says_the_same_on_every_terminal": 10,
-    "tests/commands/test_terminals.py::test_a_process_without_utf_8_prints_too": 2,
+    "tests/test_imports.py::test_help_loads_nothing_heavy": 2,
+    "tests/test_imports.py::test_pages_load_nothing_heavy": 2,
+    "tests/test_imports.py::test_completion_loads_nothing_heavy": 2,
+    "tests/test_imports.py::test_refusals_come_before_anything_heavy": 2,
+    "tests/test_imports.py::test_no_process_of_a_dry_run_imports_torch": 1,
+    "tests/commands/test_terminals.py::test_a_verb_says_the_same_on_every_terminal": 5,
+    "tests/commands/test_terminals.py::test_a_process_without_utf_8_prints_too": 1,
+    "tests/runtime/inputs/test_data_check_rows.py::test_a_shipped_recipe_has_no_problem": 1,
+    # pages at one width each
+    "tests/web/browser/test_accessibility.py::test_no_page_violates_a_rule": 1,
+    "tests/web/browser/test_runs_page.py::"
+    "test_pages_of_runs_in_trouble_violate_no_rule": 1,
+    # conversions that are stopped, or measured
+    "tests/conversion/test_convert.py::test_memory_does_not_grow_with_the_model": 0,
     "tests/conversion/test_hub_source.py": 0,
     "tests/conversion/test_hub_source.py::test_a_name_on_the_hub_is_fetched_and_converted": 1,
     "tests/conversion/test_hub_source.py::test_a_name_that_nobody_has_is_refused": 1,
     # plans
-    "tests/plan/test_golden.py": 3,
+    "tests/plan/test_golden.py": 2,
     "tests/plan/test_precision.py::test_recipes_in_a_format_are_planned_for_their_machines": 3,
     "tests/plan/test_published.py::test_what_is_known_to_run_fits": 8,
 }
