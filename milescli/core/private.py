@@ -23,6 +23,8 @@ WORDS = frozenset(
         "CREDENTIALS",
         "PAT",
         "WEBHOOK",
+        "COOKIE",
+        "AUTHORIZATION",
     }
 )
 """Parts of names, between underscores, that mark a secret: TOKENIZERS_PARALLELISM or NCCL_IB_PKEY
@@ -37,15 +39,25 @@ def is_secret(name: str) -> bool:
     return not is_ours and not WORDS.isdisjoint(name.upper().split("_"))
 
 
+def holds_secret(value: str) -> bool:
+    """Return True if a text holds a secret, whatever its name: a token of a known form, a URL with
+    a password, a webhook, a private key."""
+    return any(form.search(value) for form in (_TOKENS, _PASSWORD, _WEBHOOK, _PRIVATE_KEY))
+
+
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """What a process inherits that calls nobody outside."""
-    return {name: value for name, value in environ.items() if not is_secret(name)}
+    return {name: value for name, value in environ.items() if not _is_hidden(name, value)}
+
+
+def _is_hidden(name: str, value: str) -> bool:
+    return is_secret(name) or (not name.startswith(OURS) and holds_secret(value))
 
 
 @contextmanager
 def hidden_secrets() -> Iterator[None]:
     """Hide this process's secrets from processes that are started within the block."""
-    hidden = {name: value for name, value in os.environ.items() if is_secret(name)}
+    hidden = {name: value for name, value in os.environ.items() if _is_hidden(name, value)}
     for name in hidden:
         del os.environ[name]
     try:
@@ -57,9 +69,16 @@ def hidden_secrets() -> Iterator[None]:
 REMOVED = "[removed]"
 _TOKENS = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{12,}"
-    r"|github_pat_\w{20,}|xox[abp]-[A-Za-z0-9-]{10,})\b"
+    r"|github_pat_\w{20,}|xox[abp]-[A-Za-z0-9-]{10,}|glpat-[\w-]{16,}|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)\b"
 )
+_WEBHOOK = re.compile(
+    r"(?<=://)(hooks\.slack\.com/(services|workflows|triggers)|(\w+\.)*discord(app)?\.com/api/webhooks"
+    r"|[\w.-]+\.webhook\.office\.com)/[^\s\"']+"
+)
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _LOGIN = re.compile(r"(?<=://)[^/\s:@]+(:[^/\s@]*)?@")
+_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+@")
 _HOMES = re.compile(r"(?<![\w/.])/(?:home|Users)/[\w.-]+(?=/|\b)")
 _MAIL = re.compile(r"(?<=mailto:)[^\s\"'\],]+")
 _PATH = re.compile(r"(?<![\w./:~…-])~?(?:/[\w.@+%=,-]+){2,}/?|(?<![\w./:~…-])/root\b")
@@ -68,9 +87,9 @@ _NOT_SECRET = ("prompt_key", "label_key", "response_key")
 
 
 def without_private(text: str) -> str:
-    """The text without anything that looks like a token or a login of a URL, or like a place within
-    a user's home."""
-    text = _LOGIN.sub("", _TOKENS.sub(REMOVED, text))
+    """The text without anything that looks like a token, a login of a URL or a webhook, or like a
+    place within a user's home."""
+    text = _WEBHOOK.sub(REMOVED, _LOGIN.sub("", _TOKENS.sub(REMOVED, text)))
     return _HOMES.sub("~", text.replace(str(Path.home()) + "/", "~/"))
 
 

@@ -10,6 +10,7 @@ from milescli.core.private import (
     REMOVED,
     without_paths,
     without_private,
+    without_secrets,
     without_secrets_in,
 )
 
@@ -49,3 +50,33 @@ def test_secrets_of_a_recipe_are_not_shown_at_any_depth() -> None:
     assert without_secrets_in("problem", name="data.prompt_key") == "problem"
     assert without_secrets_in("s3cret", name="eval.endpoint.api_key") == REMOVED
     assert without_secrets_in(None, name="eval.endpoint.api_key") is None
+
+
+HOOK = "https://hooks.slack.com/services/T0/B0/abcdef"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_hidden"),
+    [
+        ("DATABASE_URL", "postgres://me:pw@db/runs", True),
+        ("ALERTS", HOOK, True),
+        ("CHAT", "https://discord.com/api/webhooks/1/abc", True),
+        ("SESSION_COOKIE", "anything", True),
+        ("DEPLOY", "-----BEGIN OPENSSH PRIVATE KEY-----\\nabc", True),
+        ("BEARER", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-def", True),
+        ("REMOTE", "ssh://git@host/repo", False),
+        ("PATH", "/usr/bin:/bin", False),
+        ("MILES_RUN_TOKEN", "ours", False),
+        ("RAY_ADDRESS", "ray://me:pw@head", False),
+    ],
+)
+def test_variables_are_hidden_by_their_names_and_by_their_values(
+    name: str, value: str, is_hidden: bool
+) -> None:
+    assert (name not in without_secrets({name: value})) is is_hidden
+
+
+def test_a_webhook_is_taken_out_of_texts() -> None:
+    assert without_private(f"could not reach {HOOK} today") == (
+        "could not reach https://[removed] today"
+    )
