@@ -190,7 +190,13 @@ def _export_model(
             watch=watch,
             choose=_choices_of(weights),
         )
-    for note in done.notes:
+    notes = [*done.notes]
+    if not any(file for pattern in _VOCABULARIES for file in weights.base.glob(pattern)):
+        notes.append(
+            f"the export has no tokenizer, because {weights.base} has none; to serve it, copy the "
+            f"model's tokenizer files into {to}"
+        )
+    for note in notes:
         output.warn(note)
     if done.copied:
         output.note(
@@ -207,10 +213,14 @@ def _export_model(
         relative_error=measured.relative_error if measured.num_quantised else None,
         worst_share_of_bound=measured.worst_share_of_bound if measured.num_quantised else None,
         copied=list(done.copied),
-        notes=list(done.notes),
+        notes=notes,
         pushed=None,
         seconds=0.0,
     )
+
+
+_VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+"""Files of which a tokenizer has one at least."""
 
 
 def _choices_of(weights: _Weights) -> Choose:

@@ -132,6 +132,10 @@ def test_a_hugging_face_folder_is_quantised(base: Path, tmp_path: Path) -> None:
     assert again.num_quantised == done.num_quantised and again.relative_error < 0.02, (
         "most groups return to their grid"
     )
+    assert not any("tokenizer" in note for note in again.notes)
+    (tmp_path / "out" / "tokenizer.json").unlink()
+    bare = export(tmp_path / "out", tmp_path / "bare", format="int4")
+    assert any("the export has no tokenizer" in note for note in bare.notes)
 
 
 def test_an_adapter_is_merged_or_copied(tmp_path: Path) -> None:
