@@ -37,7 +37,9 @@ def try_ray(folder: Path, kind: Kind) -> list[Finding]:
 
     plan = tiny_plan("cpu")
     start = time.monotonic()
-    cluster = Cluster(address=None, temp_dir=folder, environment={})
+    own = folder / "r"  # Ray opens its own folder to everybody: it lies below one that is ours
+    own.mkdir()
+    cluster = Cluster(address=None, temp_dir=own, environment={})
     cluster.start(plan)
     try:
         asyncio.run(cluster.place(plan, timeout_s=60.0))
