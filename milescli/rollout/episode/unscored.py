@@ -49,7 +49,8 @@ class Unscored:
             ) from error
         if self.tell is not None:
             samples = "1 sample" if num == 1 else f"{num} samples"
-            self.tell(f"excluding {samples} of {self.what}: {error.what}; {error.why}")
+            last = error.why.rstrip().rpartition("\n")[2]  # of a traceback what was raised
+            self.tell(f"excluding {samples} of {self.what}: {error.what}; {last}")
 
 
 def no_sample(*, sample_index: int, seed: int) -> Sample:
