@@ -89,8 +89,11 @@ def read_files(paths: Sequence[Path], *, overrides: Iterable[str] = ()) -> Forei
     return found
 
 
-def scalar(text: str) -> Any:
-    """Return a value as YAML 1.2 reads it, lists and mappings on one line too; else the text."""
+def scalar(text: Any) -> Any:
+    """Return a value as YAML 1.2 reads it, lists and mappings on one line too; else the text. A
+    value that is no text stays."""
+    if not isinstance(text, str):
+        return text
     try:
         return _plain(reader.read(f"value: {text}", source="").value["value"])  # type: ignore[index]
     except (RecipeError, KeyError, TypeError):
