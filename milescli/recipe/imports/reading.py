@@ -60,6 +60,12 @@ def read_files(paths: Sequence[Path], *, overrides: Iterable[str] = ()) -> Forei
     RecipeError for a file that is none of these forms, or not valid in its form."""
     found, variables = Foreign(), dict[str, list[Word]]()
     for path in paths:
+        if not path.exists():
+            raise RecipeError(
+                f"there is no file {path}",
+                why="miles import reads files of another framework",
+                fix=f"ls {path.parent}",
+            )
         text = layers.read_text(path, what="configuration")
         found.text += text
         suffix = path.suffix.lower()

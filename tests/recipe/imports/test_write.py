@@ -139,6 +139,11 @@ def test_what_cannot_be_imported_is_refused(
     assert said in caught.value.what
 
 
+def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no file"):
+        import_files([tmp_path / "none.sh"])
+
+
 def test_all_keys_of_all_tables_are_keys_of_a_recipe(tmp_path: Path) -> None:
     for _, files, _, _ in CASES.values():
         made = import_files(written(tmp_path, files))
