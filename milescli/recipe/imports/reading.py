@@ -60,6 +60,12 @@ def read_files(paths: Sequence[Path], *, overrides: Iterable[str] = ()) -> Forei
     RecipeError for a file that is none of these forms, or not valid in its form."""
     found, variables = Foreign(), dict[str, list[Word]]()
     for path in paths:
+        if not path.exists():
+            raise RecipeError(
+                f"there is no file {path}",
+                why="miles import reads files of another framework",
+                fix=f"ls {path.parent}",
+            )
         text = layers.read_text(path, what="configuration")
         found.text += text
         suffix = path.suffix.lower()
@@ -89,8 +95,11 @@ def read_files(paths: Sequence[Path], *, overrides: Iterable[str] = ()) -> Forei
     return found
 
 
-def scalar(text: str) -> Any:
-    """Return a value as YAML 1.2 reads it, lists and mappings on one line too; else the text."""
+def scalar(text: Any) -> Any:
+    """Return a value as YAML 1.2 reads it, lists and mappings on one line too; else the text. A
+    value that is no text stays."""
+    if not isinstance(text, str):
+        return text
     try:
         return _plain(reader.read(f"value: {text}", source="").value["value"])  # type: ignore[index]
     except (RecipeError, KeyError, TypeError):

@@ -1,20 +1,58 @@
-"""How the tables of other frameworks are written: a row says what a key of theirs is here, or what
-it does there where nothing here corresponds to it."""
+"""The tables of other frameworks (templates/imports/NAME.yaml): what each key of theirs is here.
+
+`rows`: their key -> rule, in the order in which they count. A rule is one of
+
+    train.clip_low train.clip_high     these keys of ours, with their value
+    train.kl_coef train.kl_in=loss     the same, and a constant
+    set KEY=VALUE                      constants, if their value is true
+    switch KEY=A|B                     A if their value is true, else B
+    positive RULE                      nothing unless their value is above 0
+    whole KEY                          nothing unless their value is a whole number
+    every KEY                          an interval; below 1 it is never, 0
+    pair KEY KEY                       the two numbers of a list
+    list KEY                           a list of names
+    top_k KEY                          a number, of which 0 or less is -1
+    file KEY, model KEY                data or a model: a path or a name on the hub
+    choose NAME: what it chooses       by the table NAME of `choices`
+    call NAME                          a function of the framework's module, or of this one
+    if NAME: RULE                      if that function is true; else `conditions` says why not
+    with KEY                           nothing: it is read with that key
+    no TEXT                            no counterpart; the text says what it does there
+
+`groups`: a text -> the beginnings of keys that have no row; the longest beginning counts. Texts in
+capitals are those of TEXTS.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from types import ModuleType
 from typing import Any
 
-from milescli.recipe.imports.reading import Foreign
+from milescli.core.files import parse_yaml
+from milescli.recipe.imports.reading import Foreign, scalar
+from milescli.recipe.templates import templates_dir
 
 Said = dict[str, Any] | str
 """Keys of a recipe with their values; or, as a text, why there are none. Empty: another key of
 theirs is read together with it."""
 Row = Callable[[Any, Foreign], Said]
+
+TEXTS = {
+    "EPOCHS": "counts passes over the data; miles counts steps of RL: set train.steps to epochs x "
+    "rows / rollout.prompts_per_step",
+    "PLACES": "places or batches a model on devices: miles plans that",
+    "LOGS": "configures logs: see run.trackers and run.project",
+    "ENGINE": "an option of the engine: miles plans the engines; engines.extra passes options to "
+    "SGLang",
+    "OWN_CODE": "code of its own: write it as a plug-in (docs/extending.md)",
+    "SHAPE": "the shape of the model: miles reads it from the model's config.json",
+    "SAVES": "names a folder for results: see run.dir and run.name",
+    "KERNELS": "chooses kernels or formats of the computation: miles chooses them",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,71 +62,120 @@ class Framework:
     name: str
     fits: Callable[[Foreign], str]
     """Returns by what its configuration is known; empty if it is another's."""
+    trains_rows: Callable[[Foreign], Said]
+    """Returns the keys of a run without rollout; none for RL."""
     rows: Mapping[str, Row]
     """Their key -> row; a later row overrides the keys of an earlier one."""
-    groups: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, str]
     """Beginning of keys that have no row -> what all of them do."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any]
     """Their defaults, where a recipe may have others."""
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    """Older name of a key -> its row."""
-    trains_rows: Callable[[Foreign], Said] = lambda found: {}
-    """Keys of a run without rollout; empty for RL."""
-    notes: tuple[str, ...] = ()
+    aliases: Mapping[str, str]
+    """Another name of a key -> its row."""
+    notes: tuple[str, ...]
     """What holds for every configuration of it."""
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of a recipe of RL that must be set, where theirs have no such bound."""
+
+    def group_of(self, name: str) -> str:
+        """Return what a key without a row does; empty if that is not known."""
+        begins = [one for one in self.groups if _begins(name, one)]
+        return self.groups[max(begins, key=len)] if begins else ""
 
 
-def to(*keys: str) -> Row:
-    """Return a row with the same value under other names."""
-    return lambda value, found: dict.fromkeys(keys, value)
+def _begins(name: str, begin: str) -> bool:
+    return name == begin or name.startswith(begin if begin.endswith(("_", ".")) else f"{begin}.")
 
 
-def gone(why: str) -> Row:
-    """Return a row without a counterpart. `why`: what the key does there."""
-    return lambda value, found: why
-
-
-def used_by(key: str) -> Row:
-    """Return a row of a key that is read together with `key`."""
-    return lambda value, found: {}
-
-
-def choose(choices: Mapping[Any, Said], *, what: str) -> Row:
-    """Return a row that maps values, of which texts are compared in small letters. `what`: what the
-    key chooses, for a value without a counterpart."""
-
-    def row(value: Any, found: Foreign) -> Said:
-        known = value.lower().replace("-", "_") if isinstance(value, str) else value
-        return choices.get(known, f"{what} `{value}`, which miles does not have")
-
-    return row
-
-
-def same(values: Iterable[Any], said: Said) -> dict[Any, Said]:
-    """Return choices of which all mean the same."""
-    return dict.fromkeys(values, said)
-
-
-def when(test: Callable[[Foreign], bool], row: Row, *, otherwise: str) -> Row:
-    """Return a row that counts only if `test` holds; `otherwise` says why it does not."""
-    return lambda value, found: row(value, found) if test(found) else otherwise
-
-
-def every(key: str) -> Row:
-    """Return a row of an interval in steps, of which theirs below 1 mean never."""
-    return lambda value, found: {key: value if isinstance(value, int) and value > 0 else 0}
-
-
-def optional(row: Row) -> Row:
-    """Return a row of a number of which theirs of 0 or less mean none."""
-    return lambda value, found: (
-        row(value, found) if isinstance(value, int | float) and value > 0 else {}
+def load_table(name: str, module: ModuleType) -> Framework:
+    """Load templates/imports/NAME.yaml. `module`: its `fits`, `trains_rows` and functions."""
+    text = (templates_dir() / "imports" / f"{name}.yaml").read_text(encoding="utf-8")
+    table = parse_yaml(text)
+    rules = _Rules(module, table.get("choices", {}), table.get("conditions", {}))
+    return Framework(
+        name=name,
+        fits=module.fits,
+        trains_rows=module.trains_rows,
+        rows={key: rules.row(rule) for key, rule in table["rows"].items()},
+        groups={
+            begin: _text(why) for why, begins in table["groups"].items() for begin in begins.split()
+        },
+        defaults={key: scalar(value) for key, value in table["defaults"].items()},
+        aliases=table.get("aliases", {}),
+        notes=tuple(table["notes"]),
+        chosen=table.get("chosen", {}),
     )
 
 
-def file(key: str) -> Row:
-    """Return a row of a data file, several, or a data set of the hub."""
-    return lambda value, found: {key: data_name(value)}
+def _text(text: str) -> str:
+    return TEXTS.get(text, text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """Makes rows of rules."""
+
+    module: ModuleType
+    choices: Mapping[str, Mapping[Any, Said]]
+    conditions: Mapping[str, str]
+
+    def row(self, rule: str) -> Row:
+        """Return the row of a rule. Raises AttributeError for a function that there is not."""
+        word, _, rest = rule.partition(" ")
+        if word == "if":
+            name, _, inner = rest.partition(": ")
+            row, test = self.row(inner), getattr(self.module, name)
+            why = self.conditions[name]
+            return lambda value, found: row(value, found) if test(found) else why
+        if word == "positive":
+            row = self.row(rest)
+            return lambda value, found: row(value, found) if _is_positive(value) else {}
+        if word == "call":
+            return getattr(self.module, rest, None) or globals()[rest]
+        if word == "choose":
+            name, _, what = rest.partition(": ")
+            return _chosen(self.choices[name], what=what)
+        if word == "with":
+            return lambda value, found: {}
+        if word == "no":
+            return lambda value, found: _text(rest)
+        if word in _OF_VALUES:
+            key, _, constant = rest.partition("=")
+            make = _OF_VALUES[word]
+            return lambda value, found: make(value, key.split(), constant)
+        constants = [pair.partition("=") for pair in rule.split()]
+        return lambda value, found: {
+            key: scalar(constant) if equals else value for key, equals, constant in constants
+        }
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+_OF_VALUES: dict[str, Callable[[Any, list[str], str], Said]] = {
+    "set": lambda value, keys, constant: {keys[0]: scalar(constant)} if value else {},
+    "switch": lambda value, keys, constant: {keys[0]: constant.split("|")[0 if value else 1]},
+    "whole": lambda value, keys, constant: {keys[0]: int(value)} if isinstance(value, int) else {},
+    "every": lambda value, keys, constant: {
+        keys[0]: value if isinstance(value, int) and value > 0 else 0
+    },
+    "pair": lambda value, keys, constant: {keys[0]: value[0], keys[1]: value[1]},
+    "list": lambda value, keys, constant: {keys[0]: names_of(value)},
+    "top_k": lambda value, keys, constant: {keys[0]: value if value > 0 else -1},
+    "file": lambda value, keys, constant: {keys[0]: data_name(value)},
+    "model": lambda value, keys, constant: {keys[0]: path_of(str(value))},
+}
+
+
+def _chosen(choices: Mapping[Any, Said], *, what: str) -> Row:
+    def row(value: Any, found: Foreign) -> Said:
+        known = value
+        if isinstance(value, str):
+            known = value.lower().replace("-", "_").rpartition(".")[2]
+        return choices.get(known, f"{what} `{value}`, which miles does not have")
+
+    return row
 
 
 _SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow", ".txt")
@@ -112,11 +199,6 @@ def path_of(text: str) -> str:
     return re.sub(r"^\$(HOME\b|\{HOME\})", "~", text)
 
 
-def model(key: str) -> Row:
-    """Return a row of a model: a folder or a name on the hub."""
-    return lambda value, found: {key: path_of(str(value))}
-
-
 def ratio(whole: float, part: float) -> int | str:
     """Return how often `part` goes into `whole`; a reason where it does not."""
     if part > 0 and whole % part == 0:
@@ -130,20 +212,7 @@ def updates(whole: float, part: float) -> Said:
     return number if isinstance(number, str) else {"train.updates_per_step": max(1, number)}
 
 
-EPOCHS = (
-    "counts passes over the data; miles counts steps of RL: set train.steps to epochs x rows / "
-)
-EPOCHS += "rollout.prompts_per_step"
-PLACES = "places or batches a model on devices: miles plans that"
-LOGS = "configures logs: see run.trackers and run.project"
-ENGINE = "an option of the engine: miles plans the engines; engines.extra passes options to SGLang"
-OWN_CODE = "code of its own: write it as a plug-in (docs/extending.md)"
-SHAPE = "the shape of the model: miles reads it from the model's config.json"
-SAVES = "names a folder for results: see run.dir and run.name"
-KERNELS = "chooses kernels or formats of the computation: miles chooses them"
-
-
-def scale_lora(value: Any) -> list[str]:
+def names_of(value: Any) -> list[str]:
     """Return modules for train.lora.targets."""
     if isinstance(value, list):
         return [str(one) for one in value]
@@ -156,3 +225,8 @@ def trackers(value: Any, found: Foreign) -> Said:
     named = value if isinstance(value, list) else [value]
     known = [one for one in ("tensorboard", "wandb", "mlflow", "trackio") if one in named]
     return {"run.trackers": known} if known else {}
+
+
+def recompute(value: Any, found: Foreign) -> Said:
+    """A row of what is computed again in the backward pass."""
+    return {"train.recompute": "full"} if value == "full" else TEXTS["KERNELS"]

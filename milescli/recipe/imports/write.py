@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,11 @@ from milescli.recipe import layers
 from milescli.recipe.algorithms import with_algorithm
 from milescli.recipe.imports import openrlhf, prime_rl, roll, slime, trl, verl
 from milescli.recipe.imports.reading import Foreign, Setting, read_files
-from milescli.recipe.imports.tables import Framework, Row, Said
+from milescli.recipe.imports.tables import Framework, Row, Said, load_table
 from milescli.recipe.keys import keys
 from milescli.recipe.load import build
 from milescli.recipe.resolved import scalar_yaml
 
-FRAMEWORKS = {
-    one.name: one
-    for one in (
-        *(verl.TABLE, slime.MILES, slime.TABLE, trl.TABLE),
-        *(prime_rl.TABLE, roll.TABLE, openrlhf.TABLE),
-    )
-}
 LAYOUT = ("parallel.", "machine.", "engines.", "train.max_tokens_per_microbatch", "train.recompute")
 LAYOUT += ("train.optimizer.offload",)
 """Keys that fit one machine: the recipe names them in comments, unless they are wanted."""
@@ -40,6 +34,22 @@ _OF_ROWS = ("model.", "data.", "train.optimizer.", "train.lora.", "train.steps",
 _OF_ROWS += ("train.batch_size", "train.precision", "checkpoint.", "run.", "eval.every", *LAYOUT)
 _UNRESOLVED = re.compile(r"\$\{?\(?[A-Za-z_]\w*")
 _NAMED = re.compile(r"[a-z][a-z_]*(?:\.[a-z_0-9]+)+")
+
+
+@cache
+def frameworks() -> dict[str, Framework]:
+    """Return the tables by name, in the order in which they are tried."""
+    shared = load_table("slime", slime)
+    tables = (
+        load_table("verl", verl),
+        replace(shared, name="miles", fits=slime.fits_miles),
+        shared,
+        load_table("trl", trl),
+        load_table("prime-rl", prime_rl),
+        load_table("roll", roll),
+        load_table("openrlhf", openrlhf),
+    )
+    return {table.name: table for table in tables}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ def import_files(
         )
     _map(found, table, made)
     _for_rows(made, rows, table)
-    _fill(made, is_of_rows=bool(rows))
+    _fill(made, table, is_of_rows=bool(rows))
     _note_unresolved(made)
     if not keep_layout:
         for key in [key for key in made.entries if key.startswith(LAYOUT)]:
@@ -99,15 +109,16 @@ def import_files(
 
 
 def _chosen(found: Foreign, framework: str | None, paths: Sequence[Path]) -> tuple[Framework, str]:
+    tables = frameworks()
     if framework is not None:
-        if framework not in FRAMEWORKS:
-            guess = nearest(framework, FRAMEWORKS)
+        if framework not in tables:
+            guess = nearest(framework, tables)
             raise RecipeError(
                 f"miles reads no configurations of `{framework}`",
-                why=f"it reads those of {', '.join(FRAMEWORKS)}",
+                why=f"it reads those of {', '.join(tables)}",
                 fix=f"--from {guess or 'verl'}",
             )
-        return FRAMEWORKS[framework], "--from names it"
+        return tables[framework], "--from names it"
     if not found.settings:
         raise RecipeError(
             f"{paths[0].name} sets nothing that miles can read",
@@ -115,13 +126,13 @@ def _chosen(found: Foreign, framework: str | None, paths: Sequence[Path]) -> tup
             + "".join(f"; {one}" for one in found.warnings),
             fix="miles import SCRIPT.sh   # the script that starts the training",
         )
-    for table in FRAMEWORKS.values():
+    for table in tables.values():
         if reason := table.fits(found):
             return table, reason
     raise RecipeError(
         f"{paths[0].name} is of a framework that miles does not recognise",
         why=f"its first keys are {', '.join(list(found.settings)[:4])}",
-        fix=f"--from verl   # or {', '.join(list(FRAMEWORKS)[1:])}",
+        fix=f"--from verl   # or {', '.join(list(tables)[1:])}",
     )
 
 
@@ -147,8 +158,8 @@ def _map(found: Foreign, table: Framework, made: Imported) -> None:
                 made.entries[key] = Entry(key, value, _said_at(one))
     for name, one in found.settings.items():
         if name not in table.rows:
-            group = next((said for begin, said in table.groups.items() if _is_in(name, begin)), "")
-            made.without.append((one, group or f"not known to miles: look it up in {table.name}"))
+            why = table.group_of(name) or f"not known to miles: look it up in {table.name}"
+            made.without.append((one, why))
 
 
 def _said_at(one: Setting) -> str:
@@ -168,10 +179,6 @@ def _said(row: Row, one: Setting, found: Foreign) -> Said:
         )
 
 
-def _is_in(name: str, begin: str) -> bool:
-    return name == begin or name.startswith(begin if begin.endswith(("_", ".")) else f"{begin}.")
-
-
 def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
     """A run without rollout has its data, batch and objective under other keys, and no others."""
     if not rows:
@@ -186,9 +193,13 @@ def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
         made.entries[key] = Entry(key, value, f"{table.name}: what the script trains")
 
 
-def _fill(made: Imported, *, is_of_rows: bool) -> None:
+def _fill(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
     """Give what every recipe needs a name that stands for it, and say so."""
     data = "data.train" if is_of_rows else "data.prompts"
+    if not is_of_rows:
+        for key, value in table.chosen.items():
+            why = f"{table.name} sets no bound of this kind; the value is miles import's choice"
+            made.entries.setdefault(key, Entry(key, value, why))
     for key, name in {"model.path": "MODEL", data: "ROWS.jsonl"}.items():
         if key not in made.entries:
             made.entries[key] = Entry(key, name, "not in the configuration")

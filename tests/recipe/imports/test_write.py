@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.imports.write import FRAMEWORKS, Imported, import_files
+from milescli.recipe.imports.write import Imported, frameworks, import_files
 from milescli.recipe.keys import keys
 from milescli.recipe.load import load, value_at
 from tests.recipe.imports.cases import CASES
@@ -43,12 +43,18 @@ def _reasons(made: Imported) -> list[tuple[str, str]]:
     return [(one.name, why) for one, why in made.without]
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", frameworks())
 def test_a_table_names_keys_that_there_are(name: str) -> None:
-    table = FRAMEWORKS[name]
+    table = frameworks()[name]
     assert set(table.aliases.values()) <= {*table.rows, *table.defaults}
     assert not set(table.aliases) & set(table.rows)
     assert all(len(why) > 10 for why in table.groups.values())
+
+
+def test_a_bound_that_they_do_not_have_is_chosen_and_said(tmp_path: Path) -> None:
+    made = imported(tmp_path, "run.sh", CASES["slime gspo"][1]["run.sh"])
+    chosen = made.entries["data.max_prompt_tokens"]
+    assert chosen.value == 4096 and "choice" in chosen.comment
 
 
 def test_every_value_names_its_line(tmp_path: Path) -> None:
@@ -131,6 +137,11 @@ def test_what_cannot_be_imported_is_refused(
     with pytest.raises(RecipeError) as caught:
         import_files(written(tmp_path, {name: text}), framework=framework)
     assert said in caught.value.what
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no file"):
+        import_files([tmp_path / "none.sh"])
 
 
 def test_all_keys_of_all_tables_are_keys_of_a_recipe(tmp_path: Path) -> None:
