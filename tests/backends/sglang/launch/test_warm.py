@@ -139,7 +139,7 @@ def test_where_the_warm_process_has_ended_the_engine_starts_afresh_and_says_so(
 ) -> None:
     warm[0].stop()
     with running(spec, warm[1]) as engine:
-        assert "the warm process gave no engine" in spec.log_path.read_text()
+        assert "the warm process returned no engine" in spec.log_path.read_text()
         engine.wait_ready(BOUND_S)
 
 
