@@ -92,4 +92,4 @@ def test_an_environment_pays_for_turns_and_bad_episodes_are_played_anew(
     ]
     assert 0 < sum(failed) < 2
     told = [event["text"] for event in workplace.events("echo") if event["event"] == "Notice"]
-    assert any("is played anew" in text and "the board is away" in text for text in told)
+    assert any("repeating an episode" in text and "the board is away" in text for text in told)
