@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from milescli.core.files import parse_json
+from milescli.core.units import MIB
 from milescli.models.precision import Quantised
 
 PLAN_SCHEMA = 12
@@ -271,6 +272,8 @@ class Plan:
     """None on a CPU."""
     processes: list[ProcessMemory] = field(default_factory=list)
     """Main memory of each process, an estimate; empty if there are devices."""
+    object_store_bytes: int = 512 * MIB
+    """Size of Ray's object store on the driver's node, where miles starts Ray."""
     schema: int = PLAN_SCHEMA
 
     def to_json(self) -> str:
@@ -304,9 +307,10 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Return 16 hex digits over everything that runs; reasons and forecasts do not count."""
+        """Return 16 hex digits over everything that runs; reasons, forecasts and the object
+        store's size do not count."""
         raw = asdict(self)
-        del raw["decisions"], raw["forecast"], raw["processes"]
+        del raw["decisions"], raw["forecast"], raw["processes"], raw["object_store_bytes"]
         return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]
 
 
