@@ -24,8 +24,8 @@ from milescli.plan.memory import (
 )
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.static_memory import images_in
-from milescli.plan.transport import keeps_sent, step_bytes
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
+from milescli.plan.transport import keeps_sent, step_bytes
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
 
