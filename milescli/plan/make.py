@@ -20,6 +20,7 @@ from milescli.plan.choices import (
     note_speculation,
     note_vision,
 )
+from milescli.plan.collectors import choose_collectors
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
 from milescli.plan.main_memory import Fitted, fit_main_memory
@@ -334,6 +335,7 @@ def _assembled(
             on_cpu=not num_devices,
             log=log,
         ),
+        collectors=choose_collectors(recipe, inputs.facts, engines, log),
         engines_apart=recipe.engines_apart,
         trainer_format=formats.trainer,
         quantises_inputs=rounds_inputs,

@@ -254,6 +254,8 @@ class Plan:
     warmup_steps: int
     on_policy: Literal["auto", "exact"] = "auto"
     """exact: engines and trainer compute log-probs with the same bits."""
+    collectors: int = 0
+    """Processes that ask the engines, score, and keep what was sampled; 0: the driver does it."""
     engines_apart: int = 0
     """Number of the last engines that answer evaluations while the others sample."""
     trainer_format: Quantised | None = None
@@ -307,10 +309,11 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Return 16 hex digits over everything that runs; reasons, forecasts and the object
-        store's size do not count."""
+        """Return 16 hex digits over everything that runs; reasons, forecasts, the object
+        store's size, and which process collects, do not count."""
         raw = asdict(self)
         del raw["decisions"], raw["forecast"], raw["processes"], raw["object_store_bytes"]
+        del raw["collectors"]
         return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]
 
 

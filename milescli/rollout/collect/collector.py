@@ -23,6 +23,7 @@ from milescli.core.plug_points import CURRICULA, FILTERS, SAMPLE_FILTERS, SELECT
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import PromptSource
+from milescli.rollout.collect.elsewhere import GroupMaker
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
 from milescli.rollout.collect.rollout_stats import staleness_of, summarise
 from milescli.rollout.collect.selectors import (
@@ -80,9 +81,11 @@ class Collector:
         seed_of: SeedOf | None = None,
         with_greedy: bool = False,
         journal: Journal | None = None,
+        elsewhere: GroupMaker | None = None,
     ) -> None:
         """`with_greedy`: each group gets the reward of a greedy response as well. `journal`: what
-        is sampled is kept there, and what it has is not sampled again."""
+        is sampled is kept there, and what it has is not sampled again. `elsewhere`: other processes
+        sample, score and keep the groups; None: this one."""
         self._source = source
         self._episodes = episodes
         self._recipe = recipe
@@ -93,6 +96,7 @@ class Collector:
         self._selection = resolve_isolated(SELECTIONS, recipe.rollout.selection)
         self._curriculum = resolve_isolated(CURRICULA, recipe.data.curriculum)
         self._with_greedy = with_greedy
+        self._elsewhere = elsewhere
         self._journal = journal or NoJournal()
         self.refused: list[Group] = []
         """By the filter, in the last step taken."""
@@ -299,6 +303,10 @@ class Collector:
     async def group(self, epoch: int, prompt: Prompt, position: int, progress: Progress) -> Group:
         """The prompt's, sampled and scored; from the journal, where the step may have that one.
         Raises as `take`."""
+        if self._elsewhere is not None:
+            with self._meter.sample(count := self._recipe.rollout.samples_per_prompt):
+                progress.num_samples += count
+                return await self._elsewhere.group(epoch, prompt, position, progress)
         kept = await self._journal.group(progress.step, position, prompt)
         if kept is not None:
             return kept
@@ -389,15 +397,15 @@ class FlowMeter:
         self._idle_s = self._sample_s = 0.0
 
     @contextmanager
-    def sample(self) -> Iterator[None]:
-        """Count one running sample while the context is open."""
+    def sample(self, count: int = 1) -> Iterator[None]:
+        """Count so many running samples while the context is open."""
         self._advance()
-        self._num_running += 1
+        self._num_running += count
         try:
             yield
         finally:
             self._advance()
-            self._num_running -= 1
+            self._num_running -= count
 
     def read(self) -> FlowStats:
         """Statistics since the last read."""
