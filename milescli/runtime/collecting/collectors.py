@@ -263,13 +263,13 @@ class Collectors:
 
     # ------------------------------------------------------------------ batches
 
-    async def batch(self, items: Sequence[Group], objective: Policy, **settings: Any) -> TrainBatch:
+    async def batch(self, items: Sequence[Group], policy: Policy, **settings: Any) -> TrainBatch:
         """Return the batch of a step, whose sequences go from those who have them to the ranks.
         `settings`: see `packing.lay_out`."""
 
         def laid_out() -> tuple[list[Outline], Any, Any]:
-            outlines = objective.outlines(items)
-            return outlines, lay_out(outlines, **settings), objective.advantages(items)
+            outlines = policy.outlines(items)
+            return outlines, lay_out(outlines, **settings), policy.advantages(items)
 
         outlines, layouts, rows = await in_thread(laid_out)
         ranks = [layout.sequence_ids.tolist() or [0] for layout in layouts]
@@ -285,7 +285,7 @@ class Collectors:
             cuts[self._worker(position).number].append(
                 (position, number, firsts[number], own, learned)
             )
-        state = dict(objective.state)
+        state = dict(policy.state)
         pieces = await all_or_first_error(
             self._pieces(worker, Cut(state=state, groups=cuts[worker.number], ranks=ranks))
             for worker in self._workers

@@ -20,7 +20,7 @@ from milescli.core.events import PublishStats
 from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.schema import Recipe
-from milescli.rollout.base import PromptSource
+from milescli.rollout.base import PromptSource, RolloutEngine
 from milescli.rollout.collect.collector import Collector, Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
 from milescli.rollout.collect.group_record import GroupHead
@@ -117,7 +117,7 @@ class CollectorProcess:
         self._oldest: Kept | None = None
         episodes = training_episodes(
             recipe,
-            engine=self._fleet,
+            engine=self.engine,
             scorer=scorer_of(recipe, None),
             decode=tokenizer.decode,
             vocab_size=vocab_size,
@@ -140,6 +140,11 @@ class CollectorProcess:
         self._errors: dict[int, BaseException] = {}
         self._news, self._made = asyncio.Event(), asyncio.Event()
         self._starts_paused = is_paused
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """What samples; a benchmark has another."""
+        return self._fleet
 
     async def open(self) -> None:
         """Begin on the event loop of the calls."""
