@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import tempfile
 import time
@@ -40,7 +41,7 @@ from milescli.runtime.recovery.restarts import Repairs, Restarts
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 
-NOBODY = EngineAddress(url="http://127.0.0.1:9", name="nobody")
+NOBODY = EngineAddress(url="http://127.0.0.1:9", name="engine 0")
 
 
 class Digits:
@@ -102,12 +103,12 @@ async def measure(
     """Take some steps, and print what each sample of them cost."""
     pids = list[int]()
 
-    async def start(number: int) -> ActorHandle:
+    async def start(number: int, engines: list[EngineAddress]) -> ActorHandle:
         arguments = {
             "recipe": recipe,
             "tokenizer": Digits(),
             "vocab_size": longest,
-            "fleet": {"router_url": None, "engines": [NOBODY]},
+            "fleet": {"router_url": None, "engines": engines},
             "version": WeightVersion(0),
             "is_paused": False,
             "with_greedy": False,
@@ -136,6 +137,7 @@ async def measure(
         warn=print,
     )
     await collectors.open()
+    gc.freeze()  # as `miles` does when it has imported what it needs
     number = recipe.rollout.prompts_per_step
     prompts = [
         Prompt(index=index, token_ids=[1] * 16, text="", label=str(index % 7))

@@ -226,9 +226,15 @@ class Builder:
         }
 
     async def start_collector(
-        self, number: int, *, fleet: SglangFleet, journal: SampleJournal | None, with_greedy: bool
+        self,
+        number: int,
+        engines: Sequence[EngineAddress],
+        *,
+        fleet: SglangFleet,
+        journal: SampleJournal | None,
+        with_greedy: bool,
     ) -> ActorHandle:
-        """Start a process that collects, and asks all engines of the fleet."""
+        """Start a process that collects from these engines of the fleet."""
         nodes, count = sorted({slot.node for slot in self.plan.slots}), self.plan.collectors
         part = None
         if journal is not None:
@@ -247,8 +253,8 @@ class Builder:
                 "tokenizer": self.spec.inputs.tokenizer,
                 "vocab_size": self.spec.inputs.facts.vocab_size,
                 "fleet": {
-                    "router_url": fleet.http.router_url,
-                    "engines": list(fleet.engines),
+                    "router_url": None,
+                    "engines": list(engines),
                     **self._asking(),
                 },
                 "version": fleet.version,

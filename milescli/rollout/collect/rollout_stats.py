@@ -28,7 +28,7 @@ def summarise(
     rewards = [reward for group in seen for reward in group.rewards]
     lengths = [sample.num_loss_tokens for sample in samples]
     ages = [staleness_of(group, version) for group in kept]
-    guesses = sum((sample.guesses for sample in samples), NO_GUESSES)
+    guesses = sum((one.guesses for one in samples if one.guesses.num_passes), NO_GUESSES)
     return RolloutStats(
         num_groups=len(kept),
         num_samples=sum(len(group.samples) for group in kept),

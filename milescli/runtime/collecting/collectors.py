@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,8 +30,8 @@ from milescli.train.packing import lay_out
 
 BYTES_PER_TOKEN = 13
 """Of a sequence on its way to a rank, about: what a watch of the ranks compares."""
-Start = Callable[[int], Awaitable[ActorHandle]]
-"""Starts the process with this number, for the engines as they are now."""
+Start = Callable[[int, list[EngineAddress]], Awaitable[ActorHandle]]
+"""Starts the process with this number, which asks these engines."""
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Collectors:
                 self._tasks.append(asyncio.create_task(self._served(worker, serve)))
 
     async def _begin(self, worker: _Worker) -> None:
-        worker.handle = await self._start(worker.number)
+        worker.handle = await self._start(worker.number, self._engines_of(worker))
         await worker.handle.run("open", timeout_s=self._timeout_s)
         worker.ready.set()
 
@@ -115,6 +116,13 @@ class Collectors:
         await self._kill(handles)
         for worker in self._workers:
             worker.handle = None
+
+    def _engines_of(self, worker: _Worker) -> list[EngineAddress]:
+        """A process's share of the engines, which keeps to their numbers; all, where none of the
+        share lives. It asks them directly: a router may be on another computer."""
+        engines, count = list(self._fleet.engines), len(self._workers)
+        own = [one for one in engines if int(one.name.split()[-1]) % count == worker.number]
+        return own or engines
 
     def _worker(self, position: int) -> _Worker:
         return self._workers[position % len(self._workers)]
@@ -255,7 +263,7 @@ class Collectors:
         if (journal := self._journal) is not None:
             await in_thread(lambda: journal.read_part(name.replace(" ", "-")))
         await self._begin(worker)
-        await self._call(worker, "use", list(self._fleet.engines))
+        await self._call(worker, "use", self._engines_of(worker))
         worker.orders = list(worker.asked)
         worker.cancelled, worker.released = [], []
         worker.wake.set()
@@ -365,7 +373,12 @@ class Collectors:
         await self._of_all("reopen", version)
 
     def use(self, engines: Sequence[EngineAddress]) -> None:
-        self._begin_later(self._of_all("use", list(engines)))
+        for worker in self._workers:
+            self._begin_later(self._use(worker))
+
+    async def _use(self, worker: _Worker) -> None:
+        with suppress(WorkerDied):  # its successor begins with those that there are
+            await self._call(worker, "use", self._engines_of(worker))
 
     def _checkpoint(self) -> None:
         journal = self._journal

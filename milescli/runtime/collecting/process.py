@@ -31,7 +31,7 @@ from milescli.train.base import TrainSequence
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 
-GATHER_S = 0.01
+GATHER_S = 0.05
 """Groups that are done within so many seconds are reported together."""
 REPORT_EVERY_S = 20.0
 """Bound on a call that reports nothing."""
