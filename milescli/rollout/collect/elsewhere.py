@@ -52,8 +52,8 @@ class GroupNumbers:
     """Holds what decides of some groups, in arrays: no object is made of each sample on its way.
     G: groups; N: samples of all of them, group by group."""
 
-    positions: np.ndarray
-    """[G] int64 position of the prompt in the source."""
+    tickets: np.ndarray
+    """[G] int64 number of the order."""
     num_samples: np.ndarray
     """[G] int32"""
     greedy_rewards: list[float | None]
@@ -75,8 +75,7 @@ class GroupNumbers:
 
     @classmethod
     def of(cls, groups: Mapping[int, Group]) -> GroupNumbers:
-        """Return the numbers of groups, by the positions of their prompts. Each sample has one
-        trajectory."""
+        """Return the numbers of groups, by their tickets. Each sample has one trajectory."""
         samples = [sample for group in groups.values() for sample in group.samples]
         lines = [line for sample in samples for line in sample.trajectories]
         assert len(lines) == len(samples), "samples of several trajectories stay in the driver"
@@ -87,7 +86,7 @@ class GroupNumbers:
             if (own := {name: x for name in _RARE if (x := getattr(sample, name)) != _USUAL[name]})
         }
         return cls(
-            positions=np.fromiter(groups, np.int64),
+            tickets=np.fromiter(groups, np.int64),
             num_samples=np.array([len(group.samples) for group in groups.values()], np.int32),
             greedy_rewards=[group.greedy_reward for group in groups.values()],
             seeds=np.array([sample.seed for sample in samples], np.int64),
@@ -100,8 +99,7 @@ class GroupNumbers:
         )
 
     def groups(self, of: Mapping[int, tuple[int, Prompt]]) -> dict[int, Group]:
-        """Return the groups without their tokens, by position. `of`: (epoch, prompt) by
-        position."""
+        """Return the groups without their tokens, by ticket. `of`: (epoch, prompt) by ticket."""
         spans: dict[tuple[int, int], list[VersionSpan]] = {}
         samples = list[Sample]()
         starts = [0, *accumulate(self.num_samples.tolist())]
@@ -135,14 +133,14 @@ class GroupNumbers:
                 )
             )
         return {
-            position: Group(
-                prompt=of[position][1],
+            ticket: Group(
+                prompt=of[ticket][1],
                 samples=samples[start:end],
-                epoch=of[position][0],
+                epoch=of[ticket][0],
                 greedy_reward=greedy,
             )
-            for position, greedy, (start, end) in zip(
-                self.positions.tolist(), self.greedy_rewards, pairwise(starts), strict=True
+            for ticket, greedy, (start, end) in zip(
+                self.tickets.tolist(), self.greedy_rewards, pairwise(starts), strict=True
             )
         }
 

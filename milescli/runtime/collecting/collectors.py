@@ -38,6 +38,7 @@ Start = Callable[[int, list[EngineAddress]], Awaitable[ActorHandle]]
 class _Asked:
     """A group that a process makes, or has made and keeps."""
 
+    position: int
     epoch: int
     prompt: Prompt
     step: int
@@ -52,11 +53,11 @@ class _Worker:
     handle: ActorHandle | None = None
     """None: another is being started."""
     asked: dict[int, _Asked] = field(default_factory=dict)
-    """By position, until they are released."""
+    """By ticket, until they are released."""
     orders: list[int] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    """Positions, until they are sent."""
+    """Tickets, until they are sent."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """There is a process, and it has been sent all that the one before was asked."""
@@ -85,8 +86,9 @@ class Collectors:
         self._later = set[asyncio.Task[Any]]()
         self._failure: BaseException | None = None
         self._timeout_s = recipe.machine.step_timeout_s
-        self._places: dict[tuple[int, int], int] = {}
-        """(epoch, index of the prompt) -> position, of groups that are not released."""
+        self._tickets: dict[tuple[int, int], int] = {}
+        """(epoch, index of the prompt) -> ticket, of groups that are not released."""
+        self._num_orders = 0
 
     async def open(self) -> None:
         """Start all processes. Raises what ends the start of one."""
@@ -124,25 +126,32 @@ class Collectors:
         own = [one for one in engines if int(one.name.split()[-1]) % count == worker.number]
         return own or engines
 
-    def _worker(self, position: int) -> _Worker:
-        return self._workers[position % len(self._workers)]
+    def _worker(self, ticket: int) -> _Worker:
+        return self._workers[ticket % len(self._workers)]
+
+    def _new_ticket(self, position: int) -> int:
+        """A number that no other order has: one that is given up may be reported still, while the
+        same prompt is ordered again."""
+        self._num_orders += 1
+        count = len(self._workers)
+        return self._num_orders * count + position % count
 
     # ------------------------------------------------------------------ groups
 
     async def group(self, epoch: int, prompt: Prompt, position: int, progress: Progress) -> Group:
         if self._failure is not None:
             raise self._failure
-        worker = self._worker(position)
+        worker = self._worker(ticket := self._new_ticket(position))
         future: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
-        worker.asked[position] = _Asked(epoch, prompt, progress.step, future)
-        self._places[epoch, prompt.index] = position
-        worker.orders.append(position)
+        worker.asked[ticket] = _Asked(position, epoch, prompt, progress.step, future)
+        self._tickets[epoch, prompt.index] = ticket
+        worker.orders.append(ticket)
         worker.wake.set()
         try:
             group = await future
         except asyncio.CancelledError:
-            self._forget(worker, position)
-            worker.cancelled.append(position)
+            self._forget(worker, ticket)
+            worker.cancelled.append(ticket)
             worker.wake.set()
             raise
         progress.num_done += len(group.samples)
@@ -150,30 +159,32 @@ class Collectors:
         progress.last_done = time.monotonic()
         return group
 
-    def _forget(self, worker: _Worker, position: int) -> None:
-        if (asked := worker.asked.pop(position, None)) is not None:
-            self._places.pop((asked.epoch, asked.prompt.index), None)
-        if position in worker.orders:
-            worker.orders.remove(position)
+    def _forget(self, worker: _Worker, ticket: int) -> None:
+        if (asked := worker.asked.pop(ticket, None)) is not None:
+            place = asked.epoch, asked.prompt.index
+            if self._tickets.get(place) == ticket:
+                del self._tickets[place]
+        if ticket in worker.orders:
+            worker.orders.remove(ticket)
 
     def release(self, groups: Sequence[Group], *, before: int) -> None:
         """Forget these groups, and all finished ones of prompts before that position of the source:
         no step takes them any more."""
-        gone = {self._position(group) for group in groups}
+        gone = {self._ticket(group) for group in groups}
         for worker in self._workers:
             own = [
-                at
-                for at, asked in worker.asked.items()
-                if at in gone or (at < before and asked.future.done())
+                ticket
+                for ticket, asked in worker.asked.items()
+                if ticket in gone or (asked.position < before and asked.future.done())
             ]
-            for position in own:
-                self._forget(worker, position)
+            for ticket in own:
+                self._forget(worker, ticket)
             if own:
                 worker.released += own
                 worker.wake.set()
 
-    def _position(self, group: Group) -> int:
-        return self._places[group.epoch, group.prompt.index]
+    def _ticket(self, group: Group) -> int:
+        return self._tickets[group.epoch, group.prompt.index]
 
     async def _served(self, worker: _Worker, serve: Callable[[_Worker], Awaitable[None]]) -> None:
         """Serve as long as the run lasts, by one process after the other."""
@@ -199,14 +210,16 @@ class Collectors:
         await worker.wake.wait()
         worker.wake.clear()
         await asyncio.sleep(0)  # all that is asked at one moment goes together
-        orders = [self._order(worker, position) for position in worker.orders]
+        orders = [self._order(worker, ticket) for ticket in worker.orders]
         cancelled, released = worker.cancelled, worker.released
         worker.orders, worker.cancelled, worker.released = [], [], []
         await self._call(worker, "take", orders, cancelled, released)
 
-    def _order(self, worker: _Worker, position: int) -> Order:
-        asked, journal = worker.asked[position], self._journal
+    def _order(self, worker: _Worker, ticket: int) -> Order:
+        asked, journal = worker.asked[ticket], self._journal
+        position = asked.position
         return Order(
+            ticket=ticket,
             position=position,
             epoch=asked.epoch,
             prompt=asked.prompt,
@@ -226,26 +239,28 @@ class Collectors:
             self._warn(warning)
         if report.has_lost_records and self._journal is not None:
             self._journal.distrust()
-        for position, error in report.errors.items():
-            if (asked := worker.asked.get(position)) is not None and not asked.future.done():
+        for ticket, error in report.errors.items():
+            if (asked := worker.asked.get(ticket)) is not None and not asked.future.done():
                 asked.future.set_exception(error)
         if report.numbers is not None:
             self._note(worker, report.numbers)
 
     @staticmethod
     def _note(worker: _Worker, numbers: GroupNumbers) -> None:
-        places = [place for place in numbers.positions.tolist() if place in worker.asked]
-        of = dict.fromkeys(numbers.positions.tolist(), (0, NO_PROMPT))
-        of |= {at: (worker.asked[at].epoch, worker.asked[at].prompt) for at in places}
+        tickets = numbers.tickets.tolist()
+        of = dict.fromkeys(tickets, (0, NO_PROMPT))
+        asked = {ticket: one for ticket in tickets if (one := worker.asked.get(ticket))}
+        of |= {ticket: (one.epoch, one.prompt) for ticket, one in asked.items()}
         groups = numbers.groups(of)
-        for position in places:
-            if not (future := worker.asked[position].future).done():
-                future.set_result(groups[position])
+        for ticket, one in asked.items():
+            if not one.future.done():
+                one.future.set_result(groups[ticket])
 
     def _fail(self, error: BaseException) -> None:
         """Every wait ends with this."""
         self._failure = self._failure or error
         for worker in self._workers:
+            worker.ready.set()
             for asked in worker.asked.values():
                 if not asked.future.done():
                     asked.future.set_exception(error)
@@ -289,10 +304,8 @@ class Collectors:
         cuts: dict[int, list[Any]] = {worker.number: [] for worker in self._workers}
         for number, (group, row) in enumerate(zip(items, rows, strict=True)):
             learned = [sample.is_learned for sample in group.samples]
-            own, position = [float(value) for value in row], self._position(group)
-            cuts[self._worker(position).number].append(
-                (position, number, firsts[number], own, learned)
-            )
+            own, ticket = [float(value) for value in row], self._ticket(group)
+            cuts[self._worker(ticket).number].append((ticket, number, firsts[number], own, learned))
         state = dict(policy.state)
         pieces = await all_or_first_error(
             self._pieces(worker, Cut(state=state, groups=cuts[worker.number], ranks=ranks))
@@ -317,48 +330,41 @@ class Collectors:
         )
 
     async def _pieces(self, worker: _Worker, cut: Cut) -> list[Any]:
-        """[dp] references. Where the process dies meanwhile, its successor makes the groups
-        again."""
-        places = {place for place, *_ in cut.groups}
-        return await self._when_made(
+        """[dp] references."""
+        tickets = {ticket for ticket, *_ in cut.groups}
+        _, pieces = await self._when_made(
             worker,
-            places,
+            tickets,
             lambda handle: handle.run_in_parts(
                 "cut", cut, num_parts=len(cut.ranks), timeout_s=self._timeout_s
             ),
         )
+        return pieces
 
-    async def _when_made(self, worker: _Worker, places: set[int], call: Any) -> Any:
+    async def _when_made(self, worker: _Worker, tickets: set[int], call: Any) -> Any:
+        """Call what needs these groups; where the process dies meanwhile, once more when its
+        successor has made them again."""
         while True:
             await worker.ready.wait()
+            if self._failure is not None:
+                raise self._failure
             handle = worker.handle
             try:
                 assert handle is not None, worker
-                await handle.run("made", sorted(places), timeout_s=self._timeout_s)
-                result = await call(handle)
-            except WorkerDied as error:
-                if self._failure is not None:
-                    raise self._failure from error
+                await handle.run("made", sorted(tickets), timeout_s=self._timeout_s)
+                return await call(handle)
+            except WorkerDied:
                 while worker.handle is handle and self._failure is None:
                     await asyncio.sleep(NOTICE_S)
-            else:
-                return result[1] if isinstance(result, tuple) else result
 
     async def whole(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups with their tokens, and what the driver decided of them."""
-        positions = [self._position(group) for group in groups]
-        made = [
-            await self._when_made(
-                self._worker(position),
-                {position},
-                partial(_whole_from, decided={position: group}, timeout_s=self._timeout_s),
-            )
-            for position, group in zip(positions, groups, strict=True)
-        ]
-        return [
-            replace(of_one[position], prompt=group.prompt)
-            for of_one, position, group in zip(made, positions, groups, strict=True)
-        ]
+        whole = list[Group]()
+        for ticket, group in ((self._ticket(group), group) for group in groups):
+            ask = partial(_whole_from, decided={ticket: group}, timeout_s=self._timeout_s)
+            made = await self._when_made(self._worker(ticket), {ticket}, ask)
+            whole.append(replace(made[ticket], prompt=group.prompt))
+        return whole
 
     # ------------------------------------------------------------------ what the fleet does
 

@@ -41,6 +41,8 @@ REPORT_EVERY_S = 20.0
 class Order:
     """Asks for the group of one prompt."""
 
+    ticket: int
+    """Number of the order, by which all that follows names the group."""
     position: int
     epoch: int
     prompt: Prompt
@@ -55,7 +57,7 @@ class Finished:
 
     numbers: GroupNumbers | None
     errors: Mapping[int, BaseException]
-    """By position."""
+    """By ticket."""
     warnings: Sequence[str]
     has_lost_records: bool
     """A record of the journal could not be read."""
@@ -68,7 +70,7 @@ class Cut:
     state: Mapping[str, float]
     """Of the objective, where it changes from step to step."""
     groups: Sequence[tuple[int, int, int, Sequence[float], Sequence[bool]]]
-    """Of each group: its position, its number in the step, the number of its first sequence, the
+    """Of each group: its ticket, its number in the step, the number of its first sequence, the
     advantage of each sample, and which samples are learned."""
     ranks: Sequence[Sequence[int]]
     """[dp] numbers of the sequences that each data-parallel rank gets."""
@@ -132,11 +134,11 @@ class CollectorProcess:
         )
         self._objective = cast("Policy", load_objective(recipe.train.objective, recipe))
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """By position, groups in the making."""
+        """By ticket, groups in the making."""
         self._groups: dict[int, Group] = {}
-        """By position, those that no step has taken."""
+        """By ticket, those that no step has taken."""
         self._done: dict[int, Group] = {}
-        """By position, those that are not reported yet."""
+        """By ticket, those that are not reported yet."""
         self._errors: dict[int, BaseException] = {}
         self._news, self._made = asyncio.Event(), asyncio.Event()
         self._starts_paused = is_paused
@@ -154,30 +156,30 @@ class CollectorProcess:
     async def take(
         self, orders: Sequence[Order], cancelled: Sequence[int], released: Sequence[int]
     ) -> None:
-        """Begin some groups, give others up, and forget those of these positions."""
-        for position in (*cancelled, *released):
-            if (task := self._tasks.pop(position, None)) is not None:
+        """Begin some groups, give others up, and forget those that were released."""
+        for ticket in (*cancelled, *released):
+            if (task := self._tasks.pop(ticket, None)) is not None:
                 task.cancel()
-            self._groups.pop(position, None)
-            self._done.pop(position, None)
+            self._groups.pop(ticket, None)
+            self._done.pop(ticket, None)
         for order in orders:
-            self._tasks[order.position] = asyncio.create_task(
+            self._tasks[order.ticket] = asyncio.create_task(
                 self._make(order), name=f"prompt-{order.position}"
             )
 
     async def _make(self, order: Order) -> None:
-        position = order.position
+        ticket, position = order.ticket, order.position
         try:
             if self._journal is not None and order.recorded is not None:
                 self._journal.adopt(position, *order.recorded)
             progress = Progress(step=order.step)
             group = await self._collector.group(order.epoch, order.prompt, position, progress)
-            if self._tasks.get(position) is asyncio.current_task():
-                self._groups[position] = self._done[position] = group
-                del self._tasks[position]
+            if self._tasks.pop(ticket, None) is not None:
+                self._groups[ticket] = self._done[ticket] = group
                 self._made.set()
         except Exception as error:  # whatever it is, the driver raises it
-            self._errors[position] = error if isinstance(error, MilesError) else _plain(error)
+            self._tasks.pop(ticket, None)
+            self._errors[ticket] = error if isinstance(error, MilesError) else _plain(error)
         self._news.set()
 
     async def finished(self) -> Finished:
@@ -200,9 +202,9 @@ class CollectorProcess:
             has_lost_records=has_lost,
         )
 
-    async def made(self, positions: Sequence[int]) -> None:
+    async def made(self, tickets: Sequence[int]) -> None:
         """Wait until these groups are there, which were ordered, or are about to be."""
-        while not all(position in self._groups for position in positions):
+        while not all(ticket in self._groups for ticket in tickets):
             self._made.clear()
             await self._made.wait()
 
@@ -213,8 +215,8 @@ class CollectorProcess:
     def _pieces(self, cut: Cut) -> list[dict[int, TrainSequence]]:
         self._objective.restore(cut.state)
         made = dict[int, TrainSequence]()
-        for position, number, first, row, learned in cut.groups:
-            group = self._groups[position]
+        for ticket, number, first, row, learned in cut.groups:
+            group = self._groups[ticket]
             samples = [
                 sample if is_learned else replace(sample, is_learned=False)
                 for sample, is_learned in zip(group.samples, learned, strict=True)
@@ -224,9 +226,9 @@ class CollectorProcess:
         return [{number: made[number] for number in own if number in made} for own in cut.ranks]
 
     async def whole(self, decided: Mapping[int, Group]) -> dict[int, Group]:
-        """Return groups with their tokens, by position; rewards are those that were decided."""
+        """Return groups with their tokens, by ticket; rewards are those that were decided."""
         return {
-            place: with_decisions(self._groups[place], group) for place, group in decided.items()
+            ticket: with_decisions(self._groups[ticket], group) for ticket, group in decided.items()
         }
 
     async def pause(self) -> PublishStats:
