@@ -293,16 +293,8 @@ def _assembled(
     )
     merges = publishes_merged(recipe, on_cpu=not num_devices, size=SIZES[precision])
     note_publishing(recipe, merged=merges, log=log)
-    if engines.num:
-        note_transfer(
-            recipe,
-            memory_of(recipe, inputs.facts, merged=merges),
-            trainer,
-            engines,
-            channel=channel,
-            size=SIZES[precision],
-            log=log,
-        )
+    memory = memory_of(recipe, inputs.facts, merged=merges)
+    note_transfer(recipe, memory, trainer, engines, channel, size=SIZES[precision], log=log)
     formats = formats_of(recipe, merges_adapter=merges)
     rounds_inputs = note_formats(
         recipe, inputs.facts, formats, (trainer, engines), on_cpu=not num_devices, log=log

@@ -74,13 +74,15 @@ def note_transfer(
     memory: MemoryModel,
     trainer: TrainerLayout,
     engines: EngineLayout,
-    *,
     channel: str,
+    *,
     size: int,
     log: Log,
 ) -> None:
-    """Log the bytes of a publish that each trainer rank sends and each engine rank receives.
-    `size`: bytes of a weight."""
+    """Log the bytes of a publish that each trainer rank sends and each engine rank receives;
+    nothing where there are no engines. `size`: bytes of a weight."""
+    if not engines.num:
+        return
     received, ranks = memory.sent_weights(engines, size=size), trainer.world_size
     of_engine = received * engines.tp
     if channel == "tensor":
