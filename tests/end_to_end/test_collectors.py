@@ -24,14 +24,14 @@ NAME = "collected"
 COLLECTORS = ("--set", "machine.collectors=2")
 
 
-def _learned(workplace: Workplace, name: str) -> list[tuple[dict, dict]]:
-    """Of each step, without the last bits of the engines' log-probs, which depend on what an
-    engine computes together, and choose no token."""
-    told = [learned(step) for step in workplace.steps(name)]
-    return [
-        ({key: value for key, value in report.items() if key not in OF_ENGINES}, rollout)
-        for report, rollout in told
-    ]
+def _learned(workplace: Workplace, name: str) -> dict[int, tuple[dict, dict]]:
+    """Of each step as it was done last, without the last bits of the engines' log-probs, which
+    depend on what an engine computes together, and choose no token."""
+    told = {step["step"]: learned(step) for step in workplace.steps(name)}
+    return {
+        step: ({key: value for key, value in report.items() if key not in OF_ENGINES}, rollout)
+        for step, (report, rollout) in told.items()
+    }
 
 
 @pytest.fixture(scope="module")

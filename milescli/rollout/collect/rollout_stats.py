@@ -12,7 +12,8 @@ from milescli.rollout.collect.selectors import has_zero_variance
 
 def staleness_of(group: Group, version: WeightVersion) -> int:
     """Return the trainer version minus the version of the group's oldest token."""
-    return version - min(sample.oldest_version for sample in group.samples)
+    lines = [line for sample in group.samples for line in sample.trajectories]
+    return version - min(span.version for line in lines for span in line.version_spans)
 
 
 def summarise(
