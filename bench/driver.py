@@ -167,7 +167,8 @@ async def measure(
         print(
             f"step {step}: {samples} samples, {size:.0f} MiB of sequences, in {wall:.1f} s; driver "
             f"{own:.1f} us a sample to take, {pack:.1f} to pack, RSS {memory:.0f} MiB; {count} "
-            f"collectors {1e6 * (cpu_of(pids) - others) / samples:.0f} us",
+            f"collectors {1e6 * (cpu_of(pids) - others) / samples:.0f} us, the largest "
+            f"{max(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20:.0f} MiB",
             flush=True,
         )
         del groups, batch

@@ -15,6 +15,7 @@ from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.choices import shares_prompts
+from milescli.plan.collectors import choose_collectors
 from milescli.plan.devices import Reached
 from milescli.plan.memory import (
     MemoryModel,
@@ -41,6 +42,9 @@ detokenizer's processes."""
 ENGINE_KERNELS = 350 * MIB
 """Main memory that an engine rank adds after long sampling: kernels for as many numbers of requests
 and tokens as its caches hold."""
+COLLECTOR = 450 * MIB
+"""Main memory of a process that collects (`machine.collectors`), without the samples that it keeps:
+Python, torch, the tokenizer and the reward."""
 SESSION = 950 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
@@ -110,11 +114,12 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
     return int(prefill + 3 * 4 * engines.max_running_requests * facts.vocab_size)
 
 
-def of_others(node: int, *, copies: int, stored: int) -> ProcessMemory:
+def of_others(node: int, *, copies: int, stored: int, num_collectors: int) -> ProcessMemory:
     """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
     all ranks' states (`copies` bytes, including those beside the ranks). `stored`: bytes of a
-    step's samples in Ray's object store, which keeps the pages that it used."""
-    base = SESSION + _in_keeper(copies)
+    step's samples in Ray's object store, which keeps the pages that it used. `num_collectors`:
+    processes that collect, on this node."""
+    base = SESSION + _in_keeper(copies) + num_collectors * COLLECTOR
     phases: dict[Phase, int] = {"start": base, "step": base + stored, "publish": base + stored}
     return ProcessMemory(name="others", node=node, phases=phases)
 
@@ -221,6 +226,7 @@ def fit_main_memory(
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
+    num_collectors = choose_collectors(recipe, facts, engines, Log())
     kept, stored = keeps_sent(recipe, colocated=colocated), step_bytes(recipe, facts)
     # the kernel that sums each query by itself reads float32
     of_cache = 4 if recipe.train.on_policy == "exact" else size
@@ -241,7 +247,16 @@ def fit_main_memory(
 
     for layout, cap in product(layouts, _caps(recipe, trainer, activations)):
         load = load_of(layout, cap)
-        nodes = _nodes(memory, load, layout, engines, slots, bucket=bucket, stored=stored)
+        nodes = _nodes(
+            memory,
+            load,
+            layout,
+            engines,
+            slots,
+            bucket=bucket,
+            stored=stored,
+            num_collectors=num_collectors,
+        )
         node = max(nodes, key=lambda node: node.total)
         if node.total + node.num_shards * least <= budget:
             break
@@ -371,9 +386,11 @@ def _nodes(
     *,
     bucket: int,
     stored: int,
+    num_collectors: int,
 ) -> list[_NodeLoad]:
     """[nodes] that the slots are on. `bucket`: bytes of weight sync; `stored`: bytes of a step's
-    samples in the object store of the driver's node."""
+    samples in the object store of the driver's node; `num_collectors`: processes that collect, on
+    one node after the other."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = (
@@ -427,6 +444,7 @@ def _nodes(
                     number,
                     copies=sum(rank.copies for rank in ranks.values()),
                     stored=0 if number else stored,
+                    num_collectors=len(range(number, num_collectors, num_nodes)),
                 ),
             ],
             num_ranks=len(ranks),
@@ -434,7 +452,9 @@ def _nodes(
             engine_weights=shards.total() * weights,
         )
 
-    return [load_of(number) for number in sorted({slot.node for slot in slots})]
+    numbers = sorted({slot.node for slot in slots})
+    num_nodes = len(numbers)
+    return [load_of(number) for number in numbers]
 
 
 def _cache_tokens(

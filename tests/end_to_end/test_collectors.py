@@ -51,7 +51,6 @@ def collected(workplace: Workplace, shared_memory: set[str]) -> Finished:
     return workplace.finish(resumed, timeout_s=300)
 
 
-@pytest.mark.thorough
 def test_a_killed_driver_and_a_killed_collector_change_no_number(
     workplace: Workplace, whole: Finished, collected: Finished
 ) -> None:
@@ -62,13 +61,11 @@ def test_a_killed_driver_and_a_killed_collector_change_no_number(
     assert files and all((ours / f).read_bytes() == (theirs / f).read_bytes() for f in files)
 
 
-@pytest.mark.thorough
 def test_a_dead_collector_is_named_and_replaced(workplace: Workplace, collected: Finished) -> None:
     replaced = [e["worker"] for e in workplace.events(NAME) if e["event"] == "WorkerReplaced"]
     assert replaced == ["collector 1"], collected
 
 
-@pytest.mark.thorough
 def test_samples_are_written_where_they_are_and_read_by_a_resumed_run(
     workplace: Workplace, collected: Finished
 ) -> None:
