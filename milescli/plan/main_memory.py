@@ -27,7 +27,7 @@ from milescli.plan.memory import (
 )
 from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
 from milescli.plan.static_memory import STATE_COPIES, images_in, note_copies
-from milescli.plan.transport import keeps_sent, step_bytes
+from milescli.plan.transport import keeps_sent, store_bytes
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
@@ -227,7 +227,8 @@ def fit_main_memory(
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
     num_collectors = choose_collectors(recipe, facts, engines, Log())
-    kept, stored = keeps_sent(recipe, colocated=colocated), step_bytes(recipe, facts)
+    kept = keeps_sent(recipe, colocated=colocated)
+    stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
     of_cache = 4 if recipe.train.on_policy == "exact" else size
     least = (

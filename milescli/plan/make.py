@@ -339,7 +339,7 @@ def _assembled(
         if pair
         else None,
         processes=processes or [],
-        object_store_bytes=plan_store(recipe, machine, inputs.facts, log),
+        object_store_bytes=plan_store(recipe, machine, inputs.facts, engines, log),
     )
 
 

@@ -4,8 +4,9 @@ models."""
 
 from __future__ import annotations
 
-from milescli.core.units import MIB, format_bytes
+from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
+from milescli.plan.collectors import choose_collectors
 from milescli.plan.memory import MemoryModel
 from milescli.plan.types import EngineLayout, Log, TrainerLayout
 from milescli.platform.machine import Machine
@@ -39,22 +40,38 @@ def step_bytes(recipe: Recipe, facts: ModelFacts) -> int:
     return int(OVERHEAD * tokens * bytes_per_token(recipe, facts))
 
 
-def plan_store(recipe: Recipe, machine: Machine, facts: ModelFacts, log: Log) -> int:
+def store_bytes(recipe: Recipe, facts: ModelFacts, *, num_collectors: int) -> int:
+    """Return the bytes of samples in the object store: of one step; where processes collect, also
+    those of the steps that new trainer ranks would repeat, which else lie in the driver."""
+    step = step_bytes(recipe, facts)
+    steps = recipe.fault.copy_every or recipe.checkpoint.every or recipe.train.steps
+    kept = min(int(recipe.fault.kept_gib * GIB), steps * step)
+    return step + (kept if num_collectors else 0)
+
+
+def plan_store(
+    recipe: Recipe, machine: Machine, facts: ModelFacts, engines: EngineLayout, log: Log
+) -> int:
     """Return the size of Ray's object store on the driver's node. Logs a remedy where /dev/shm is
     too small for a step."""
-    needed, shm = step_bytes(recipe, facts), machine.nodes[0].shm_bytes
+    num_collectors = choose_collectors(recipe, facts, engines, Log())
+    needed = store_bytes(recipe, facts, num_collectors=num_collectors)
+    shm = machine.nodes[0].shm_bytes
     room = int(STORE_SHARE * shm) if shm else max(needed, LEAST_STORE)
     size = min(max(needed, LEAST_STORE), room)
     why = (
         f"{recipe.sequences_per_step:,} x {recipe.longest_sequence:,} tokens of "
-        f"{bytes_per_token(recipe, facts)} bytes are at most {format_bytes(needed)} a step"
+        f"{bytes_per_token(recipe, facts)} bytes are at most "
+        f"{format_bytes(step_bytes(recipe, facts))} a step"
+        + f"; with those that `fault.kept_gib` keeps, {format_bytes(needed)}"
+        * (num_collectors > 0)
     )
     log.note("object store", format_bytes(size), why)
     if size < needed:
         log.note(
             "/dev/shm",
             format_bytes(shm),
-            f"too small for the samples of a step, {format_bytes(needed)}: Ray will write the rest "
+            f"too small for samples of {format_bytes(needed)}: Ray will write the rest "
             "to disk, which is slow; enlarge it (docker run --shm-size=..., or mount -o remount,"
             "size=... /dev/shm)",
         )

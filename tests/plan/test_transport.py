@@ -55,6 +55,12 @@ def test_a_large_batch_has_room_and_is_counted_as_main_memory() -> None:
     assert counted > 0.9 * 13 * tokens * (1 - 32 / 2048)
 
 
+def test_collected_batches_that_ranks_may_repeat_lie_in_the_store() -> None:
+    here = _plan("quickstart", "machine.gpus=0", *LONG)
+    apart = _plan("quickstart", "machine.gpus=0", *LONG, "machine.collectors=2")
+    assert apart.object_store_bytes - here.object_store_bytes == 4 * GIB, "fault.kept_gib"
+
+
 def test_a_small_shared_memory_bounds_the_store_and_says_what_follows() -> None:
     plan = _plan("quickstart", "machine.gpus=0", *LONG, shm_gib=2)
     assert LEAST_STORE < plan.object_store_bytes < 2 * GIB

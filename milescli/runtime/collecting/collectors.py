@@ -5,6 +5,7 @@ filters and batches stay the work of `rollout.collect`."""
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -15,13 +16,13 @@ from typing import Any
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.concurrency import all_or_first_error, in_thread
-from milescli.core.errors import WorkerDied
+from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.events import PublishStats
 from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.collector import Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers
-from milescli.runtime.collecting.process import Cut, Finished, Order
+from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.restarts import Repairs, beyond
 from milescli.train.base import Outline, ScatteredShard, TrainBatch
@@ -58,6 +59,8 @@ class _Worker:
     cancelled: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     """Tickets, until they are sent."""
+    engines: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By URL: requests that wait for it, and time.monotonic when it replied last."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """There is a process, and it has been sent all that the one before was asked."""
@@ -86,6 +89,7 @@ class Collectors:
         self._later = set[asyncio.Task[Any]]()
         self._failure: BaseException | None = None
         self._timeout_s = recipe.machine.step_timeout_s
+        self._silence_s = REPORT_EVERY_S + SLOW * recipe.machine.silence_s
         self._tickets: dict[tuple[int, int], int] = {}
         """(epoch, index of the prompt) -> ticket, of groups that are not released."""
         self._num_orders = 0
@@ -230,11 +234,19 @@ class Collectors:
     async def _call(self, worker: _Worker, method: str, *args: Any) -> Any:
         handle = worker.handle
         if handle is None:
-            raise WorkerDied(f"collector {worker.number} has ended", why="it is replaced", fix=[])
+            raise _ended(worker)
         return await handle.run(method, *args, timeout_s=self._timeout_s)
 
     async def _receive(self, worker: _Worker) -> None:
-        report: Finished = await self._call(worker, "finished")
+        handle = worker.handle
+        if handle is None:
+            raise _ended(worker)
+        try:
+            report: Finished = await handle.run("finished", timeout_s=self._silence_s)
+        except WaitTimeout as error:
+            raise WorkerDied(error.what, why=error.why, fix=error.fixes) from None
+        now = time.monotonic()
+        worker.engines = {url: (num, now - ago) for url, (num, ago) in report.engines.items()}
         for warning in report.warnings:
             self._warn(warning)
         if report.has_lost_records and self._journal is not None:
@@ -382,6 +394,15 @@ class Collectors:
         for worker in self._workers:
             self._begin_later(self._use(worker))
 
+    def num_waiting(self, url: str) -> int:
+        known = (worker.engines.get(url) for worker in self._workers)
+        return sum(one[0] for one in known if one is not None)
+
+    def silent_s(self, url: str) -> float:
+        known = (worker.engines.get(url) for worker in self._workers)
+        last = max((one[1] for one in known if one is not None), default=-math.inf)
+        return time.monotonic() - last
+
     async def _use(self, worker: _Worker) -> None:
         with suppress(WorkerDied):  # its successor begins with those that there are
             await self._call(worker, "use", self._engines_of(worker))
@@ -413,12 +434,18 @@ class Collectors:
         return [result for result in results if not isinstance(result, BaseException)]
 
 
+def _ended(worker: _Worker) -> WorkerDied:
+    return WorkerDied(f"collector {worker.number} has ended", why="it is replaced", fix=[])
+
+
 async def _whole_from(
     handle: ActorHandle, *, decided: dict[int, Group], timeout_s: float
 ) -> dict[int, Group]:
     return await handle.run("whole", decided, timeout_s=timeout_s)
 
 
+SLOW = 4.0
+"""Times `machine.silence_s` that a process may take for a report: it may be busy."""
 CLOSE_TIMEOUT_S = 15.0
 """For a process to write what its journal waits for."""
 NOTICE_S = 0.05

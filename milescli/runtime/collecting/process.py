@@ -33,7 +33,7 @@ from milescli.train.objectives.policy import Policy
 
 GATHER_S = 0.05
 """Groups that are done within so many seconds are reported together."""
-REPORT_EVERY_S = 20.0
+REPORT_EVERY_S = 5.0
 """Bound on a call that reports nothing."""
 
 
@@ -59,6 +59,8 @@ class Finished:
     errors: Mapping[int, BaseException]
     """By ticket."""
     warnings: Sequence[str]
+    engines: Mapping[str, tuple[int, float]]
+    """By URL: requests that an engine has not replied to, and seconds since it said anything."""
     has_lost_records: bool
     """A record of the journal could not be read."""
 
@@ -199,6 +201,10 @@ class CollectorProcess:
             numbers=GroupNumbers.of(done) if done else None,
             errors=errors,
             warnings=warnings,
+            engines={
+                each.url: (self._fleet.num_waiting(each.url), self._fleet.silent_s(each.url))
+                for each in self._fleet.engines
+            },
             has_lost_records=has_lost,
         )
 

@@ -49,6 +49,14 @@ class Followers(Protocol):
     def use(self, engines: Sequence[EngineAddress]) -> None:
         """Ask these engines from now on: one has died, or was replaced."""
 
+    def num_waiting(self, url: str) -> int:
+        """Return the number of their requests without a reply from the engine at this URL."""
+        ...
+
+    def silent_s(self, url: str) -> float:
+        """Return the seconds since that engine replied to one of them; infinity if never."""
+        ...
+
 
 async def _no_requests() -> PublishStats:
     return PublishStats()
@@ -132,11 +140,13 @@ class SglangFleet:
         """Return the number of requests without a reply from the engine at this URL; behind a
         router, those without a reply from any engine."""
         on_router = self.http.router_url is not None
-        return self._in_flight if on_router else self._batcher.num_open(url)
+        own = self._in_flight if on_router else self._batcher.num_open(url)
+        return own + (self.followers.num_waiting(url) if self.followers is not None else 0)
 
     def silent_s(self, url: str) -> float:
         """Return the seconds since the last sign of life of the engine at this URL."""
-        return self.http.silent_s(url)
+        own = self.http.silent_s(url)
+        return min(own, self.followers.silent_s(url)) if self.followers is not None else own
 
     async def answers(self, url: str) -> bool:
         """Return True if the engine at this URL responds; called while it has work."""
