@@ -15,6 +15,7 @@ from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.choices import shares_prompts
+from milescli.plan.collectors import choose_collectors
 from milescli.plan.devices import Reached
 from milescli.plan.memory import (
     MemoryModel,
@@ -26,6 +27,7 @@ from milescli.plan.memory import (
 )
 from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
 from milescli.plan.static_memory import STATE_COPIES, images_in, note_copies
+from milescli.plan.transport import keeps_sent, store_bytes
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
@@ -40,6 +42,9 @@ detokenizer's processes."""
 ENGINE_KERNELS = 350 * MIB
 """Main memory that an engine rank adds after long sampling: kernels for as many numbers of requests
 and tokens as its caches hold."""
+COLLECTOR = 450 * MIB
+"""Main memory of a process that collects (`machine.collectors`), without the samples that it keeps:
+Python, torch, the tokenizer and the reward."""
 SESSION = 950 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
@@ -73,12 +78,21 @@ def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int)
 
 
 def of_engine(
-    name: str, node: int, num_ranks: int, *, weights: int, compared: int, used: int, sent: int
+    name: str,
+    node: int,
+    num_ranks: int,
+    *,
+    weights: int,
+    compared: int,
+    used: int,
+    sent: int,
+    kept: int,
 ) -> ProcessMemory:
     """Estimate the main memory of an engine. `compared` is the bytes of the copy with which the
-    first publication is compared, `used` comes from `engine_workspace`, and `sent` is the bytes of
-    one bucket of weights. Loading maps a file of half as many bytes as the weights."""
-    base = ENGINE_PROCESS + weights
+    first publication is compared, `used` comes from `engine_workspace`, `sent` is the bytes of one
+    bucket of weights, and `kept` those of the weights that it received last, where changes of them
+    are sent. Loading maps a file of half as many bytes as the weights."""
+    base = ENGINE_PROCESS + weights + kept
     return ProcessMemory(
         name=name,
         node=node,
@@ -100,11 +114,14 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
     return int(prefill + 3 * 4 * engines.max_running_requests * facts.vocab_size)
 
 
-def of_others(node: int, *, copies: int) -> ProcessMemory:
+def of_others(node: int, *, copies: int, stored: int, num_collectors: int) -> ProcessMemory:
     """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
-    all ranks' states (`copies` bytes, including those beside the ranks)."""
-    base = SESSION + _in_keeper(copies)
-    return ProcessMemory(name="others", node=node, phases=dict.fromkeys(get_args(Phase), base))
+    all ranks' states (`copies` bytes, including those beside the ranks). `stored`: bytes of a
+    step's samples in Ray's object store, which keeps the pages that it used. `num_collectors`:
+    processes that collect, on this node."""
+    base = SESSION + _in_keeper(copies) + num_collectors * COLLECTOR
+    phases: dict[Phase, int] = {"start": base, "step": base + stored, "publish": base + stored}
+    return ProcessMemory(name="others", node=node, phases=phases)
 
 
 def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
@@ -208,6 +225,10 @@ def fit_main_memory(
     merged = publishes_merged(recipe, on_cpu=True, size=size)
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
+    colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
+    num_collectors = choose_collectors(recipe, facts, engines, Log())
+    kept = keeps_sent(recipe, colocated=colocated)
+    stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
     of_cache = 4 if recipe.train.on_policy == "exact" else size
     least = (
@@ -220,14 +241,23 @@ def fit_main_memory(
         layouts.append(replace(trainer, recompute="full"))
 
     def load_of(layout: TrainerLayout, cap: int) -> TrainerLoad:
-        return _load(recipe, facts, layout, cap=cap, size=size, teachers=teachers)
+        return _load(recipe, facts, layout, cap=cap, size=size, teachers=teachers, kept=kept)
 
     def activations(cap: int) -> int:
         return memory.worst_stage(trainer, load_of(trainer, cap)).activations
 
     for layout, cap in product(layouts, _caps(recipe, trainer, activations)):
         load = load_of(layout, cap)
-        nodes = _nodes(memory, load, layout, engines, slots, bucket=bucket)
+        nodes = _nodes(
+            memory,
+            load,
+            layout,
+            engines,
+            slots,
+            bucket=bucket,
+            stored=stored,
+            num_collectors=num_collectors,
+        )
         node = max(nodes, key=lambda node: node.total)
         if node.total + node.num_shards * least <= budget:
             break
@@ -321,6 +351,7 @@ def _load(
     cap: int,
     size: int,
     teachers: Sequence[ModelFacts],
+    kept: bool,
 ) -> TrainerLoad:
     is_exact = recipe.train.on_policy == "exact"
     tokens = recipe.sequences_per_step * recipe.longest_sequence
@@ -339,6 +370,7 @@ def _load(
         bucket_bytes=0,
         packing=Packing(imbalance=recipe.train.expert_imbalance),
         on_host=True,
+        keeps_sent=kept,
         fused_swiglu=size == 4 or is_exact,
         keeps_float32=is_exact,
         reached=Reached(trainer_context=0),
@@ -354,8 +386,12 @@ def _nodes(
     slots: Sequence[Slot],
     *,
     bucket: int,
+    stored: int,
+    num_collectors: int,
 ) -> list[_NodeLoad]:
-    """[nodes] that the slots are on. `bucket`: bytes of weight sync."""
+    """[nodes] that the slots are on. `bucket`: bytes of weight sync; `stored`: bytes of a step's
+    samples in the object store of the driver's node; `num_collectors`: processes that collect, on
+    one node after the other."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = (
@@ -401,17 +437,25 @@ def _nodes(
                         compared=compared,
                         used=used,
                         sent=sent,
+                        kept=load.keeps_sent * published,
                     )
                     for engine, count in shards.items()
                 ),
-                of_others(number, copies=sum(rank.copies for rank in ranks.values())),
+                of_others(
+                    number,
+                    copies=sum(rank.copies for rank in ranks.values()),
+                    stored=0 if number else stored,
+                    num_collectors=len(range(number, num_collectors, num_nodes)),
+                ),
             ],
             num_ranks=len(ranks),
             num_shards=shards.total(),
             engine_weights=shards.total() * weights,
         )
 
-    return [load_of(number) for number in sorted({slot.node for slot in slots})]
+    numbers = sorted({slot.node for slot in slots})
+    num_nodes = len(numbers)
+    return [load_of(number) for number in numbers]
 
 
 def _cache_tokens(
@@ -475,13 +519,13 @@ def _sum(node: _NodeLoad, cache: int) -> str:
         "gradients": ranks.gradients,
         "optimizer": ranks.optimizer,
         "activations": ranks.activations + ranks.logits + ranks.workspace,
-        "other models": ranks.host - ranks.copies,
+        "other weights": ranks.host - ranks.copies,
         "copies": ranks.copies,
     }
     trainer = " + ".join(
         f"{name} {_gib(size)}"
         for name, size in parts.items()
-        if size or name not in ("other models", "copies")
+        if size or name not in ("other weights", "copies")
     )
     rest = node.total - ranks.total - ranks.host - node.engine_weights
     engines = (

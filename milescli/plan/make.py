@@ -20,10 +20,11 @@ from milescli.plan.choices import (
     note_speculation,
     note_vision,
 )
+from milescli.plan.collectors import choose_collectors
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
 from milescli.plan.main_memory import Fitted, fit_main_memory
-from milescli.plan.memory import note_adapter, note_publishing, publishes_merged
+from milescli.plan.memory import memory_of, note_adapter, note_publishing, publishes_merged
 from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu, why_no_pair
 from milescli.plan.on_devices import Pair, engine_context, plan_devices
 from milescli.plan.on_policy import choose_on_policy
@@ -43,6 +44,7 @@ from milescli.plan.roles import (
     teacher_roles,
     without_reward_model,
 )
+from milescli.plan.transport import note_transfer, plan_store
 from milescli.plan.types import (
     NO_ENGINES,
     EngineLayout,
@@ -291,6 +293,8 @@ def _assembled(
     )
     merges = publishes_merged(recipe, on_cpu=not num_devices, size=SIZES[precision])
     note_publishing(recipe, merged=merges, log=log)
+    memory = memory_of(recipe, inputs.facts, merged=merges)
+    note_transfer(recipe, memory, trainer, engines, channel, size=SIZES[precision], log=log)
     formats = formats_of(recipe, merges_adapter=merges)
     rounds_inputs = note_formats(
         recipe, inputs.facts, formats, (trainer, engines), on_cpu=not num_devices, log=log
@@ -323,6 +327,7 @@ def _assembled(
             on_cpu=not num_devices,
             log=log,
         ),
+        collectors=choose_collectors(recipe, inputs.facts, engines, log),
         engines_apart=recipe.engines_apart,
         trainer_format=formats.trainer,
         quantises_inputs=rounds_inputs,
@@ -334,6 +339,7 @@ def _assembled(
         if pair
         else None,
         processes=processes or [],
+        object_store_bytes=plan_store(recipe, machine, inputs.facts, engines, log),
     )
 
 

@@ -216,7 +216,8 @@ class MemoryModel:
                     host=host_bytes(trained, layout, load, static)
                     + sum(weights + load.teachers_resident * used for weights, used in turns)
                     + copies
-                    + saved,
+                    + saved
+                    + load.keeps_sent * self._sent_bytes(load.size) // layout.world_size,
                     copies=copies,
                     saved=saved,
                     turn=0
@@ -343,6 +344,10 @@ class MemoryModel:
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
         held = self._held(layout) if self.sent is self.counter else Held()
         return (self.sent.engine_total(**cut) - held.numbers) * size + held.size_bytes
+
+    def _sent_bytes(self, size: int) -> int:
+        """Bytes of one publish to one engine, of which each trainer rank sends its share."""
+        return self.sent_weights(EngineLayout(), size=size)
 
     def _rounded(self, layout: TrainerLayout, layers: range) -> int:
         """Numbers of a rank that a trainer's format applies to."""

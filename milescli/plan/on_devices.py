@@ -69,8 +69,14 @@ class Pair:
 
     @property
     def host_bytes(self) -> int:
-        """Return the bytes of main memory on one node."""
-        return self.trainer.needs.host * self._ranks_per_node
+        """Return the bytes of main memory on the node that needs most: with trainer ranks and a
+        step's samples, or with engines that keep what they were sent."""
+        space = self.space
+        received = space.memory.sent_weights(self.engines.layout, size=space.work.size)
+        return max(
+            self.trainer.needs.host * self._ranks_per_node + space.stored_bytes,
+            space.load.keeps_sent * received * space.devices_per_node,
+        )
 
     @property
     def copies_bytes(self) -> int:
@@ -253,7 +259,7 @@ def _trainer_for(
     overlap: bool,
 ) -> TrainerChoice | None:
     """The trainer that is cut least, of the fastest that fit beside these engines."""
-    host = _HOST_SHARE * machine.nodes[0].memory_bytes
+    host = _HOST_SHARE * machine.nodes[0].memory_bytes - space.stored_bytes
     fitting = [
         trainer
         for trainer in trainers.fitting

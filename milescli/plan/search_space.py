@@ -25,6 +25,7 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.static_memory import images_in
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
+from milescli.plan.transport import keeps_sent, step_bytes
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
 
@@ -54,6 +55,8 @@ class SearchSpace:
     offload: bool | None
     colocated: bool
     has_engines: bool
+    stored_bytes: int
+    """Bytes of a step's samples in the object store of the driver's node."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -136,6 +139,7 @@ def search_space(
             teachers=tuple(teachers),
             takes_copies=recipe.fault.copy_every > 0,
             saves_copy=recipe.checkpoint.async_save,
+            keeps_sent=keeps_sent(recipe, colocated=colocated),
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),
@@ -153,6 +157,7 @@ def search_space(
         offload=train.optimizer.offload,
         colocated=shared,
         has_engines=recipe.has_engines,
+        stored_bytes=step_bytes(recipe, table.facts),
     )
 
 

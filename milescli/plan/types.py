@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from milescli.core.files import parse_json
+from milescli.core.units import MIB
 from milescli.models.precision import Quantised
 
 PLAN_SCHEMA = 12
@@ -253,6 +254,8 @@ class Plan:
     warmup_steps: int
     on_policy: Literal["auto", "exact"] = "auto"
     """exact: engines and trainer compute log-probs with the same bits."""
+    collectors: int = 0
+    """Processes that ask the engines, score, and keep what was sampled; 0: the driver does it."""
     engines_apart: int = 0
     """Number of the last engines that answer evaluations while the others sample."""
     trainer_format: Quantised | None = None
@@ -271,6 +274,8 @@ class Plan:
     """None on a CPU."""
     processes: list[ProcessMemory] = field(default_factory=list)
     """Main memory of each process, an estimate; empty if there are devices."""
+    object_store_bytes: int = 512 * MIB
+    """Size of Ray's object store on the driver's node, where miles starts Ray."""
     schema: int = PLAN_SCHEMA
 
     def to_json(self) -> str:
@@ -304,9 +309,11 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Return 16 hex digits over everything that runs; reasons and forecasts do not count."""
+        """Return 16 hex digits over everything that runs; reasons, forecasts, the object
+        store's size, and which process collects, do not count."""
         raw = asdict(self)
-        del raw["decisions"], raw["forecast"], raw["processes"]
+        del raw["decisions"], raw["forecast"], raw["processes"], raw["object_store_bytes"]
+        del raw["collectors"]
         return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]
 
 

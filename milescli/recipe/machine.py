@@ -38,6 +38,9 @@ class MachineSettings(Section):
     """HOST:PORT of a running Ray cluster, or auto; null: start Ray on this machine only."""
     cpu_threads: Positive | None = None
     """Threads of each trainer rank and engine on a CPU; null: the plan chooses."""
+    collectors: NonNegative | None = None
+    """Processes that ask the engines, score, and keep samples until they are trained on; 0: the
+    driver does it; null: the plan chooses (one for each 256 engines, and the driver up to that)."""
     start_timeout_s: PositiveFloat = 600.0
     """Timeout for starting Ray, engines and trainer ranks."""
     step_timeout_s: PositiveFloat = 3600.0

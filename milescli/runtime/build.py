@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,8 +31,10 @@ from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
+from milescli.runtime.collecting.process import JournalPart
 from milescli.runtime.engine_start import engine_folder
 from milescli.runtime.planning import engine_spec
+from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.engines import EngineActors, Engines
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.spec import RunSpec
@@ -39,6 +42,7 @@ from milescli.runtime.spec import RunSpec
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
 SCORER_TARGET = "milescli.backends.megatron.score_rank:ScoreRank"
 SCORER_NAME = "reward model"
+COLLECTOR_TARGET = "milescli.runtime.collecting.process:CollectorProcess"
 ENGINE_TARGET = "milescli.backends.sglang.launch.server:EngineServer"
 UntilStarted = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
 """Calls what starts the process of a name, as often as it is killed in its start: see
@@ -199,21 +203,73 @@ class Builder:
     ) -> SglangFleet:
         """Return the client of a fleet's engines. `adapter`: the one of several that it asks
         for."""
+        return SglangFleet(
+            router_url=router_url,
+            engines=engines,
+            **self._asking(serves_policy=serves_policy, adapter=adapter),
+        )
+
+    def _asking(self, *, serves_policy: bool = True, adapter: str | None = None) -> dict[str, Any]:
+        """Return the arguments of a client but its engines."""
         inputs, bound_s = self.spec.inputs, self.recipe.machine.request_timeout_s
         facts = inputs.facts
         serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
-        return SglangFleet(
-            router_url=router_url,
-            engines=engines,
-            response_timeout_s=bound_s,
-            order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
-            routing_shape=(facts.num_layers, facts.topk) if replay else None,
-            adapter=adapter or (SOLE_ADAPTER if serves_adapter else None),
-            shares_engines=adapter is not None,
-            on_update=self.recipe.rollout.on_update,
-            stop_ids=inputs.own_stop_ids if serves_policy else (),
+        return {
+            "response_timeout_s": bound_s,
+            "order_timeout_s": min(bound_s, ORDER_TIMEOUT_S),
+            "routing_shape": (facts.num_layers, facts.topk) if replay else None,
+            "adapter": adapter or (SOLE_ADAPTER if serves_adapter else None),
+            "shares_engines": adapter is not None,
+            "on_update": self.recipe.rollout.on_update,
+            "stop_ids": inputs.own_stop_ids if serves_policy else (),
+        }
+
+    async def start_collector(
+        self,
+        number: int,
+        engines: Sequence[EngineAddress],
+        *,
+        fleet: SglangFleet,
+        journal: SampleJournal | None,
+        with_greedy: bool,
+    ) -> ActorHandle:
+        """Start a process that collects from these engines of the fleet."""
+        nodes, count = sorted({slot.node for slot in self.plan.slots}), self.plan.collectors
+        part = None
+        if journal is not None:
+            part = JournalPart(
+                folder=journal.part(f"collector-{number}"),
+                identity=journal.identity,
+                bound_bytes=journal.bound_bytes / (1 + count),
+            )
+        collector = await self.cluster.spawn(
+            f"collector {number}",
+            COLLECTOR_TARGET,
+            node=nodes[number % len(nodes)],
+            num_cpus=0.0,
+            kwargs={
+                "recipe": self.recipe,
+                "tokenizer": self.spec.inputs.tokenizer,
+                "vocab_size": self.spec.inputs.facts.vocab_size,
+                "fleet": {
+                    "router_url": None,
+                    "engines": list(engines),
+                    **self._asking(),
+                },
+                "version": fleet.version,
+                "is_paused": fleet.is_paused,
+                "with_greedy": with_greedy,
+                "journal": part,
+            },
+            environment={},
         )
+        try:
+            await collector.start(timeout_s=self.recipe.machine.start_timeout_s)
+        except BaseException:
+            await self.cluster.kill([collector])
+            raise
+        return collector
 
     async def _start_scorer(self, engines: Engines) -> None:
         engines.scorer = await self.start_scorer()

@@ -4,7 +4,8 @@ together, engine and trainer are checked to agree, then the loop runs."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, StepDone, WorkerMemory
@@ -14,19 +15,21 @@ from milescli.rollout.collect.ahead import open_collector
 from milescli.rollout.collect.selectors import from_state
 from milescli.rollout.episode.episode import training_episodes
 from milescli.runtime import truth
+from milescli.runtime.collecting.collectors import Collectors
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluator
 from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
 from milescli.runtime.inputs.episode_parts import episode_parts
 from milescli.runtime.inputs.given_models import served_teachers
-from milescli.runtime.loop import Run, learn
-from milescli.runtime.recording.sample_files import SampleFiles
+from milescli.runtime.loop import Run, learn, pack_here, packing_of
+from milescli.runtime.recording.sample_files import Place, SampleFiles
 from milescli.runtime.recording.sample_journal import open_journal
 from milescli.runtime.recovery.engine_keepers import keep_frozen
 from milescli.runtime.saving import version_of
 from milescli.runtime.sources import AnyCollector, Groups
 from milescli.train.agreement import CORRECTED_KL, LARGE_KL, LARGE_SHARE, Agreement
-from milescli.train.base import Stepped, Trainer
+from milescli.train.base import Stepped, TrainBatch, Trainer
+from milescli.train.objectives.policy import Policy
 
 if TYPE_CHECKING:
     from milescli.runtime.training import Training
@@ -49,6 +52,8 @@ class GroupWork:
         self.files: SampleFiles | None = None
         self.collector: AnyCollector | None = None
         """Both are None where nothing runs yet."""
+        self.collectors: Collectors | None = None
+        """None: this process collects, or nothing runs yet."""
 
     async def prepare(self, trainer: Trainer) -> None:
         """Do nothing: engines sample later."""
@@ -59,6 +64,7 @@ class GroupWork:
         training, attempt = self.training, self.attempt
         training.journal = await open_journal(self.spec, training.saver.store, bus=self.bus)
         devices = attempt.devices_of(training, trainer, fleet)
+        self.collectors = self._collectors(fleet)
         run = training.run = self._run(trainer, fleet, devices)
         if training.adapter is None:  # else one keeper keeps the engines alive for all adapters
             attempt.keep_engines(fleet, ROLLOUT, join=devices.replace)
@@ -69,6 +75,8 @@ class GroupWork:
             self.spec.recipe, attempt.session.resources, tell=self._warn
         )
         await self._join(run, devices)
+        if self.collectors is not None:
+            await self.collectors.open()
         await learn(run)
         if self.beside is not None:
             await self.beside.finish()
@@ -79,10 +87,51 @@ class GroupWork:
             await self.beside.drop()
         if (run := self.training.run) is not None:
             await run.source.stop()
+        if self.collectors is not None:
+            await self.collectors.close()
         if self.environments is not None:
             self.environments.end()
         if self.files is not None:
             await self.files.finish()
+
+    def _collectors(self, fleet: SglangFleet) -> Collectors | None:
+        """Return the processes that collect, where the plan has some."""
+        training, session = self.training, self.attempt.session
+        if not self.spec.plan.collectors:
+            return None
+        return Collectors(
+            partial(
+                session.builder.start_collector,
+                fleet=fleet,
+                journal=training.journal,
+                with_greedy=getattr(training.objective, "needs_greedy", False),
+            ),
+            session.cluster.kill,
+            count=self.spec.plan.collectors,
+            recipe=self.spec.recipe,
+            fleet=fleet,
+            journal=training.journal,
+            repairs=self.attempt.repairs,
+            warn=self._warn,
+        )
+
+    async def _pack(self, run: Run, items: list[Group]) -> tuple[TrainBatch, dict[Place, int]]:
+        """Pack groups whose tokens other processes have; those that are written to disk come
+        here."""
+        collectors, objective = self.collectors, cast("Policy", run.objective)
+        assert collectors is not None and self.collector is not None, "nothing is elsewhere"
+        number = self.spec.recipe.run.keep_groups
+        items[:number] = whole = await collectors.whole(items[:number])
+        sequences = [
+            sequence
+            for index, group in enumerate(whole)
+            for sequence in objective.of_group(group, [0.0] * len(group.samples), number=index)
+        ]
+        shown = run.source.shown(whole, sequences)
+        settings = packing_of(run, asked=set(shown.values()))
+        batch = await collectors.batch(items, objective, **settings)
+        collectors.release(items, before=self.collector.position)
+        return batch, shown
 
     def _run(self, trainer: Trainer, fleet: SglangFleet, devices: Devices) -> Run:
         """Return the run in memory."""
@@ -106,6 +155,7 @@ class GroupWork:
             with_greedy=getattr(training.objective, "needs_greedy", False),
             journal=training.journal,
             taken=checkpoint.manifest.taken if checkpoint is not None else (),
+            elsewhere=self.collectors,
         )
         if checkpoint is not None:
             collector.history.update(from_state(checkpoint.manifest.curriculum))
@@ -114,6 +164,7 @@ class GroupWork:
             trainer,
             devices,
             taken=self._taken,
+            pack=pack_here if self.collectors is None else self._pack,
             trained=self._trained,
             keep=self.files.keep,
             memory=self._memory,

@@ -58,6 +58,11 @@ async def _nothing(*_: object, **__: object) -> None:
     """Stands for a hook that a run does not need."""
 
 
+async def pack_here(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
+    """Pack in a thread of this process, which has the items with their tokens."""
+    return await in_thread(lambda: packed(run, items))
+
+
 @dataclass(slots=True, kw_only=True)
 class Hooks:
     """What the loop calls besides the algorithm; each is awaited and may raise."""
@@ -66,6 +71,9 @@ class Hooks:
     """So many steps are done, and the next has not begun: a profile may begin or end."""
     taken: Callable[[int, list[Any]], Awaitable[None]] = _nothing
     """The step will be trained on these items."""
+    pack: Callable[[Run, list[Any]], Awaitable[tuple[TrainBatch, dict[Place, int]]]] = pack_here
+    """Return what `packed` returns of the items; puts those in their place that are written to
+    disk, where others have their tokens."""
     trained: Callable[[int, StepReport], Awaitable[None]] = _nothing
     """The trainer took the step; nothing of it is saved or published yet."""
     save: Callable[[int], Awaitable[None]] = _nothing
@@ -123,7 +131,7 @@ async def learn(run: Run) -> None:
         items = await run.stop.unless_set(source.take(step, version=run.version))
         clock.lap("rollout")
         await hooks.taken(step, items)
-        batch, shown = await in_thread(lambda items=items: packed(run, items))
+        batch, shown = await hooks.pack(run, items)
         lr, critic_lr = await in_thread(lambda step=step: source.rates(step))
         clock.lap("pack")
         async with run.training():
@@ -150,21 +158,25 @@ async def learn(run: Run) -> None:
 def packed(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
     """Return what the objective learns from these items, packed, one shard a data-parallel rank;
     and which sequences belong to the samples that are kept."""
+    sequences = sequences_from(run.objective, items, name=run.source.objective)
+    shown = run.source.shown(items, sequences)
+    settings = packing_of(run, asked=set(shown.values()))
+    return pack(sequences, images=images_of(items), **settings), shown
+
+
+def packing_of(run: Run, *, asked: set[int]) -> dict[str, Any]:
+    """Return the arguments of `packing.lay_out` but the sequences. `asked`: those whose log-probs
+    the step returns."""
     plan, source = run.plan, run.source
-    sequences = sequences_from(run.objective, items, name=source.objective)
-    shown = source.shown(items, sequences)
-    batch = pack(
-        sequences,
-        objective=source.objective,
-        dp=plan.trainer.dp,
-        max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
-        updates=source.updates,
-        temperature=source.temperature,
-        asked=set(shown.values()),
-        images=images_of(items),
-        shares_prompts=plan.batch.shares_prompts,
-    )
-    return batch, shown
+    return {
+        "objective": source.objective,
+        "dp": plan.trainer.dp,
+        "max_tokens_per_microbatch": plan.batch.max_row_tokens(plan.trainer.cp),
+        "updates": source.updates,
+        "temperature": source.temperature,
+        "asked": asked,
+        "shares_prompts": plan.batch.shares_prompts,
+    }
 
 
 def _observe(run: Run, report: StepReport) -> None:

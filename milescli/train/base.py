@@ -3,11 +3,11 @@ objective computes on, is in `packed_tokens`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -56,6 +56,28 @@ class TrainSequence:
     """[n - 1, num_layers, topk] of any integer type (R3), or None."""
     image_spans: tuple[ImageSpan, ...] = ()
     """Where images stand in the tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of its tokens."""
+        return len(self.token_ids)
+
+    @property
+    def is_trained(self) -> bool:
+        """Return True if a token of it is trained."""
+        return bool(self.loss_mask.any())
+
+
+class Outline(NamedTuple):
+    """What packing must know of a sequence whose tokens lie elsewhere; named as in
+    `TrainSequence`."""
+
+    num_tokens: int
+    is_trained: bool
+    token_weight: float
+    share: float
+    group: int
+    unit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +133,31 @@ class TrainShard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScatteredShard:
+    """A TrainShard whose sequences lie with those who collected them. The process of a rank fetches
+    them and calls `whole`."""
+
+    sequence_ids: np.ndarray
+    """[N] as in TrainShard."""
+    num_sequences: int
+    size_bytes: int
+    """Bytes of the sequences, about."""
+    pieces: tuple[Any, ...]
+    """[collectors] references to Mapping[int, TrainSequence]: sequences by their number in the
+    whole batch."""
+    join: Callable[[Mapping[int, TrainSequence]], TrainShard]
+    """Makes the shard of all its sequences."""
+
+    def whole(self, pieces: Sequence[Mapping[int, TrainSequence]]) -> TrainShard:
+        """Return the shard. `pieces`: what the references stand for."""
+        return self.join({number: each for piece in pieces for number, each in piece.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
     """What one trainer step eats."""
 
-    shards: list[TrainShard]
+    shards: Sequence[TrainShard | ScatteredShard]
     """[dp]"""
 
     @property

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from milescli.core.types import Group, Pair, Prompt, Trajectory
-from milescli.train.base import TrainBatch, TrainSequence, TrainShard
+from milescli.train.base import Outline, TrainBatch, TrainSequence, TrainShard
 from milescli.train.streams import Stream
 
 Bins = list[list[int]]
@@ -185,6 +186,32 @@ def pack(
     log-probs a step returns; `images` are PNG files by hash, at least those of the sequences'
     spans, of which each shard gets its own. `shares_prompts`: one rank alone gets the sequences of
     a group in one microbatch, as far as they fit, since it computes their prompt once there."""
+    shards = lay_out(
+        sequences,
+        objective=objective,
+        dp=dp,
+        max_tokens_per_microbatch=max_tokens_per_microbatch,
+        updates=updates,
+        temperature=temperature,
+        asked=asked,
+        shares_prompts=shares_prompts,
+    )
+    return TrainBatch(shards=[shard.filled(sequences, images) for shard in shards])
+
+
+def lay_out(
+    sequences: Sequence[TrainSequence | Outline],
+    *,
+    objective: str,
+    dp: int,
+    max_tokens_per_microbatch: int,
+    updates: int = 1,
+    temperature: float = 1.0,
+    asked: Collection[int] = (),
+    shares_prompts: bool = False,
+) -> list[ShardLayout]:
+    """Decide as `pack` which sequences each rank gets, of what is known without their tokens.
+    Returns [dp]."""
     assert sequences, "a step needs at least one sequence"
     parts = [
         _spread(
@@ -197,20 +224,23 @@ def pack(
         for members in _split_by_group(sequences, updates)
     ]
     weights = _loss_weights(sequences, parts)
-    shards = [
-        _shard(
-            sequences,
-            [update[rank] for update in parts],
+    return [
+        ShardLayout(
+            updates=(own := [update[rank] for update in parts]),
+            sequence_ids=np.array(numbers := _numbers(own), np.int64),
+            loss_weights=weights[numbers],
+            asked=tuple(sorted(set(asked).intersection(numbers))),
             dp_rank=rank,
-            weights=weights,
+            num_sequences=len(sequences),
             objective=objective,
             temperature=temperature,
-            asked=asked,
-            images=images,
         )
         for rank in range(dp)
     ]
-    return TrainBatch(shards=shards)
+
+
+def _numbers(updates: Sequence[Sequence[Sequence[int]]]) -> list[int]:
+    return [number for update in updates for microbatch in update for number in microbatch]
 
 
 def images_of(items: Iterable[object]) -> dict[str, bytes]:
@@ -227,7 +257,7 @@ def images_of(items: Iterable[object]) -> dict[str, bytes]:
     return {image.sha256: image.png for holder in holders for image in holder.images}
 
 
-def _split_by_group(sequences: Sequence[TrainSequence], updates: int) -> list[list[int]]:
+def _split_by_group(sequences: Sequence[TrainSequence | Outline], updates: int) -> list[list[int]]:
     """Sequence numbers of each update: neighbouring groups, as equally many as can be."""
     groups: dict[int, list[int]] = {}
     for number, sequence in enumerate(sequences):
@@ -236,63 +266,81 @@ def _split_by_group(sequences: Sequence[TrainSequence], updates: int) -> list[li
     return [[number for group in part.tolist() for number in groups[group]] for part in parts]
 
 
-def _loss_weights(sequences: Sequence[TrainSequence], updates: Sequence[Update]) -> np.ndarray:
+def _loss_weights(
+    sequences: Sequence[TrainSequence | Outline], updates: Sequence[Update]
+) -> np.ndarray:
     """[sequences] float32 as `TrainShard.loss_weights` says. Sequences without a trained token do
     not count."""
     weights = np.zeros(len(sequences), np.float32)
     for update in updates:
         members = [number for rank in update for microbatch in rank for number in microbatch]
-        trained = [number for number in members if sequences[number].loss_mask.any()]
+        trained = [number for number in members if sequences[number].is_trained]
         divisor = sum(sequences[number].share for number in trained)
         for number in trained:
             weights[number] = sequences[number].token_weight / divisor
     return weights
 
 
-def _shard(
-    sequences: Sequence[TrainSequence],
-    updates: Sequence[Sequence[Sequence[int]]],
-    *,
-    dp_rank: int,
-    weights: np.ndarray,
-    objective: str,
-    temperature: float,
-    asked: Collection[int],
-    images: Mapping[str, bytes],
-) -> TrainShard:
-    """`updates`: [updates][microbatches] sequence numbers of this rank."""
-    numbers = [number for update in updates for microbatch in update for number in microbatch]
-    own = [sequences[number] for number in numbers]
-    local = {number: index for index, number in enumerate(numbers)}
-    spans = tuple(sequence.image_spans for sequence in own)
-    shown = {span.sha256: None for of_sequence in spans for span in of_sequence}
-    return TrainShard(
-        objective=objective,
-        temperature=temperature,
-        dp_rank=dp_rank,
-        sequence_ids=np.array(numbers, np.int64),
-        num_sequences=len(sequences),
-        cu_seqlens=np.cumsum([0, *(len(sequence.token_ids) for sequence in own)]),
-        token_ids=_joined([sequence.token_ids for sequence in own], np.int32),
-        loss_mask=_joined([sequence.loss_mask for sequence in own], np.bool_),
-        loss_weights=weights[numbers],
-        streams={
-            stream: _joined(
-                [sequence.streams[stream] for sequence in own],
-                np.int32 if stream == Stream.CANDIDATES else np.float32,
-                width=first.shape[1:],
-            )
-            for stream, first in sequences[0].streams.items()
-        },
-        updates=[
-            [[local[number] for number in microbatch] for microbatch in update]
-            for update in updates
-        ],
-        routed_experts=_routing(own),
-        asked=tuple(local[number] for number in numbers if number in asked),
-        image_spans=spans if shown else (),
-        images={image: images[image] for image in shown},
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLayout:
+    """The shard of one rank, without its tokens."""
+
+    updates: list[list[list[int]]]
+    """[updates][microbatches] numbers of sequences in the whole batch."""
+    sequence_ids: np.ndarray
+    """[N] the same numbers, in this order."""
+    loss_weights: np.ndarray
+    """[N] as in TrainShard."""
+    asked: tuple[int, ...]
+    """Numbers of the sequences whose log-probs a step returns."""
+    dp_rank: int
+    num_sequences: int
+    objective: str
+    temperature: float
+
+    def filled(
+        self,
+        sequences: Sequence[TrainSequence] | Mapping[int, TrainSequence],
+        images: Mapping[str, bytes] = NO_IMAGES,
+    ) -> TrainShard:
+        """Return the shard with its tokens. `sequences`: by their numbers, at least its own;
+        `images`: see `pack`."""
+        numbers = self.sequence_ids.tolist()
+        own = [sequences[number] for number in numbers]
+        local = {number: index for index, number in enumerate(numbers)}
+        spans = tuple(sequence.image_spans for sequence in own)
+        shown = {span.sha256: None for of_sequence in spans for span in of_sequence}
+        # a rank without a sequence has the same streams, which are empty
+        some = own or [
+            next(iter(sequences.values() if isinstance(sequences, Mapping) else sequences))
+        ]
+        return TrainShard(
+            objective=self.objective,
+            temperature=self.temperature,
+            dp_rank=self.dp_rank,
+            sequence_ids=self.sequence_ids,
+            num_sequences=self.num_sequences,
+            cu_seqlens=np.cumsum([0, *(sequence.num_tokens for sequence in own)]),
+            token_ids=_joined([sequence.token_ids for sequence in own], np.int32),
+            loss_mask=_joined([sequence.loss_mask for sequence in own], np.bool_),
+            loss_weights=self.loss_weights,
+            streams={
+                stream: _joined(
+                    [sequence.streams[stream] for sequence in own],
+                    np.int32 if stream == Stream.CANDIDATES else np.float32,
+                    width=first.shape[1:],
+                )
+                for stream, first in some[0].streams.items()
+            },
+            updates=[
+                [[local[number] for number in microbatch] for microbatch in update]
+                for update in self.updates
+            ],
+            routed_experts=_routing(own),
+            asked=tuple(local[number] for number in numbers if number in self.asked),
+            image_spans=spans if shown else (),
+            images={image: images[image] for image in shown},
+        )
 
 
 def _joined(
@@ -319,7 +367,7 @@ def _routing(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
 
 def _spread(
     members: Sequence[int],
-    sequences: Sequence[TrainSequence],
+    sequences: Sequence[TrainSequence | Outline],
     *,
     dp: int,
     cap: int,
@@ -327,7 +375,7 @@ def _spread(
 ) -> Update:
     """Units of the members over ranks and microbatches, by their positions. `by_group`: neighbours
     of a group that fit into a microbatch are a unit, too."""
-    positions = [len(sequence.token_ids) - 1 for sequence in sequences]
+    positions = [sequence.num_tokens - 1 for sequence in sequences]
     units: dict[object, list[int]] = {}
     for number in members:
         unit, group = sequences[number].unit, sequences[number].group

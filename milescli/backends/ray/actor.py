@@ -51,6 +51,16 @@ class ActorHandle:
         ended, or WaitTimeout."""
         return await _bounded(self, self.actor.run.remote(method, args, kwargs), method, timeout_s)
 
+    async def run_in_parts(
+        self, method: str, *args: Any, num_parts: int, timeout_s: float
+    ) -> tuple[Any, list[Any]]:
+        """Call a method that returns something small and then `num_parts` parts. Returns the first,
+        and references to the parts, which stay where they are and outlive that process. Raises as
+        `run`."""
+        call = self.actor.run.options(num_returns=1 + num_parts)
+        first, *parts = call.remote(method, args, {})
+        return await _bounded(self, first, method, timeout_s), parts
+
     async def start(self, *, timeout_s: float) -> int:
         """Build the hosted object; returns its pid."""
         ref = self.actor.start.remote(pickle.dumps(self.kwargs), str(self.log_path))

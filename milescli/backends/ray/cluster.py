@@ -26,9 +26,6 @@ from milescli.core.errors import FitError, WaitTimeout
 from milescli.core.private import hidden_secrets
 from milescli.plan.types import Plan
 
-OBJECT_STORE_BYTES = 512 * 1024**2
-"""Size of the object store of a cluster that miles starts on a CPU: batches are small, and /dev/shm
-may be too."""
 ACTORS_PER_SLOT = 2
 """A trainer rank and an engine, one of Ray's CPUs each, whatever they use."""
 LEAVE_TIMEOUT_S = 15.0
@@ -99,7 +96,7 @@ class Cluster:
             "num_cpus": ACTORS_PER_SLOT * len(plan.slots),
             "num_gpus": num_gpus,
             "include_dashboard": False,
-            "object_store_memory": OBJECT_STORE_BYTES,
+            "object_store_memory": plan.object_store_bytes,
             "_temp_dir": str(self.temp_dir),
             # else Ray's workers, trainer ranks among them, give way to everything; and Linux lets
             # two threads of little weight share a core while another is free

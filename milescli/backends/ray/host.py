@@ -15,13 +15,26 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from milescli.core.errors import MilesError, WorkerDied
 from milescli.core.imports import without_garbage_search
+
+
+@runtime_checkable
+class Scattered(Protocol):
+    """Defines an argument whose parts lie in other processes: the called method is given what
+    `whole` makes of them."""
+
+    pieces: Sequence[Any]
+    """References to the parts."""
+
+    def whole(self, pieces: Sequence[Any]) -> Any:
+        """Return the argument. `pieces`: the parts."""
+        ...
 
 
 class Host:
@@ -63,6 +76,7 @@ class Host:
 
         assert self._object is not None, f"{self.name}: `run` before `start`"
         args = tuple([await value if isinstance(value, ray.ObjectRef) else value for value in args])
+        args = tuple([await _fetched(value) for value in args])
         function = getattr(self._object, method, None)
         assert function is not None, f"{self._target} has no method `{method}`"
         if inspect.iscoroutinefunction(function):
@@ -92,6 +106,13 @@ class Host:
             ) from None
         finally:
             self.phase, self.since = f"idle after {phase}", time.monotonic()
+
+
+async def _fetched(value: Any) -> Any:
+    if not isinstance(value, Scattered):
+        return value
+    pieces = await asyncio.gather(*value.pieces)
+    return await asyncio.to_thread(value.whole, pieces)
 
 
 def _last_frames(error: BaseException, count: int = 3) -> str:

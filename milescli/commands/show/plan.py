@@ -263,6 +263,8 @@ _DERIVED = (
     "cpu_threads",
     "engines.cpu_threads",
     "weights.channel",
+    "weights.transfer",
+    "object store",
     "engines.max_total_tokens",
     "engines.max_running_requests",
     "engines.memory_fraction",

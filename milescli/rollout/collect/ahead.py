@@ -20,6 +20,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.collect.collector import Batch, Collector, SeedOf
 from milescli.rollout.collect.done_first import DoneFirstCollector
+from milescli.rollout.collect.elsewhere import GroupMaker
 from milescli.rollout.collect.journal import Journal
 from milescli.rollout.collect.selectors import Tried
 from milescli.rollout.episode.episode import Episodes
@@ -171,11 +172,18 @@ def open_collector(
     with_greedy: bool = False,
     journal: Journal | None = None,
     taken: Collection[int] = (),
+    elsewhere: GroupMaker | None = None,
 ) -> Collector | AheadCollector | DoneFirstCollector:
     """The collector that the recipe's `rollout.max_staleness` and `order` ask for. `taken`:
-    positions at or behind the source's that steps have taken."""
+    positions at or behind the source's that steps have taken; `elsewhere`: see `Collector`."""
     collector = Collector(
-        source, episodes, recipe=recipe, seed_of=seed_of, with_greedy=with_greedy, journal=journal
+        source,
+        episodes,
+        recipe=recipe,
+        seed_of=seed_of,
+        with_greedy=with_greedy,
+        journal=journal,
+        elsewhere=elsewhere,
     )
     if recipe.rollout.max_staleness == 0:
         return collector

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milescli.core.concurrency import all_or_first_error, in_thread
-from milescli.core.errors import MilesError, WaitTimeout
+from milescli.core.errors import MilesError, RewardError, WaitTimeout
 from milescli.core.events import FlowStats, RolloutStats
 from milescli.core.plug_points import CURRICULA, FILTERS, SAMPLE_FILTERS, SELECTIONS, SHAPINGS
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import PromptSource
+from milescli.rollout.collect.elsewhere import GroupMaker
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
 from milescli.rollout.collect.rollout_stats import staleness_of, summarise
 from milescli.rollout.collect.selectors import (
@@ -70,6 +71,14 @@ class Progress:
     last_done: float = field(default_factory=time.monotonic)
 
 
+UNSCORED_ELSEWHERE = RewardError(
+    "too many samples could not be scored",
+    why="the warnings above say what failed",
+    fix="fix the reward, judge, sandbox or environment, then resume the run",
+)
+"""Where other processes collect, each of which has warned."""
+
+
 class Collector:
     """Gathers groups step by step, strictly when asked. Belongs to one event loop; one `take` at a
     time."""
@@ -83,9 +92,11 @@ class Collector:
         seed_of: SeedOf | None = None,
         with_greedy: bool = False,
         journal: Journal | None = None,
+        elsewhere: GroupMaker | None = None,
     ) -> None:
         """`with_greedy`: each group gets the reward of a greedy response as well. `journal`: what
-        is sampled is kept there, and what it has is not sampled again."""
+        is sampled is kept there, and what it has is not sampled again. `elsewhere`: other processes
+        sample, score and keep the groups; None: this one."""
         self._source = source
         self._episodes = episodes
         self._recipe = recipe
@@ -96,6 +107,7 @@ class Collector:
         self._selection = resolve_isolated(SELECTIONS, recipe.rollout.selection)
         self._curriculum = resolve_isolated(CURRICULA, recipe.data.curriculum)
         self._with_greedy = with_greedy
+        self._elsewhere = elsewhere
         self._journal = journal or NoJournal()
         self.refused: list[Group] = []
         """By the filter, in the last step taken."""
@@ -332,6 +344,13 @@ class Collector:
         """The prompt's, sampled and scored; from the journal, where the step may have that one.
         Samples that could not be scored are not in it; None where fewer than two are left. Raises
         as `take`."""
+        if self._elsewhere is not None:
+            with self._meter.sample(count := self._recipe.rollout.samples_per_prompt):
+                progress.num_samples += count
+                group = await self._elsewhere.group(epoch, prompt, position, progress)
+            if missing := count - (0 if group is None else len(group.samples)):
+                self._unscored_of(progress.step).exclude(UNSCORED_ELSEWHERE, num=missing)
+            return group
         kept = await self._journal.group(progress.step, position, prompt)
         if kept is not None:
             return kept
@@ -366,7 +385,7 @@ class Collector:
                 share=rollout.max_unscored_share,
                 total=rollout.prompts_per_step * rollout.samples_per_prompt,
                 what=f"step {step}",
-                tell=self._episodes.tell,
+                tell=None if self._elsewhere is not None else self._episodes.tell,
             )
             for old in sorted(self._unscored)[: -rollout.max_staleness - 2]:
                 del self._unscored[old]
@@ -450,15 +469,15 @@ class FlowMeter:
         self._idle_s = self._sample_s = 0.0
 
     @contextmanager
-    def sample(self) -> Iterator[None]:
-        """Count one running sample while the context is open."""
+    def sample(self, count: int = 1) -> Iterator[None]:
+        """Count so many running samples while the context is open."""
         self._advance()
-        self._num_running += 1
+        self._num_running += count
         try:
             yield
         finally:
             self._advance()
-            self._num_running -= 1
+            self._num_running -= count
 
     def read(self) -> FlowStats:
         """Statistics since the last read."""

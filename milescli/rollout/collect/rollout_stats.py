@@ -12,7 +12,8 @@ from milescli.rollout.collect.selectors import has_zero_variance
 
 def staleness_of(group: Group, version: WeightVersion) -> int:
     """Return the trainer version minus the version of the group's oldest token."""
-    return version - min(sample.oldest_version for sample in group.samples)
+    lines = [line for sample in group.samples for line in sample.trajectories]
+    return version - min(span.version for line in lines for span in line.version_spans)
 
 
 def summarise(
@@ -28,7 +29,7 @@ def summarise(
     rewards = [reward for group in seen for reward in group.rewards]
     lengths = [sample.num_loss_tokens for sample in samples]
     ages = [staleness_of(group, version) for group in kept]
-    guesses = sum((sample.guesses for sample in samples), NO_GUESSES)
+    guesses = sum((one.guesses for one in samples if one.guesses.num_passes), NO_GUESSES)
     return RolloutStats(
         num_groups=len(kept),
         num_samples=sum(len(group.samples) for group in kept),

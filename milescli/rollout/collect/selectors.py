@@ -169,11 +169,15 @@ def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
     """Mark the samples of the group as the filter decides. Raises RecipeError where its answer is
     neither yes nor no."""
     name, of = settings.sample_filter, f"prompt {group.prompt.index}"
-    samples = [
-        sample
-        if yes_or_no(keep(sample=sample, settings=settings), "sample filter", name, of=of)
-        else replace(sample, is_learned=False)
+    kept = [
+        yes_or_no(keep(sample=sample, settings=settings), "sample filter", name, of=of)
         for sample in group.samples
+    ]
+    if all(kept):
+        return group
+    samples = [
+        sample if is_kept else replace(sample, is_learned=False)
+        for sample, is_kept in zip(group.samples, kept, strict=True)
     ]
     return replace(group, samples=samples)
 
@@ -255,6 +259,8 @@ def shaped(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:
     if len(numbers) != len(group.samples):
         why = f"{len(numbers)} rewards for {len(group.samples)} samples"
         raise _unusable_rewards(group, settings, why)
+    if numbers == group.rewards:
+        return group
     samples = [
         replace(sample, reward=reward)
         for sample, reward in zip(group.samples, numbers, strict=True)

@@ -11,6 +11,7 @@ import json
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -56,6 +57,8 @@ class Identity:
     line: str
     """Hash of what decides the last bits of the weights beside it: another, and what later weights
     sampled cannot be taken."""
+    started: float = 0.0
+    """Unix time at which the attempt began: the files of its processes belong together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +125,18 @@ class SampleJournal:
         warn: Callable[[str], None],
     ) -> None:
         """`oldest_kept`, `warn`: called in the journal's thread; the first may raise OSError."""
-        self._folder, self._identity, self._bound_bytes = folder, identity, bound_bytes
-        self._max_staleness, self._oldest_kept, self._warn = max_staleness, oldest_kept, warn
+        self._folder, self.identity, self.bound_bytes = folder, identity, bound_bytes
+        self._max_staleness, self.oldest_kept, self._warn = max_staleness, oldest_kept, warn
         self._heads: dict[int, GroupHead] = {}
         self._places: dict[int, Place] = {}
         self._batches: dict[int, BatchRecord] = {}
         self._segments: list[_Segment] = []
         self._writer: RecordWriter | None = None
         self._let_go = self._told = False
+        self.num_lost = 0
+        """Records that could not be read."""
+        self.on_checkpoint: Callable[[], None] | None = None
+        """Told when a checkpoint begins."""
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -152,13 +159,13 @@ class SampleJournal:
         found = self._contents()
         if found.identity is None:
             return None
-        if not found.is_one_past or found.identity.past != self._identity.past:
+        if not found.is_one_past or found.identity.past != self.identity.past:
             self.begin()
             return (
                 "the journal belongs to another history (recipe, data or the form of records "
                 "changed): unfinished work is sampled again"
             )
-        is_same_line = found.identity.line == self._identity.line
+        is_same_line = found.identity.line == self.identity.line
         take = usable(
             found.heads,
             [batch for batch, _ in found.batches.values()],
@@ -188,13 +195,19 @@ class SampleJournal:
 
     def _contents(self) -> _Contents:
         found = _Contents()
-        for path in self._files():
-            segment = _Segment(path, size=path.stat().st_size)
+        records = list[tuple[tuple[float, bool], dict[str, Any], Place]]()
+        for number, path in enumerate(self._files()):
+            segment, started = _Segment(path, size=path.stat().st_size), float(number)
             self._segments.append(segment)
             with suppress(*_BAD_RECORD):  # what comes after it is left out
                 for place, head in whole_records(path):
-                    found.add(head, place)
+                    started = head.get("started") or started
+                    # an attempt records a batch when it has its groups, maybe in other files
+                    records.append(((started, head["kind"] == "batch"), head, place))
                     _note(segment, head)
+        with suppress(*_BAD_RECORD):
+            for _, head, place in sorted(records, key=lambda record: record[0]):
+                found.add(head, place)
         return found
 
     def _remove_others(self, found: _Contents, take: Usable) -> None:
@@ -214,7 +227,8 @@ class SampleJournal:
                     found.places[head["position"]] = place
 
     def _files(self) -> list[Path]:
-        return sorted(self._folder.glob(f"*{SUFFIX}"))
+        """Its own, and those of processes that collect (`part`)."""
+        return sorted(self._folder.rglob(f"*{SUFFIX}"))
 
     # ------------------------------------------------------------------ what was sampled before
 
@@ -225,6 +239,15 @@ class SampleJournal:
         fits = all(self._fits(step, position) for position in batch.positions)
         return batch if fits else None
 
+    def recorded(self, step: int, position: int) -> tuple[GroupHead, Place] | None:
+        """Return where the group of this position is, if `step` may take it."""
+        fits = self._fits(step, position)
+        return (self._heads[position], self._places[position]) if fits else None
+
+    def adopt(self, position: int, head: GroupHead, place: Place) -> None:
+        """Read the group of this position from there."""
+        self._heads[position], self._places[position] = head, place
+
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
         if not self._fits(step, position):
             return None
@@ -233,14 +256,39 @@ class SampleJournal:
             head, body = await in_thread(lambda: read_record(place))
             return decoded(head, body, prompt=prompt)
         except _BAD_RECORD as error:
-            # sampled again it is another, and so is all that comes after it
-            self._places.clear()
-            self._batches.clear()
-            self._do(self._start_again)
+            self.distrust()
             self._warn(
                 f"{place.path} cannot be read any more ({error}): its samples are generated again"
             )
             return None
+
+    def distrust(self) -> None:
+        """Use nothing of what was recorded: sampled again a group is another, and so is all that
+        comes after it."""
+        self.num_lost += 1
+        self._places.clear()
+        self._batches.clear()
+        self._do(self._start_again)
+
+    # ------------------------------------------------------------------ parts of other processes
+
+    def part(self, name: str) -> Path:
+        """Return the folder of another process of this run, which writes its groups there."""
+        return self._folder / name
+
+    def read_part(self, name: str) -> None:
+        """Know the groups that another process, which has ended, has written. Blocks."""
+        for path in sorted(self.part(name).glob(f"*{SUFFIX}")):
+            segment = _Segment(path, size=path.stat().st_size)
+            for place, head in _heads(path):
+                _note(segment, head)
+                if head["kind"] == "group":
+                    self.adopt(head["position"], head_of(head), place)
+            self._do(lambda segment=segment: self._add_segment(segment))
+
+    def _add_segment(self, segment: _Segment) -> None:
+        if all(segment.path != known.path for known in self._segments):
+            self._segments.insert(0, segment)
 
     def _fits(self, step: int, position: int) -> bool:
         """True if the group is there, and neither too old for the step nor of the future."""
@@ -265,6 +313,8 @@ class SampleJournal:
         """Begin a checkpoint: make what there is durable, remove what no resume can need, and begin
         anew what was let go."""
         self._do(self._next_segment)
+        if self.on_checkpoint is not None:
+            self.on_checkpoint()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write what waits, for so long at most."""
@@ -303,8 +353,8 @@ class SampleJournal:
         if self._let_go:
             return
         size = sum(segment.size for segment in self._segments) + sum(map(len, parts or []))
-        if size > self._bound_bytes:
-            bound = format_bytes(int(self._bound_bytes))
+        if size > self.bound_bytes:
+            bound = format_bytes(int(self.bound_bytes))
             self._give_up(f"it would be larger than fault.journal_gib, {bound}")
             return
         writer = self._writer or self._new_segment()
@@ -313,10 +363,10 @@ class SampleJournal:
         _note(self._segments[-1], head)
 
     def _new_segment(self) -> RecordWriter:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         number = 1 + max((int(path.stem) for path in self._files()), default=0)
         writer = RecordWriter(self._folder / f"{number:06d}{SUFFIX}")
-        writer.append({"kind": "begin", **asdict(self._identity)})
+        writer.append({"kind": "begin", **asdict(self.identity)})
         self._segments.append(_Segment(writer.path, size=writer.size))
         self._writer = writer
         return writer
@@ -329,7 +379,7 @@ class SampleJournal:
     def _next_segment(self) -> None:
         self._end_segment()
         with suppress(OSError, ValueError, KeyError):  # a checkpoint that is just removed
-            if (oldest := self._oldest_kept()) is not None:
+            if (oldest := self.oldest_kept()) is not None:
                 self._forget(oldest)
         self._let_go = False
 
@@ -436,6 +486,7 @@ def identity_of(spec: RunSpec) -> Identity:
                 "layout": run_records.layout_of(asdict(spec.plan)),
             }
         ),
+        started=time.time(),
     )
 
 

@@ -98,7 +98,7 @@ def _fault(sample: Sample, value: Advantage) -> str | None:
     import numpy as np
 
     if isinstance(value, int | float | np.number):
-        return None if np.isfinite(value) else f"{value}"
+        return None if math.isfinite(value) else f"{value}"
     if not isinstance(value, Sequence) or not all(isinstance(row, np.ndarray) for row in value):
         return f"{value!r}"
     shapes = [row.shape for row in value]

@@ -15,9 +15,16 @@ from milescli.core.types import Group, Sample, StepReport
 from milescli.recipe.distill import teachers_by_source
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
-from milescli.train.advantages import Advantage, AdvantageEstimator, estimate
+from milescli.train.advantages import Advantage, AdvantageEstimator, AdvantageRows, estimate
 from milescli.train.aggregation import Aggregation, share_of
-from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence, sequence_of
+from milescli.train.base import (
+    Figure,
+    Outline,
+    Reduce,
+    TokenLoss,
+    TrainSequence,
+    sequence_of,
+)
 from milescli.train.corrections import CorrectionFn, corrected
 from milescli.train.credits import Credit
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate, log_ratio_at
@@ -119,7 +126,6 @@ class Policy:
 
     def sequences(self, items: Sequence[Group]) -> list[TrainSequence]:
         """Return one sequence per trajectory; updates never split a group."""
-        rows = estimate(self.advantage, items, settings=self.settings)
         has_turn_rewards = not self.credits_samples and any(
             trajectory.rewards is not None
             for group in items
@@ -128,16 +134,64 @@ class Policy:
         )
         return [
             sequence
-            for index, (group, row) in enumerate(zip(items, rows, strict=True))
-            for sample, advantage in zip(group.samples, row, strict=True)
-            for sequence in self._of_sample(
+            for index, (group, row) in enumerate(zip(items, self.advantages(items), strict=True))
+            for sequence in self.of_group(
+                group, row, number=index, has_turn_rewards=has_turn_rewards
+            )
+        ]
+
+    def advantages(self, items: Sequence[Group]) -> AdvantageRows:
+        """Return the estimator's advantages of a step's groups, which need no tokens where each is
+        one number."""
+        return estimate(self.advantage, items, settings=self.settings)
+
+    def of_group(
+        self,
+        group: Group,
+        row: Sequence[Advantage],
+        *,
+        number: int,
+        has_turn_rewards: bool = False,
+    ) -> Iterator[TrainSequence]:
+        """Yield the sequences of the group with this number in the step, by its advantages."""
+        for sample, advantage in zip(group.samples, row, strict=True):
+            yield from self._of_sample(
                 sample,
                 advantage=advantage,
-                group=index,
+                group=number,
                 source=group.prompt.source,
                 has_turn_rewards=has_turn_rewards,
             )
+
+    def outlines(self, items: Sequence[Group]) -> list[Outline]:
+        """Return what packing must know of the sequences that `sequences` returns, of groups whose
+        tokens lie elsewhere."""
+        return [
+            outline
+            for number, group in enumerate(items)
+            for sample in group.samples
+            for _, outline in self._outlines(sample, number)
         ]
+
+    def _outlines(self, sample: Sample, group: int) -> Iterator[tuple[int, Outline]]:
+        """(trajectory, outline) of each that is trained, or weighs nothing."""
+        num_tokens = sample.num_loss_tokens if sample.is_learned else 0
+        share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
+        for index, trajectory in enumerate(sample.trajectories):
+            own = trajectory.num_loss_tokens
+            if trajectory.role is not None and num_tokens and not own:
+                continue  # of a role that is not trained: nothing of it reaches the loss
+            part = own / num_tokens if num_tokens else 0.0
+            yield (
+                index,
+                Outline(
+                    num_tokens=trajectory.num_tokens,
+                    is_trained=bool(num_tokens and own),
+                    token_weight=share.token_weight,
+                    share=share.count * part,
+                    group=group,
+                ),
+            )
 
     def _of_sample(
         self,
@@ -148,12 +202,8 @@ class Policy:
         source: str | None,
         has_turn_rewards: bool,
     ) -> Iterator[TrainSequence]:
-        num_tokens = sample.num_loss_tokens if sample.is_learned else 0
-        share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
-        for index, trajectory in enumerate(sample.trajectories):
-            if trajectory.role is not None and num_tokens and not trajectory.num_loss_tokens:
-                continue  # of a role that is not trained: nothing of it reaches the loss
-            part = trajectory.num_loss_tokens / num_tokens if num_tokens else 0.0
+        for index, outline in self._outlines(sample, group):
+            trajectory = sample.trajectories[index]
             values = advantage[index] if isinstance(advantage, Sequence) else advantage
             streams = {
                 Stream.ADVANTAGE: np.full(trajectory.num_tokens, values, np.float32),
@@ -183,8 +233,8 @@ class Policy:
             made = sequence_of(
                 trajectory,
                 streams=streams,
-                token_weight=share.token_weight,
-                share=share.count * part,
+                token_weight=outline.token_weight,
+                share=outline.share,
                 group=group,
             )
             if not sample.is_learned:

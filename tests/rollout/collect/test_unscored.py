@@ -4,12 +4,14 @@ many of them end the run."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from milescli.core.errors import AgentError, MilesError, RewardError, SandboxError, WorkerDied
 from milescli.core.types import Group, Prompt, WeightVersion
-from milescli.rollout.collect.collector import Collector
+from milescli.rollout.collect.collector import Collector, Progress
+from milescli.rollout.collect.elsewhere import GroupMaker
 from milescli.rollout.collect.journal import BatchRecord, NoJournal
 from milescli.rollout.episode.unscored import Unscored
 from milescli.rollout.rewards.scoring import Scorer
@@ -63,10 +65,17 @@ class Kept(NoJournal):
         return self.groups.get(position)
 
 
-def _collector(scorer: Scorer, *, journal: Kept | None = None, **rollout: object) -> Collector:
+def _collector(
+    scorer: Scorer,
+    *,
+    journal: Kept | None = None,
+    elsewhere: GroupMaker | None = None,
+    **rollout: object,
+) -> Collector:
     episodes = make_episodes(ScriptedEngine(), scorer=scorer)
     recipe = make_recipe(**{"max_unscored_share": 0.3, **rollout})
-    return Collector(make_source(), episodes, recipe=recipe, journal=journal)
+    source = make_source()
+    return Collector(source, episodes, recipe=recipe, journal=journal, elsewhere=elsewhere)
 
 
 def _take(collector: Collector, step: int = 1) -> list[Group]:
@@ -142,3 +151,36 @@ def test_the_user_is_told_how_many_and_why() -> None:
     unscored = Unscored(share=0.5, total=10, what="step 7", tell=told.append)
     unscored.exclude(FAILED[0], num=2)
     assert told == ["excluding 2 samples of step 7: the judge is away; HTTP 503"]
+
+
+class Elsewhere:
+    """Other processes, of whose samples some could not be scored: prompt -> how many are left."""
+
+    def __init__(self, left: dict[int, int]) -> None:
+        self.left = left
+        self.collector = _collector(make_scorer())
+
+    async def group(
+        self, epoch: int, prompt: Prompt, position: int, progress: Progress
+    ) -> Group | None:
+        group = await self.collector.group(epoch, prompt, position, progress)
+        assert group is not None
+        left = self.left.get(prompt.index, 3)
+        return replace(group, samples=group.samples[:left]) if left > 1 else None
+
+
+@pytest.mark.parametrize(("left", "sizes"), [({1: 2}, [3, 2, 3, 3]), ({1: 0}, [3, 3, 3])])
+def test_what_other_processes_could_not_score_is_counted(
+    left: dict[int, int], sizes: list[int]
+) -> None:
+    collector = _collector(make_scorer(), elsewhere=Elsewhere(left))
+    groups = _take(collector)
+    assert [len(group.samples) for group in groups] == sizes
+    assert collector.stats.figures == {"unscored_samples": 12.0 - sum(sizes)}
+
+
+def test_too_many_samples_that_other_processes_could_not_score_end_the_run() -> None:
+    collector = _collector(make_scorer(), elsewhere=Elsewhere({0: 2, 1: 0}))
+    with pytest.raises(RewardError, match="too many samples could not be scored") as raised:
+        _take(collector)
+    assert "4 of 12 samples of step 1" in raised.value.why

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -33,6 +33,33 @@ ORDER_TIMEOUT_S = 120.0
 ABORT_RETRY_S = 0.05
 """An abort misses a request that is still on its way to the scheduler; so it is repeated until
 nothing is in flight."""
+
+
+class Followers(Protocol):
+    """Defines other clients of the engines of a fleet, in processes of their own: what the fleet
+    does to its own requests, they do to theirs."""
+
+    async def pause(self) -> PublishStats:
+        """Pause as `SglangFleet.pause`."""
+        ...
+
+    async def reopen(self, version: WeightVersion) -> None:
+        """Continue as `SglangFleet.reopen`."""
+
+    def use(self, engines: Sequence[EngineAddress]) -> None:
+        """Ask these engines from now on: one has died, or was replaced."""
+
+    def num_waiting(self, url: str) -> int:
+        """Return the number of their requests without a reply from the engine at this URL."""
+        ...
+
+    def silent_s(self, url: str) -> float:
+        """Return the seconds since that engine replied to one of them; infinity if never."""
+        ...
+
+
+async def _no_requests() -> PublishStats:
+    return PublishStats()
 
 
 class SglangFleet:
@@ -62,6 +89,8 @@ class SglangFleet:
         a response, besides those that the engines know.
         """
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
+        self.followers: Followers | None = None
+        """Other processes that ask the same engines; None: there are none."""
         self.on_death: Callable[[EngineDied], None] | None = None
         """Told of an engine that was removed, to put another in its place; None: an engine's death
         is an error of whoever asks."""
@@ -111,11 +140,13 @@ class SglangFleet:
         """Return the number of requests without a reply from the engine at this URL; behind a
         router, those without a reply from any engine."""
         on_router = self.http.router_url is not None
-        return self._in_flight if on_router else self._batcher.num_open(url)
+        own = self._in_flight if on_router else self._batcher.num_open(url)
+        return own + (self.followers.num_waiting(url) if self.followers is not None else 0)
 
     def silent_s(self, url: str) -> float:
         """Return the seconds since the last sign of life of the engine at this URL."""
-        return self.http.silent_s(url)
+        own = self.http.silent_s(url)
+        return min(own, self.followers.silent_s(url)) if self.followers is not None else own
 
     async def answers(self, url: str) -> bool:
         """Return True if the engine at this URL responds; called while it has work."""
@@ -221,6 +252,8 @@ class SglangFleet:
             self.http.engines = left
             self._batcher.remove(error.url, error)
             self._set_open()
+            if self.followers is not None:
+                self.followers.use(left)
             if self._router is not None:
                 self._removals.append(asyncio.ensure_future(self._router.remove(error.url)))
 
@@ -239,9 +272,15 @@ class SglangFleet:
                 await self._ready_one(engine, version)
             if self._router is not None:
                 await self._router.add(engine)
-            self.http.engines = [*self.http.engines, engine]
-            self._batcher.add(engine.url, self._stream_of(engine))
-            self._set_open()
+            self.add(engine)
+            if self.followers is not None:
+                self.followers.use(self.http.engines)
+
+    def add(self, engine: EngineAddress) -> None:
+        """Send requests to this engine, too, which holds what the others hold."""
+        self.http.engines = [*self.http.engines, engine]
+        self._batcher.add(engine.url, self._stream_of(engine))
+        self._set_open()
 
     def _set_open(self) -> None:
         """Requests may be made where there is anyone to ask, and no pause."""
@@ -288,17 +327,16 @@ class SglangFleet:
         num_running, began = self._in_flight, time.monotonic()
         self._is_paused = True
         self._set_open()
-        if self._on_update == "drain":
-            await self._drain()
-        else:
-            await self._abort()
+        followed = self.followers.pause() if self.followers is not None else _no_requests()
+        own = self._drain() if self._on_update == "drain" else self._abort()
+        _, others = await asyncio.gather(own, followed)
         if self._shares_engines:
             await self._order_all("/pause_generation", {"mode": "in_place"})
         discarded, self._num_discarded = self._num_discarded, 0
         return PublishStats(
-            num_running=num_running,
+            num_running=num_running + others.num_running,
             wait_s=time.monotonic() - began,
-            discarded_tokens=discarded,
+            discarded_tokens=discarded + others.discarded_tokens,
         )
 
     async def _drain(self) -> None:
@@ -343,8 +381,19 @@ class SglangFleet:
                 await self._order_all("/continue_generation", {})
             else:
                 await self._for_all(lambda engine: self._ready_one(engine, version))
-            self.version, self._is_paused = version, False
-            self._set_open()
+            self.reopen(version)
+            if self.followers is not None:
+                await self.followers.reopen(version)
+
+    def reopen(self, version: WeightVersion) -> None:
+        """Let requests continue, to engines that hold `version` and are ready."""
+        self.version, self._is_paused = version, False
+        self._set_open()
+
+    @property
+    def is_paused(self) -> bool:
+        """Return True between `pause` and `resume`."""
+        return self._is_paused
 
     async def _ready_one(self, engine: EngineAddress, version: WeightVersion) -> None:
         await self._flush(engine)

@@ -1,0 +1,165 @@
+"""Groups whose tokens stay in the process that collected them: the numbers that order, filters,
+statistics and packing need of them (`GroupNumbers`), as that process sends them, and the groups
+that the driver makes of them. `runtime.collecting` moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan
+
+if TYPE_CHECKING:
+    from milescli.rollout.collect.collector import Progress
+
+
+class GroupMaker(Protocol):
+    """Has groups sampled and scored in other processes."""
+
+    async def group(
+        self, epoch: int, prompt: Prompt, position: int, progress: Progress
+    ) -> Group | None:
+        """Return the prompt's group, whose trajectories are `Line`s; None where too few of its
+        samples could be scored. Raises as `Collector.take`."""
+        ...
+
+
+class Line(NamedTuple):
+    """Stands for a Trajectory whose tokens lie elsewhere; named as there."""
+
+    num_tokens: int
+    num_loss_tokens: int
+    version_spans: list[VersionSpan]
+    """One for each weight version; their places mean nothing."""
+    role: None = None
+    rewards: None = None
+
+
+_STOPS = tuple(StopReason)
+_RARE = ("reward_parts", "figures", "guesses", "num_failed")
+"""Fields of a sample that most samples leave as they are."""
+_USUAL = {
+    field.name: {} if field.default is MISSING else field.default
+    for field in fields(Sample)
+    if field.name in _RARE
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNumbers:
+    """Holds what decides of some groups, in arrays: no object is made of each sample on its way.
+    G: groups; N: samples of all of them, group by group."""
+
+    tickets: np.ndarray
+    """[G] int64 number of the order."""
+    num_samples: np.ndarray
+    """[G] int32"""
+    greedy_rewards: list[float | None]
+    """[G]"""
+    indices: np.ndarray
+    """[N] int32 place among the samples of the prompt; those that could not be scored are
+    missing."""
+    seeds: np.ndarray
+    """[N] int64"""
+    rewards: np.ndarray
+    """[N] float64"""
+    stops: np.ndarray
+    """[N] uint8 place of its reason in StopReason."""
+    num_tokens: np.ndarray
+    """[N] int32 tokens of the sample's trajectory, prompt included."""
+    num_loss_tokens: np.ndarray
+    """[N] int32"""
+    versions: np.ndarray
+    """[N, 2] int64 weight versions of the oldest and of the newest token."""
+    rare: Mapping[int, Mapping[str, Any]]
+    """By place of the sample: fields of `Sample` that differ from their defaults."""
+
+    @classmethod
+    def of(cls, groups: Mapping[int, Group]) -> GroupNumbers:
+        """Return the numbers of groups, by their tickets. Each sample has one trajectory."""
+        samples = [sample for group in groups.values() for sample in group.samples]
+        lines = [line for sample in samples for line in sample.trajectories]
+        assert len(lines) == len(samples), "samples of several trajectories stay in the driver"
+        versions = [[span.version for span in line.version_spans] for line in lines]
+        rare = {
+            place: own
+            for place, sample in enumerate(samples)
+            if (own := {name: x for name in _RARE if (x := getattr(sample, name)) != _USUAL[name]})
+        }
+        return cls(
+            tickets=np.fromiter(groups, np.int64),
+            num_samples=np.array([len(group.samples) for group in groups.values()], np.int32),
+            greedy_rewards=[group.greedy_reward for group in groups.values()],
+            indices=np.array([sample.sample_index for sample in samples], np.int32),
+            seeds=np.array([sample.seed for sample in samples], np.int64),
+            rewards=np.array([sample.reward for sample in samples], np.float64),
+            stops=np.array([_STOPS.index(sample.stop_reason) for sample in samples], np.uint8),
+            num_tokens=np.array([line.num_tokens for line in lines], np.int32),
+            num_loss_tokens=np.array([line.num_loss_tokens for line in lines], np.int32),
+            versions=np.array([(min(each), max(each)) for each in versions], np.int64),
+            rare=rare,
+        )
+
+    def groups(self, of: Mapping[int, tuple[int, Prompt]]) -> dict[int, Group]:
+        """Return the groups without their tokens, by ticket. `of`: (epoch, prompt) by ticket."""
+        spans: dict[tuple[int, int], list[VersionSpan]] = {}
+        samples = list[Sample]()
+        starts = [0, *accumulate(self.num_samples.tolist())]
+        columns = (
+            self.indices.tolist(),
+            self.seeds.tolist(),
+            self.rewards.tolist(),
+            self.stops.tolist(),
+            self.num_tokens.tolist(),
+            self.num_loss_tokens.tolist(),
+            map(tuple, self.versions.tolist()),
+        )
+        for place, (index, seed, reward, stop, size, trained, seen) in enumerate(
+            zip(*columns, strict=True)
+        ):
+            own = spans.get(seen)
+            if own is None:
+                own = spans[seen] = [
+                    VersionSpan(start=0, end=0, version=version) for version in dict.fromkeys(seen)
+                ]
+            samples.append(
+                Sample(
+                    sample_index=index,
+                    seed=seed,
+                    trajectories=[Line(size, trained, own)],  # type: ignore[list-item]
+                    text="",
+                    stop_reason=_STOPS[stop],
+                    reward=reward,
+                    **self.rare.get(place, {}),
+                )
+            )
+        return {
+            ticket: Group(
+                prompt=of[ticket][1],
+                samples=samples[start:end],
+                epoch=of[ticket][0],
+                greedy_reward=greedy,
+            )
+            for ticket, greedy, (start, end) in zip(
+                self.tickets.tolist(), self.greedy_rewards, pairwise(starts), strict=True
+            )
+        }
+
+
+def is_elsewhere(group: Group) -> bool:
+    """Return True if the tokens of the group lie in another process."""
+    return any(isinstance(line, Line) for sample in group.samples for line in sample.trajectories)
+
+
+def with_decisions(group: Group, decided: Group) -> Group:
+    """Return the group with what the driver decided of it: shaped rewards, and which samples are
+    learned."""
+    samples = [
+        replace(sample, reward=other.reward, is_learned=other.is_learned)
+        for sample, other in zip(group.samples, decided.samples, strict=True)
+    ]
+    return replace(group, samples=samples)

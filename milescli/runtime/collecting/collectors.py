@@ -1,0 +1,461 @@
+"""The driver's side of processes that collect (`process`): which prompt goes to which, one order
+and one report for many groups, and another process in the place of one that dies. Order, seeds,
+filters and batches stay the work of `rollout.collect`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.core.concurrency import all_or_first_error, in_thread
+from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.events import PublishStats
+from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
+from milescli.recipe.schema import Recipe
+from milescli.rollout.collect.collector import Progress
+from milescli.rollout.collect.elsewhere import GroupNumbers
+from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order
+from milescli.runtime.recording.sample_journal import SampleJournal
+from milescli.runtime.recovery.restarts import Repairs, beyond
+from milescli.train.base import Outline, ScatteredShard, TrainBatch
+from milescli.train.objectives.policy import Policy
+from milescli.train.packing import lay_out
+
+BYTES_PER_TOKEN = 13
+"""Of a sequence on its way to a rank, about: what a watch of the ranks compares."""
+Start = Callable[[int, list[EngineAddress]], Awaitable[ActorHandle]]
+"""Starts the process with this number, which asks these engines."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A group that a process makes, or has made and keeps."""
+
+    position: int
+    epoch: int
+    prompt: Prompt
+    step: int
+    future: asyncio.Future[Group | None]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One process."""
+
+    number: int
+    handle: ActorHandle | None = None
+    """None: another is being started."""
+    asked: dict[int, _Asked] = field(default_factory=dict)
+    """By ticket, until they are released."""
+    orders: list[int] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    """Tickets, until they are sent."""
+    engines: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By URL: requests that wait for it, and time.monotonic when it replied last."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """There is a process, and it has been sent all that the one before was asked."""
+
+
+class Collectors:
+    """Implements `rollout.collect.elsewhere.GroupMaker`, and `Followers` of the fleet. Belongs to
+    one event loop."""
+
+    def __init__(
+        self,
+        start: Start,
+        kill: Callable[[Sequence[ActorHandle]], Awaitable[None]],
+        *,
+        count: int,
+        recipe: Recipe,
+        fleet: SglangFleet,
+        journal: SampleJournal | None,
+        repairs: Repairs,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._start, self._kill = start, kill
+        self._fleet, self._journal, self._repairs, self._warn = fleet, journal, repairs, warn
+        self._workers = [_Worker(number) for number in range(count)]
+        self._tasks = list[asyncio.Task[None]]()
+        self._later = set[asyncio.Task[Any]]()
+        self._failure: BaseException | None = None
+        self._timeout_s = recipe.machine.step_timeout_s
+        self._silence_s = REPORT_EVERY_S + SLOW * recipe.machine.silence_s
+        self._tickets: dict[tuple[int, int], int] = {}
+        """(epoch, index of the prompt) -> ticket, of groups that are not released."""
+        self._num_orders = 0
+
+    async def open(self) -> None:
+        """Start all processes. Raises what ends the start of one."""
+        await asyncio.gather(*(self._begin(worker) for worker in self._workers))
+        self._fleet.followers = self
+        if self._journal is not None:
+            self._journal.on_checkpoint = self._checkpoint
+        for worker in self._workers:
+            for serve in (self._send, self._receive):
+                self._tasks.append(asyncio.create_task(self._served(worker, serve)))
+
+    async def _begin(self, worker: _Worker) -> None:
+        worker.handle = await self._start(worker.number, self._engines_of(worker))
+        await worker.handle.run("open", timeout_s=self._timeout_s)
+        worker.ready.set()
+
+    async def close(self) -> None:
+        """End all processes. Idempotent."""
+        if self._fleet.followers is self:
+            self._fleet.followers = None
+        for task in (*self._tasks, *self._later):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._later, return_exceptions=True)
+        handles = [worker.handle for worker in self._workers if worker.handle is not None]
+        closing = (handle.run("close", timeout_s=CLOSE_TIMEOUT_S) for handle in handles)
+        await asyncio.gather(*closing, return_exceptions=True)
+        await self._kill(handles)
+        for worker in self._workers:
+            worker.handle = None
+
+    def _engines_of(self, worker: _Worker) -> list[EngineAddress]:
+        """A process's share of the engines, which keeps to their numbers; all, where none of the
+        share lives. It asks them directly: a router may be on another computer."""
+        engines, count = list(self._fleet.engines), len(self._workers)
+        own = [one for one in engines if int(one.name.split()[-1]) % count == worker.number]
+        return own or engines
+
+    def _worker(self, ticket: int) -> _Worker:
+        return self._workers[ticket % len(self._workers)]
+
+    def _new_ticket(self, position: int) -> int:
+        """A number that no other order has: one that is given up may be reported still, while the
+        same prompt is ordered again."""
+        self._num_orders += 1
+        count = len(self._workers)
+        return self._num_orders * count + position % count
+
+    # ------------------------------------------------------------------ groups
+
+    async def group(
+        self, epoch: int, prompt: Prompt, position: int, progress: Progress
+    ) -> Group | None:
+        if self._failure is not None:
+            raise self._failure
+        worker = self._worker(ticket := self._new_ticket(position))
+        future: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
+        worker.asked[ticket] = _Asked(position, epoch, prompt, progress.step, future)
+        self._tickets[epoch, prompt.index] = ticket
+        worker.orders.append(ticket)
+        worker.wake.set()
+        try:
+            group = await future
+        except asyncio.CancelledError:
+            self._forget(worker, ticket)
+            worker.cancelled.append(ticket)
+            worker.wake.set()
+            raise
+        if group is None:
+            self._forget(worker, ticket)
+            return None
+        progress.num_done += len(group.samples)
+        progress.num_tokens += sum(sample.num_loss_tokens for sample in group.samples)
+        progress.last_done = time.monotonic()
+        return group
+
+    def _forget(self, worker: _Worker, ticket: int) -> None:
+        if (asked := worker.asked.pop(ticket, None)) is not None:
+            place = asked.epoch, asked.prompt.index
+            if self._tickets.get(place) == ticket:
+                del self._tickets[place]
+        if ticket in worker.orders:
+            worker.orders.remove(ticket)
+
+    def release(self, groups: Sequence[Group], *, before: int) -> None:
+        """Forget these groups, and all finished ones of prompts before that position of the source:
+        no step takes them any more."""
+        gone = {self._ticket(group) for group in groups}
+        for worker in self._workers:
+            own = [
+                ticket
+                for ticket, asked in worker.asked.items()
+                if ticket in gone or (asked.position < before and asked.future.done())
+            ]
+            for ticket in own:
+                self._forget(worker, ticket)
+            if own:
+                worker.released += own
+                worker.wake.set()
+
+    def _ticket(self, group: Group) -> int:
+        return self._tickets[group.epoch, group.prompt.index]
+
+    async def _served(self, worker: _Worker, serve: Callable[[_Worker], Awaitable[None]]) -> None:
+        """Serve as long as the run lasts, by one process after the other."""
+        while True:
+            await worker.ready.wait()
+            handle = worker.handle
+            try:
+                await serve(worker)
+            except WorkerDied as error:
+                if worker.handle is handle:
+                    worker.ready.clear()
+                    worker.handle = None
+                    try:
+                        await self._replace(worker, error, handle)
+                    except Exception as failure:
+                        self._fail(failure)
+                        raise
+            except Exception as failure:
+                self._fail(failure)
+                raise
+
+    async def _send(self, worker: _Worker) -> None:
+        await worker.wake.wait()
+        worker.wake.clear()
+        await asyncio.sleep(0)  # all that is asked at one moment goes together
+        orders = [self._order(worker, ticket) for ticket in worker.orders]
+        cancelled, released = worker.cancelled, worker.released
+        worker.orders, worker.cancelled, worker.released = [], [], []
+        await self._call(worker, "take", orders, cancelled, released)
+
+    def _order(self, worker: _Worker, ticket: int) -> Order:
+        asked, journal = worker.asked[ticket], self._journal
+        position = asked.position
+        return Order(
+            ticket=ticket,
+            position=position,
+            epoch=asked.epoch,
+            prompt=asked.prompt,
+            step=asked.step,
+            recorded=journal.recorded(asked.step, position) if journal is not None else None,
+        )
+
+    async def _call(self, worker: _Worker, method: str, *args: Any) -> Any:
+        handle = worker.handle
+        if handle is None:
+            raise _ended(worker)
+        return await handle.run(method, *args, timeout_s=self._timeout_s)
+
+    async def _receive(self, worker: _Worker) -> None:
+        handle = worker.handle
+        if handle is None:
+            raise _ended(worker)
+        try:
+            report: Finished = await handle.run("finished", timeout_s=self._silence_s)
+        except WaitTimeout as error:
+            raise WorkerDied(error.what, why=error.why, fix=error.fixes) from None
+        now = time.monotonic()
+        worker.engines = {url: (num, now - ago) for url, (num, ago) in report.engines.items()}
+        for warning in report.warnings:
+            self._warn(warning)
+        if report.has_lost_records and self._journal is not None:
+            self._journal.distrust()
+        for ticket, error in report.errors.items():
+            if (asked := worker.asked.get(ticket)) is not None and not asked.future.done():
+                asked.future.set_exception(error)
+        for ticket in report.unscored:
+            if (asked := worker.asked.get(ticket)) is not None and not asked.future.done():
+                asked.future.set_result(None)
+        if report.numbers is not None:
+            self._note(worker, report.numbers)
+
+    @staticmethod
+    def _note(worker: _Worker, numbers: GroupNumbers) -> None:
+        tickets = numbers.tickets.tolist()
+        of = dict.fromkeys(tickets, (0, NO_PROMPT))
+        asked = {ticket: one for ticket in tickets if (one := worker.asked.get(ticket))}
+        of |= {ticket: (one.epoch, one.prompt) for ticket, one in asked.items()}
+        groups = numbers.groups(of)
+        for ticket, one in asked.items():
+            if not one.future.done():
+                one.future.set_result(groups[ticket])
+
+    def _fail(self, error: BaseException) -> None:
+        """Every wait ends with this."""
+        self._failure = self._failure or error
+        for worker in self._workers:
+            worker.ready.set()
+            for asked in worker.asked.values():
+                if not asked.future.done():
+                    asked.future.set_exception(error)
+
+    async def _replace(
+        self, worker: _Worker, error: WorkerDied, handle: ActorHandle | None
+    ) -> None:
+        """Start another process in the place of one that died, and ask it for all that is not
+        released: what the journal has is not sampled again, and the rest has the same seeds."""
+        name, began = f"collector {worker.number}", time.monotonic()
+        if refusal := self._repairs.begin(name, error):
+            raise beyond(error, refusal)
+        if handle is not None:
+            await self._kill([handle])
+        if (journal := self._journal) is not None:
+            await in_thread(lambda: journal.read_part(name.replace(" ", "-")))
+        await self._begin(worker)
+        await self._call(worker, "use", self._engines_of(worker))
+        worker.orders = list(worker.asked)
+        worker.cancelled, worker.released = [], []
+        worker.wake.set()
+        self._repairs.done(name, began=began, source="journal")
+
+    # ------------------------------------------------------------------ batches
+
+    async def batch(self, items: Sequence[Group], policy: Policy, **settings: Any) -> TrainBatch:
+        """Return the batch of a step, whose sequences go from those who have them to the ranks.
+        `settings`: see `packing.lay_out`."""
+
+        def laid_out() -> tuple[list[Outline], Any, Any]:
+            outlines = policy.outlines(items)
+            return outlines, lay_out(outlines, **settings), policy.advantages(items)
+
+        outlines, layouts, rows = await in_thread(laid_out)
+        ranks = [layout.sequence_ids.tolist() or [0] for layout in layouts]
+        firsts, at = list[int](), 0
+        for number in range(len(items)):
+            firsts.append(at)
+            while at < len(outlines) and outlines[at].group == number:
+                at += 1
+        cuts: dict[int, list[Any]] = {worker.number: [] for worker in self._workers}
+        for number, (group, row) in enumerate(zip(items, rows, strict=True)):
+            learned = [sample.is_learned for sample in group.samples]
+            own, ticket = [float(value) for value in row], self._ticket(group)
+            cuts[self._worker(ticket).number].append((ticket, number, firsts[number], own, learned))
+        state = dict(policy.state)
+        pieces = await all_or_first_error(
+            self._pieces(worker, Cut(state=state, groups=cuts[worker.number], ranks=ranks))
+            for worker in self._workers
+            if cuts[worker.number]
+        )
+        sizes = [
+            BYTES_PER_TOKEN * sum(outlines[number].num_tokens for number in numbers)
+            for numbers in ranks
+        ]
+        return TrainBatch(
+            shards=[
+                ScatteredShard(
+                    sequence_ids=layout.sequence_ids,
+                    num_sequences=layout.num_sequences,
+                    size_bytes=sizes[rank],
+                    pieces=tuple(of_ranks[rank] for of_ranks in pieces),
+                    join=layout.filled,
+                )
+                for rank, layout in enumerate(layouts)
+            ]
+        )
+
+    async def _pieces(self, worker: _Worker, cut: Cut) -> list[Any]:
+        """[dp] references."""
+        tickets = {ticket for ticket, *_ in cut.groups}
+        _, pieces = await self._when_made(
+            worker,
+            tickets,
+            lambda handle: handle.run_in_parts(
+                "cut", cut, num_parts=len(cut.ranks), timeout_s=self._timeout_s
+            ),
+        )
+        return pieces
+
+    async def _when_made(self, worker: _Worker, tickets: set[int], call: Any) -> Any:
+        """Call what needs these groups; where the process dies meanwhile, once more when its
+        successor has made them again."""
+        while True:
+            await worker.ready.wait()
+            if self._failure is not None:
+                raise self._failure
+            handle = worker.handle
+            try:
+                assert handle is not None, worker
+                await handle.run("made", sorted(tickets), timeout_s=self._timeout_s)
+                return await call(handle)
+            except WorkerDied:
+                while worker.handle is handle and self._failure is None:
+                    await asyncio.sleep(NOTICE_S)
+
+    async def whole(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups with their tokens, and what the driver decided of them."""
+        whole = list[Group]()
+        for ticket, group in ((self._ticket(group), group) for group in groups):
+            ask = partial(_whole_from, decided={ticket: group}, timeout_s=self._timeout_s)
+            made = await self._when_made(self._worker(ticket), {ticket}, ask)
+            whole.append(replace(made[ticket], prompt=group.prompt))
+        return whole
+
+    # ------------------------------------------------------------------ what the fleet does
+
+    async def pause(self) -> PublishStats:
+        stats = await self._of_all("pause")
+        return PublishStats(
+            num_running=sum(one.num_running for one in stats),
+            discarded_tokens=sum(one.discarded_tokens for one in stats),
+        )
+
+    async def reopen(self, version: WeightVersion) -> None:
+        await self._of_all("reopen", version)
+
+    def use(self, engines: Sequence[EngineAddress]) -> None:
+        for worker in self._workers:
+            self._begin_later(self._use(worker))
+
+    def num_waiting(self, url: str) -> int:
+        known = (worker.engines.get(url) for worker in self._workers)
+        return sum(one[0] for one in known if one is not None)
+
+    def silent_s(self, url: str) -> float:
+        known = (worker.engines.get(url) for worker in self._workers)
+        last = max((one[1] for one in known if one is not None), default=-math.inf)
+        return time.monotonic() - last
+
+    async def _use(self, worker: _Worker) -> None:
+        with suppress(WorkerDied):  # its successor begins with those that there are
+            await self._call(worker, "use", self._engines_of(worker))
+
+    def _checkpoint(self) -> None:
+        journal = self._journal
+        assert journal is not None
+
+        async def tell() -> None:
+            await self._of_all("checkpoint", await in_thread(journal.oldest_kept))
+
+        self._begin_later(tell())
+
+    def _begin_later(self, call: Any) -> None:
+        task = asyncio.ensure_future(call)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def _of_all(self, method: str, *args: Any) -> list[Any]:
+        """Results of those that live: one that is started anew knows."""
+        handles = [worker.handle for worker in self._workers if worker.handle is not None]
+        results = await asyncio.gather(
+            *(handle.run(method, *args, timeout_s=self._timeout_s) for handle in handles),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, WorkerDied):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
+
+
+def _ended(worker: _Worker) -> WorkerDied:
+    return WorkerDied(f"collector {worker.number} has ended", why="it is replaced", fix=[])
+
+
+async def _whole_from(
+    handle: ActorHandle, *, decided: dict[int, Group], timeout_s: float
+) -> dict[int, Group]:
+    return await handle.run("whole", decided, timeout_s=timeout_s)
+
+
+SLOW = 4.0
+"""Times `machine.silence_s` that a process may take for a report: it may be busy."""
+CLOSE_TIMEOUT_S = 15.0
+"""For a process to write what its journal waits for."""
+NOTICE_S = 0.05
+NO_PROMPT = Prompt(index=-1, token_ids=[], text="")
+"""Of groups that nobody waits for any more."""

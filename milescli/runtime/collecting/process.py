@@ -1,0 +1,286 @@
+"""A process that collects: it plays the episodes of its share of prompts, scores them, writes them
+to its part of the journal, and keeps their tokens until a step is trained on them. The driver
+(`collectors`) decides everything else by numbers. Hosted by an actor, on whose event loop its
+methods run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.client.http import EngineDied
+from milescli.checkpoint.journal import Place
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import MilesError
+from milescli.core.events import PublishStats
+from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
+from milescli.data.tokenizer import ChatTokenizer
+from milescli.recipe.schema import Recipe
+from milescli.rollout.base import PromptSource, RolloutEngine
+from milescli.rollout.collect.collector import Collector, Progress
+from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
+from milescli.rollout.collect.group_record import GroupHead
+from milescli.rollout.episode.episode import training_episodes
+from milescli.runtime.inputs.episode_parts import FirstFew, scorer_of
+from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
+from milescli.train.base import TrainSequence
+from milescli.train.objectives import load_objective
+from milescli.train.objectives.policy import Policy
+
+GATHER_S = 0.05
+"""Groups that are done within so many seconds are reported together."""
+REPORT_EVERY_S = 5.0
+"""Bound on a call that reports nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Asks for the group of one prompt."""
+
+    ticket: int
+    """Number of the order, by which all that follows names the group."""
+    position: int
+    epoch: int
+    prompt: Prompt
+    step: int
+    recorded: tuple[GroupHead, Place] | None = None
+    """Where a journal has it; None: it is sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Reports what is done since the report before."""
+
+    numbers: GroupNumbers | None
+    errors: Mapping[int, BaseException]
+    """By ticket."""
+    unscored: Sequence[int]
+    """Tickets of groups of which too few samples could be scored."""
+    warnings: Sequence[str]
+    engines: Mapping[str, tuple[int, float]]
+    """By URL: requests that an engine has not replied to, and seconds since it said anything."""
+    has_lost_records: bool
+    """A record of the journal could not be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Asks for the sequences of groups that a step is trained on."""
+
+    state: Mapping[str, float]
+    """Of the objective, where it changes from step to step."""
+    groups: Sequence[tuple[int, int, int, Sequence[float], Sequence[bool]]]
+    """Of each group: its ticket, its number in the step, the number of its first sequence, the
+    advantage of each sample, and which samples are learned."""
+    ranks: Sequence[Sequence[int]]
+    """[dp] numbers of the sequences that each data-parallel rank gets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalPart:
+    """Says where a process writes its part of the journal; see `SampleJournal`."""
+
+    folder: Path
+    identity: Identity
+    bound_bytes: float
+
+
+class CollectorProcess:
+    """Collects. One of a run's."""
+
+    def __init__(
+        self,
+        *,
+        recipe: Recipe,
+        tokenizer: ChatTokenizer,
+        vocab_size: int,
+        fleet: Mapping[str, Any],
+        version: WeightVersion,
+        is_paused: bool,
+        with_greedy: bool,
+        journal: JournalPart | None,
+    ) -> None:
+        """`fleet`: arguments of SglangFleet; `version`: what its engines hold. `is_paused`: weights
+        are being sent to them."""
+        self._fleet = SglangFleet(**fleet)
+        self._fleet.reopen(version)
+        self._fleet.on_death = lambda _: None  # the driver's fleet finds it, too, and replaces it
+        self._warnings, self._lost = list[str](), False
+        self._journal: SampleJournal | None = None
+        if journal is not None:
+            self._journal = SampleJournal(
+                journal.folder,
+                identity=journal.identity,
+                bound_bytes=journal.bound_bytes,
+                max_staleness=recipe.rollout.max_staleness,
+                oldest_kept=lambda: self._oldest,
+                warn=self._warnings.append,
+            )
+        self._oldest: Kept | None = None
+        episodes = training_episodes(
+            recipe,
+            engine=self.engine,
+            scorer=scorer_of(recipe, None),
+            decode=tokenizer.decode,
+            vocab_size=vocab_size,
+            tell=FirstFew(self._warnings.append),
+        )
+        self._collector = Collector(
+            cast("PromptSource", None),  # the driver draws
+            episodes,
+            recipe=recipe,
+            with_greedy=with_greedy,
+            journal=self._journal,
+        )
+        self._objective = cast("Policy", load_objective(recipe.train.objective, recipe))
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """By ticket, groups in the making."""
+        self._groups: dict[int, Group] = {}
+        """By ticket, those that no step has taken."""
+        self._done: dict[int, Group] = {}
+        """By ticket, those that are not reported yet."""
+        self._errors: dict[int, BaseException] = {}
+        self._unscored = list[int]()
+        self._news, self._made = asyncio.Event(), asyncio.Event()
+        self._starts_paused = is_paused
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """What samples; a benchmark has another."""
+        return self._fleet
+
+    async def open(self) -> None:
+        """Begin on the event loop of the calls."""
+        if self._starts_paused:
+            await self._fleet.pause()
+
+    async def take(
+        self, orders: Sequence[Order], cancelled: Sequence[int], released: Sequence[int]
+    ) -> None:
+        """Begin some groups, give others up, and forget those that were released."""
+        for ticket in (*cancelled, *released):
+            if (task := self._tasks.pop(ticket, None)) is not None:
+                task.cancel()
+            self._groups.pop(ticket, None)
+            self._done.pop(ticket, None)
+        for order in orders:
+            self._tasks[order.ticket] = asyncio.create_task(
+                self._make(order), name=f"prompt-{order.position}"
+            )
+
+    async def _make(self, order: Order) -> None:
+        ticket, position = order.ticket, order.position
+        try:
+            if self._journal is not None and order.recorded is not None:
+                self._journal.adopt(position, *order.recorded)
+            progress = Progress(step=order.step)
+            group = await self._collector.group(order.epoch, order.prompt, position, progress)
+            if self._tasks.pop(ticket, None) is None:
+                return
+            if group is None:
+                self._unscored.append(ticket)
+            else:
+                self._groups[ticket] = self._done[ticket] = group
+                self._made.set()
+        except Exception as error:  # whatever it is, the driver raises it
+            self._tasks.pop(ticket, None)
+            self._errors[ticket] = error if isinstance(error, MilesError) else _plain(error)
+        self._news.set()
+
+    async def finished(self) -> Finished:
+        """Wait until something is done, and report it."""
+        try:
+            async with asyncio.timeout(REPORT_EVERY_S):
+                await self._news.wait()
+            await asyncio.sleep(GATHER_S)
+        except TimeoutError:
+            pass
+        self._news.clear()
+        done, errors, warnings = self._done, self._errors, list(self._warnings)
+        unscored = self._unscored
+        self._done, self._errors, self._unscored = {}, {}, []
+        self._warnings.clear()
+        has_lost = self._journal is not None and self._journal.num_lost > 0
+        return Finished(
+            numbers=GroupNumbers.of(done) if done else None,
+            errors=errors,
+            unscored=unscored,
+            warnings=warnings,
+            engines={
+                each.url: (self._fleet.num_waiting(each.url), self._fleet.silent_s(each.url))
+                for each in self._fleet.engines
+            },
+            has_lost_records=has_lost,
+        )
+
+    async def made(self, tickets: Sequence[int]) -> None:
+        """Wait until these groups are there, which were ordered, or are about to be."""
+        while not all(ticket in self._groups for ticket in tickets):
+            self._made.clear()
+            await self._made.wait()
+
+    async def cut(self, cut: Cut) -> tuple[Any, ...]:
+        """Return (None, [dp] the sequences of each rank by their numbers in the whole batch)."""
+        return None, *(await in_thread(lambda: self._pieces(cut)))
+
+    def _pieces(self, cut: Cut) -> list[dict[int, TrainSequence]]:
+        self._objective.restore(cut.state)
+        made = dict[int, TrainSequence]()
+        for ticket, number, first, row, learned in cut.groups:
+            group = self._groups[ticket]
+            samples = [
+                sample if is_learned else replace(sample, is_learned=False)
+                for sample, is_learned in zip(group.samples, learned, strict=True)
+            ]
+            own = self._objective.of_group(replace(group, samples=samples), row, number=number)
+            made |= dict(enumerate(own, start=first))
+        return [{number: made[number] for number in own if number in made} for own in cut.ranks]
+
+    async def whole(self, decided: Mapping[int, Group]) -> dict[int, Group]:
+        """Return groups with their tokens, by ticket; rewards are those that were decided."""
+        return {
+            ticket: with_decisions(self._groups[ticket], group) for ticket, group in decided.items()
+        }
+
+    async def pause(self) -> PublishStats:
+        """Pause its requests, as `SglangFleet.pause`."""
+        return await self._fleet.pause()
+
+    async def reopen(self, version: WeightVersion) -> None:
+        """Let its requests continue."""
+        self._fleet.reopen(version)
+
+    async def use(self, engines: Sequence[EngineAddress]) -> None:
+        """Ask these engines from now on."""
+        urls, own = {each.url for each in engines}, {each.url for each in self._fleet.engines}
+        for gone in own - urls:
+            error = EngineDied(f"{gone} is not used any more", why="it was replaced", fix=[])
+            error.url = gone
+            self._fleet.remove(error)
+        for engine in engines:
+            if engine.url not in own:
+                self._fleet.add(engine)
+
+    async def checkpoint(self, oldest: Kept | None) -> None:
+        """Begin the next file of the journal; `oldest`: from which a run may be resumed."""
+        self._oldest = oldest
+        if self._journal is not None:
+            self._journal.checkpoint()
+
+    async def close(self) -> None:
+        """Give up what runs, and write what waits."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._fleet.close()
+        if (journal := self._journal) is not None:
+            await in_thread(journal.close)
+
+
+def _plain(error: BaseException) -> RuntimeError:
+    """An error that any process can read."""
+    return RuntimeError(f"{type(error).__name__}: {error}")

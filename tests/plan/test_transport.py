@@ -1,0 +1,103 @@
+"""What travels in a step is planned: the object store's size, copies of what was sent, and the
+bytes of a publish."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from milescli.core.units import GIB, MIB
+from milescli.plan.make import make_plan
+from milescli.plan.transport import LEAST_STORE
+from milescli.plan.types import Plan
+from milescli.platform.machine import parse_machine
+from milescli.recipe.load import load
+from milescli.runtime.inputs.model_facts import facts_of_recipe
+
+LONG = (
+    "rollout.prompts_per_step=2048",
+    "rollout.max_response_tokens=16000",
+    "model.scratch.max_position_embeddings=20000",
+)
+DELTA = ("weights.full_every=4", "weights.channel=distributed")
+
+
+def _plan(name: str, *sets: str, on: str = "1xH100", shm_gib: float = 64.0) -> Plan:
+    recipe = load(name, sets=list(sets), environ={}, cwd=Path("/"), home=Path("/")).recipe
+    machine = parse_machine(on)
+    size = {"memory_bytes": 512 * GIB, "shm_bytes": int(shm_gib * GIB)}
+    nodes = [replace(node, **size) for node in machine.nodes]
+    return make_plan(recipe, replace(machine, nodes=nodes), facts_of_recipe(recipe.model))
+
+
+def _keys(plan: Plan) -> dict[str, str]:
+    return {made.key: made.reason for made in plan.decisions}
+
+
+def _in_step(plan: Plan, name: str) -> int:
+    return sum(one.phases["step"] for one in plan.processes if one.name.startswith(name))
+
+
+def test_a_small_batch_takes_the_least_store() -> None:
+    plan = _plan("quickstart", "machine.gpus=0")
+    assert plan.object_store_bytes == LEAST_STORE
+    assert "/dev/shm" not in _keys(plan)
+
+
+def test_a_large_batch_has_room_and_is_counted_as_main_memory() -> None:
+    small = _plan("quickstart", "machine.gpus=0", *LONG[1:])
+    large = _plan("quickstart", "machine.gpus=0", *LONG)
+    tokens = 2048 * 8 * 16000
+    assert large.object_store_bytes > 13 * tokens
+    counted = _in_step(large, "others") - _in_step(small, "others")
+    assert counted > 0.9 * 13 * tokens * (1 - 32 / 2048)
+
+
+def test_collected_batches_that_ranks_may_repeat_lie_in_the_store() -> None:
+    here = _plan("quickstart", "machine.gpus=0", *LONG)
+    apart = _plan("quickstart", "machine.gpus=0", *LONG, "machine.collectors=2")
+    assert apart.object_store_bytes - here.object_store_bytes == 4 * GIB, "fault.kept_gib"
+
+
+def test_a_small_shared_memory_bounds_the_store_and_says_what_follows() -> None:
+    plan = _plan("quickstart", "machine.gpus=0", *LONG, shm_gib=2)
+    assert LEAST_STORE < plan.object_store_bytes < 2 * GIB
+    assert "to disk" in _keys(plan)["/dev/shm"]
+
+
+def test_the_size_of_the_store_is_no_other_plan() -> None:
+    small = _plan("quickstart", "machine.gpus=0", *LONG, shm_gib=2)
+    large = _plan("quickstart", "machine.gpus=0", *LONG)
+    assert small.object_store_bytes != large.object_store_bytes
+    assert small.fingerprint == large.fingerprint
+
+
+@pytest.mark.parametrize("process", ["trainer-rank", "engine"])
+def test_copies_of_sent_weights_are_counted_on_both_sides(process: str) -> None:
+    cpu = ("machine.gpus=0", "engines.num=1", "weights.channel=distributed")
+    without, kept = _plan("qwen3-0.6b", *cpu), _plan("qwen3-0.6b", *cpu, *DELTA)
+    grown = _in_step(kept, process) - _in_step(without, process)
+    assert grown == pytest.approx(0.6e9 * 4, rel=0.3), f"{grown / MIB:.0f} MiB"
+
+
+def test_shared_memory_keeps_no_copies() -> None:
+    cpu = ("machine.gpus=0", "engines.num=1")
+    without = _plan("qwen3-0.6b", *cpu)
+    shared = _plan("qwen3-0.6b", *cpu, "weights.full_every=4")
+    assert _in_step(shared, "trainer-rank") == _in_step(without, "trainer-rank")
+
+
+def test_the_host_memory_of_devices_has_the_copies_too() -> None:
+    split = ("engines.placement=split",)
+    plans = [_plan("qwen3-8b", *split, *more, on="8xH100") for more in ((), DELTA[:1])]
+    hosts = [plan.forecast.host_bytes for plan in plans if plan.forecast is not None]
+    assert hosts[1] > hosts[0]
+
+
+def test_the_bytes_of_a_publish_are_stated_for_each_side() -> None:
+    shared = _keys(_plan("quickstart", "machine.gpus=0"))["weights.transfer"]
+    sent = _keys(_plan("quickstart", "machine.gpus=0", *DELTA))["weights.transfer"]
+    assert "shared memory" in shared
+    assert "sends at most" in sent and "3 of 4 publishes" in sent
