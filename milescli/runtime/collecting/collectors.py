@@ -105,9 +105,22 @@ class Collectors:
                 self._tasks.append(asyncio.create_task(self._served(worker, serve)))
 
     async def _begin(self, worker: _Worker) -> None:
-        worker.handle = await self._start(worker.number, self._engines_of(worker))
-        await worker.handle.run("open", timeout_s=self._timeout_s)
+        handle = await self._start(worker.number, self._engines_of(worker))
+        await handle.run("open", timeout_s=self._timeout_s)
+        worker.handle = handle
+        await self._follow(worker)
         worker.ready.set()
+
+    async def _follow(self, worker: _Worker) -> None:
+        """Bring a process to what the fleet does now: it may have paused, or continued with new
+        weights, while the process started and heard nothing."""
+        fleet, done = self._fleet, None
+        while done != (now := (fleet.is_paused, fleet.version)):
+            if fleet.is_paused:
+                await self._call(worker, "pause")
+            else:
+                await self._call(worker, "reopen", fleet.version)
+            done = now
 
     async def close(self) -> None:
         """End all processes. Idempotent."""

@@ -76,6 +76,8 @@ class _Fleet:
 
     followers = None
     engines = ENGINES
+    is_paused = False
+    version = WeightVersion(0)
 
 
 async def _nothing(_: object) -> None:
@@ -133,6 +135,31 @@ def _run(dies_in: str | None = None) -> tuple[list[Group], Any, list[str]]:
     rollout = RECIPE.rollout.model_copy(update={"reward": "length"})
     recipe = RECIPE.model_copy(update={"rollout": rollout})
     return asyncio.run(asyncio.wait_for(_collected(recipe, dies_in=dies_in), 120.0))
+
+
+def test_a_process_that_starts_while_weights_are_sent_hears_when_they_are() -> None:
+    fleet, calls = _Fleet(), list[tuple[Any, ...]]()
+    fleet.is_paused = True
+
+    class Handle:
+        async def run(self, method: str, *args: Any, timeout_s: float) -> Any:
+            calls.append((method, *args))
+            if method == "pause":  # meanwhile
+                fleet.is_paused, fleet.version = False, WeightVersion(1)
+            await asyncio.sleep(3600 if method == "finished" else 0)
+
+    async def start(number: int, engines: list[EngineAddress]) -> Any:
+        return Handle()
+
+    async def run() -> None:
+        repairs = Repairs(bus=EventBus(), restarts=Restarts(limits=RECIPE.fault))
+        options = {"count": 1, "recipe": RECIPE, "journal": None, "repairs": repairs, "warn": print}
+        collectors = Collectors(start, _nothing, fleet=fleet, **options)  # type: ignore[arg-type]
+        await collectors.open()
+        await collectors.close()
+
+    asyncio.run(asyncio.wait_for(run(), 120.0))
+    assert calls[:3] == [("open",), ("pause",), ("reopen", 1)]
 
 
 def test_groups_come_in_the_order_of_the_prompts_and_all_sequences_reach_a_rank() -> None:
