@@ -273,8 +273,9 @@ def _outlive_readers(argv: list[str]) -> None:
     Nor does a full disk under the output of a run, whose files say all of it."""
     is_run = next((word for word in argv if not word.startswith("-")), "") in _RUNS
     for name, number in (("stdout", 1), ("stderr", 2)):
-        stream = until_closed(getattr(sys, name), number, may_be_full=is_run)
-        setattr(sys, name, stream)
+        stream = getattr(sys, name)
+        if getattr(stream, "name", "") == f"<{name}>":  # a caller in Python may have its own
+            setattr(sys, name, until_closed(stream, number, may_be_full=is_run))
 
 
 _RUNS = ("launch", "resume")
