@@ -74,7 +74,7 @@ _TOKENS = re.compile(
 )
 _WEBHOOK = re.compile(
     r"(?<=://)(hooks\.slack\.com/(services|workflows|triggers)|(\w+\.)*discord(app)?\.com/api/webhooks"
-    r"|[\w.-]+\.webhook\.office\.com)/[^\s\"']+"
+    r"|[\w.-]+\.webhook\.office\.com)/(?!\S*\$)[^\s\"']+"  # a variable is no secret
 )
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _LOGIN = re.compile(r"(?<=://)[^/\s:@]+(:[^/\s@]*)?@")
