@@ -240,7 +240,7 @@ def _not_opened(host: str, port: int, error: Exception, *, command: str) -> Mach
             fix=[f"{command} --port {port + 1}", f"{command}   # takes a free one"],
         )
     return MachineError(
-        f"nothing can be served at {host}:{port}",
+        f"{host}:{port} cannot be served",
         why=f"{type(error).__name__}: {error}",
         fix=[f"{command}   # at 127.0.0.1, on a free port", "ip -brief address   # what there is"],
     )
