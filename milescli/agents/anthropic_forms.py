@@ -6,7 +6,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from milescli.agents.openai_forms import Answered, Asked, Json, require_texts, usage
+from milescli.agents.openai_forms import (
+    Answered,
+    Asked,
+    Json,
+    require_texts,
+    sampling_of,
+    usage,
+)
 from milescli.core.files import parse_json
 
 _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -40,6 +47,7 @@ def messages_asked(body: Mapping[str, Any]) -> Asked:
         max_new_tokens=most,
         stop=stop or None,
         streams=bool(body.get("stream")),
+        sampling=sampling_of(body),
     )
 
 

@@ -18,6 +18,11 @@ _CONSTRAINED = (
     *("json_schema", "regex", "ebnf"),
 )
 """Of SGLang and vLLM."""
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "seed"),
+    *("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
+"""The first four are what `milescli.rollout.base.GenerateRequest` has."""
 _UNSERVED = (
     *("logit_bias", "functions", "function_call", "web_search_options", "audio"),
     *("echo", "suffix"),
@@ -72,7 +77,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a request wants. How tokens are sampled is the recipe's, whatever a client says."""
+    """What a request wants. How tokens are sampled is the recipe's, whatever a client says, except
+    with `miles serve`."""
 
     messages: Sequence[Json] = ()
     tools: Sequence[Json] = ()
@@ -86,6 +92,8 @@ class Asked:
     wants_token_ids: bool = False
     wants_usage: bool = False
     """True if the request wants the usage at the end of the stream."""
+    sampling: Json = field(default_factory=dict)
+    """Fields of the request that say how to sample, as they came: `SAMPLING`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +171,13 @@ def _common(body: Body) -> dict[str, Any]:
         "wants_logprobs": body.get("logprobs") not in (None, False),
         "wants_token_ids": bool(body.get("return_token_ids")),
         "wants_usage": isinstance(options, dict) and bool(options.get("include_usage")),
+        "sampling": sampling_of(body),
     }
+
+
+def sampling_of(body: Body) -> Json:
+    """Return the fields that say how to sample, without those that are null."""
+    return {key: body[key] for key in SAMPLING if body.get(key) is not None}
 
 
 def _list(body: Body, key: str) -> list[Any]:

@@ -1,6 +1,7 @@
 """Sessions over HTTP, for agents that speak to a model by URL: OpenAI's and Anthropic's forms, and
 one of token ids. One server in the driver's event loop, a key for each session; what is sampled
-through it is recorded as by the session itself. It listens on loopback."""
+through it is recorded as by the session itself. It listens on loopback, except where `miles serve`
+says otherwise."""
 
 from __future__ import annotations
 
@@ -55,6 +56,10 @@ class SessionProxy:
     max_model_len: int
     """Tokens of a conversation."""
     host: str = "127.0.0.1"
+    listener: socket.socket | None = None
+    """Where it listens; None: at a free port of `host`."""
+    session_of: Callable[[Asked], Session] | None = None
+    """Makes a session for one request; None: all requests with one key are of one session."""
     _guests: dict[str, _Guest] = field(default_factory=dict)
     _numbers: count = field(default_factory=count)  # type: ignore[type-arg]
     _server: uvicorn.Server | None = None
@@ -62,7 +67,7 @@ class SessionProxy:
     _port: int = 0
 
     def _start(self) -> None:
-        """Listen on a free port."""
+        """Start the server."""
         routes = [
             Route("/v1/models", self._models),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -71,7 +76,7 @@ class SessionProxy:
             Route("/v1/messages", self._messages, methods=["POST"]),
             Route("/inference/v1/generate", self._ids, methods=["POST"]),
         ]
-        listener = socket.create_server((self.host, 0), backlog=2048)
+        listener = self.listener or socket.create_server((self.host, 0), backlog=2048)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             Starlette(routes=routes),
@@ -171,6 +176,8 @@ class SessionProxy:
         return await self._served(request, _of_body(openai_forms.ids_asked), respond)
 
     async def _replies(self, asked: Asked, session: Session) -> list[Answered]:
+        if self.session_of is not None:
+            session = self.session_of(asked)
         replies = await asyncio.gather(
             *(
                 session.chat(
@@ -188,6 +195,8 @@ class SessionProxy:
         ]
 
     async def _turns(self, asked: Asked, session: Session) -> list[Answered]:
+        if self.session_of is not None:
+            session = self.session_of(asked)
         prompt = asked.prompt
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode_text(prompt)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.agents.openai_forms import Answered, Asked, Body, Json, usage
+from milescli.agents.openai_forms import Answered, Asked, Body, Json, sampling_of, usage
 
 MAX_KEPT = 256
 """Responses of one session that can be gone on from by their id: the newest."""
@@ -85,6 +85,7 @@ def response_asked(body: Body, kept: Kept) -> ResponseAsked:
         tools=told if choice == "auto" else [],
         max_new_tokens=most,
         streams=bool(body.get("stream")),
+        sampling=sampling_of(body),
         is_kept=body.get("store") is not False,
         repeated={
             "instructions": instructions,

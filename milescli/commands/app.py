@@ -51,6 +51,7 @@ from milescli.commands import (
     rewards,
     rm,
     runs,
+    serve,
     simulate,
     status,
     stop,
@@ -117,6 +118,7 @@ miles {version}: post-train language models with reinforcement learning
   miles fork RUN --step 20            start a new run from a checkpoint
   miles eval RUN                      evaluate its checkpoints
   miles chat RUN                      chat with a checkpoint
+  miles serve RUN                     serve a checkpoint to OpenAI clients
   miles export RUN --to DIR           write a Hugging Face folder
   miles convert hf-to-megatron SRC DST   convert to a Megatron checkpoint, or back
 
@@ -145,7 +147,7 @@ app = typer.Typer(
     add_completion=True,
 )
 for module in (
-    *(launch, simulate, resume, fork, evaluate, chat, export, convert),
+    *(launch, simulate, resume, fork, evaluate, chat, serve, export, convert),
     *(data, rewards, importing, models, recipes, algorithms, env, plugins),
     *(runs, status, stop, logs, note, rm, ui, report, compare, why, profile, doctor, help),
 ):
@@ -334,6 +336,7 @@ OTHER_NAMES = {
     "compare": ("diff",),
     "eval": ("evaluate", "test", "benchmark"),
     "chat": ("talk", "ask", "generate", "infer"),
+    "serve": ("api", "deploy", "host", "openai"),
     "export": ("save", "merge", "push"),
     "ui": ("web", "dashboard", "board", "view"),
     "doctor": ("check", "diagnose", "verify"),

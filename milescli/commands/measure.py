@@ -137,6 +137,8 @@ class Options:
     """Folder for `eval/`, unless a run is measured."""
     ask: Ask | None = None
     """What else is done with the engines than to measure; None: nothing. Of no endpoint."""
+    verb: str = "chat"
+    """The command that does it, for fixes."""
 
 
 def measured(
@@ -149,17 +151,18 @@ def measured(
     except FitError as error:
         if options.ask is None:
             raise
-        raise type(error)(error.what, why=error.why, fix=_of_chat(error.fixes)) from None
+        fixes = _of_verb(error.fixes, options.verb)
+        raise type(error)(error.what, why=error.why, fix=fixes) from None
 
 
 _TOKENS = re.compile(r"--set rollout\.max_response_tokens=(\d+)")
 
 
-def _of_chat(fixes: Sequence[str]) -> list[str]:
-    """Return the fixes of an evaluation as `miles chat` takes them."""
-    kept = [fix.replace("miles eval", "miles chat") for fix in fixes if fix != ELSEWHERE]
+def _of_verb(fixes: Sequence[str], verb: str) -> list[str]:
+    """Return the fixes of an evaluation as `miles chat` and `miles serve` take them."""
+    kept = [fix.replace("miles eval", f"miles {verb}") for fix in fixes if fix != ELSEWHERE]
     kept = [_TOKENS.sub(r"--tokens \1", fix) for fix in kept]
-    return kept or ["miles chat Qwen/Qwen3-0.6B   # a smaller model"]
+    return kept or [f"miles {verb} Qwen/Qwen3-0.6B   # a smaller model"]
 
 
 def _measured(

@@ -63,9 +63,7 @@ class Door:
     @property
     def address(self) -> str:
         """Without the key."""
-        host = socket.gethostname() if is_any(self.gate.host) else self.gate.host
-        shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{self.gate.port}/"
+        return f"{address_of(self.gate.host, self.gate.port)}/"
 
     @property
     def url(self) -> str:
@@ -84,7 +82,7 @@ def open_door(
     """Listen at a port; 0: any free one; None: the usual one, or a free one where that is taken.
     On loopback the key is the user's own, kept in the folder `state`, if there is one; elsewhere a
     new one. Raises MachineError."""
-    listener = _listener(host, port)
+    listener = listen(host, port, usual=DEFAULT_PORT, command="miles ui")
     number = listener.getsockname()[1]
     key = None
     if state is not None and is_loopback(host):
@@ -101,11 +99,19 @@ def open_door(
     return Door(listener=listener, gate=gate)
 
 
-def _listener(host: str, port: int | None) -> socket.socket:
+def address_of(host: str, port: int) -> str:
+    """Return http://HOST:PORT, by the name of this computer where `host` is every address."""
+    name = socket.gethostname() if is_any(host) else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def listen(host: str, port: int | None, *, usual: int, command: str) -> socket.socket:
+    """Listen at a port; 0: any free one; None: the `usual` one, or a free one where that is taken.
+    `command`: what the user typed, for fixes. Raises MachineError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         try:
-            wanted = DEFAULT_PORT if port is None else port
+            wanted = usual if port is None else port
             listener = socket.create_server((host, wanted), family=family, backlog=128)
         except OSError as error:
             if port is not None or error.errno != errno.EADDRINUSE:
@@ -115,7 +121,7 @@ def _listener(host: str, port: int | None) -> socket.socket:
         # without it a body waits 40 ms for the browser to say that its head came
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError) as error:
-        raise _not_opened(host, port or 0, error) from error
+        raise _not_opened(host, port or 0, error, command=command) from error
     return listener
 
 
@@ -225,16 +231,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _not_opened(host: str, port: int, error: Exception) -> MachineError:
+def _not_opened(host: str, port: int, error: Exception, *, command: str) -> MachineError:
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
         return MachineError(
             f"port {port} of {host} is in use",
             why="another process listens there",
-            fix=[f"miles ui --port {port + 1}", "miles ui   # takes a free one"],
+            fix=[f"{command} --port {port + 1}", f"{command}   # takes a free one"],
         )
     return MachineError(
-        f"the page cannot be served at {host}:{port}",
+        f"{host}:{port} cannot be served",
         why=f"{type(error).__name__}: {error}",
-        fix=["miles ui   # at 127.0.0.1, on a free port", "ip -brief address   # what there is"],
+        fix=[f"{command}   # at 127.0.0.1, on a free port", "ip -brief address   # what there is"],
     )

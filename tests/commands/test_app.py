@@ -31,6 +31,7 @@ VERBS = (
         "report",
         "compare",
         "chat",
+        "serve",
         "why",
         "profile",
     ),

@@ -140,20 +140,25 @@ class Episodes:
                 return replace(sample, num_failed=attempt)
         raise AssertionError(f"no episode was played: retries {self.retries}")
 
-    async def _played(
-        self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool
-    ) -> Sample:
-        session = RecordingSession(
+    def session(self, prompt: Prompt, *, seed: int, settings: GenerateRequest) -> RecordingSession:
+        """Return a new session. `settings`: how it samples."""
+        return RecordingSession(
             self.engine,
             prompt=prompt,
             seed=seed,
-            settings=replace(self.settings, temperature=0.0) if greedy else self.settings,
+            settings=settings,
             max_tokens=self.max_tokens,
             decode=self.decode,
             vocab_size=self.vocab_size,
             chat_form=self.chat_form,
             others=self.policies,
         )
+
+    async def _played(
+        self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool
+    ) -> Sample:
+        settings = replace(self.settings, temperature=0.0) if greedy else self.settings
+        session = self.session(prompt, seed=seed, settings=settings)
         doors = self.chat_form.doors if self.chat_form is not None else None
         if doors is not None:
             session.door = doors.open(session)
