@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_idle: list[SimpleQueue[Callable[[], None]]] = []
+"""Where threads that have nothing to do wait for a call: to start one takes as long as hundreds of
+short calls."""
+os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """Run `call` in a thread of its own and wait for it. One that hangs is left behind: it never
-    keeps the process alive."""
+    """Run `call` in a thread that runs nothing else meanwhile, and wait for it. One that hangs is
+    left behind: it never keeps the process alive."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -35,8 +41,25 @@ async def in_thread(call: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, value, failure)
 
-    threading.Thread(target=run, name="miles-call", daemon=True).start()
+    try:
+        calls = _idle.pop()
+    except IndexError:
+        calls = SimpleQueue()
+        threading.Thread(target=_serve, args=(calls,), name="miles-call", daemon=True).start()
+    calls.put(run)
     return await future
+
+
+def _serve(calls: SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        calls.get()()
+        if len(_idle) >= MAX_IDLE:
+            return
+        _idle.append(calls)
+
+
+MAX_IDLE = 32
+"""Threads that wait for a call."""
 
 
 async def all_or_first_error(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

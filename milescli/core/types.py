@@ -194,7 +194,7 @@ class Trajectory:
     @property
     def num_loss_tokens(self) -> int:
         """Sampled by the policy."""
-        return sum(self.loss_mask)
+        return self.loss_mask.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,7 @@ class Episodes:
                 if self.tell is not None:
                     self.tell(f"repeating an episode: {error.what}; {error.why}")
             else:
-                return replace(sample, num_failed=attempt)
+                return replace(sample, num_failed=attempt) if attempt else sample
         raise AssertionError(f"no episode was played: retries {self.retries}")
 
     def session(self, prompt: Prompt, *, seed: int, settings: GenerateRequest) -> RecordingSession:

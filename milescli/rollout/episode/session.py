@@ -79,9 +79,9 @@ class _Line:
     def append_sampled(self, completion: Completion) -> None:
         """Tokens that the policy made, after all that is there."""
         start, num_new = len(self.token_ids), len(completion.response_ids)
-        self.token_ids.extend(completion.response_ids)
+        self.token_ids += array("i", completion.response_ids)
         self.loss_mask.extend(b"\1" * num_new)
-        self.logprobs.extend(array("f", completion.logprobs))
+        self.logprobs += array("f", completion.logprobs)
         self.version_spans += [
             replace(span, start=span.start + start, end=span.end + start)
             for span in completion.version_spans

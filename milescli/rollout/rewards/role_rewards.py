@@ -44,6 +44,8 @@ async def score_roles_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> 
         for role, own in _asked(scorer, sample).items()
         if not own.of(prompt).scores_groups
     }
+    if not asked:
+        return sample
     scores = await all_or_first_error(
         [own.scored(prompt, _response(sample, role)) for role, own in asked.items()]
     )
@@ -87,12 +89,13 @@ def _response(sample: Sample, role: str) -> Response:
 
 
 def _with_scores(sample: Sample, scores: Mapping[str, Score]) -> Sample:
-    rewards = {role: score.reward for role, score in scores.items()}
-    return with_role_rewards(sample, rewards) if rewards else sample
+    return with_role_rewards(sample, {role: score.reward for role, score in scores.items()})
 
 
 def with_role_rewards(sample: Sample, rewards: Mapping[str, float]) -> Sample:
     """The same with them, and with figures that tell them."""
+    if not rewards:
+        return sample
     return replace(
         sample,
         role_rewards={**sample.role_rewards, **rewards},
