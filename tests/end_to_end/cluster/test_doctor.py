@@ -53,7 +53,7 @@ def test_a_node_with_planted_faults_is_kept_apart_and_the_printed_command_mends_
     assert whole == dict.fromkeys(whole, "ok"), findings
     assert (
         "2 nodes" in findings["cluster", ""]["what"]
-        and "over 2 nodes" in findings["group", ""]["what"]
+        and "across 2 nodes" in findings["group", ""]["what"]
     )
     assert findings["hostname", ODD]["fix"][0].startswith(f"echo '{ODD} node-2' |")
     own_cluster.run(["bash", "-c", findings["shm", ODD]["fix"][0]], node=1, timeout_s=120)
