@@ -121,7 +121,7 @@ class Rollout(Section):
     fail."""
     reward_retries: NonNegative = 0
     """How often to retry a reward that raises before its sample is excluded."""
-    max_unscored_share: Annotated[float, Field(ge=0.0, le=0.5)] = 0.05
+    max_unscored_share: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.05
     """Largest share of a step's or an evaluation's samples to exclude because a reward, judge,
     sandbox, agent or environment failed; beyond it the run stops with the last error. They teach
     nothing, and never count as wrong. 0: stop at the first."""

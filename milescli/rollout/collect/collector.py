@@ -71,12 +71,12 @@ class Progress:
     last_done: float = field(default_factory=time.monotonic)
 
 
-UNSCORED_ELSEWHERE = RewardError(
+TOO_MANY_UNSCORED = RewardError(
     "too many samples could not be scored",
     why="the warnings above say what failed",
     fix="fix the reward, judge, sandbox or environment, then resume the run",
 )
-"""Where other processes collect, each of which has warned."""
+"""Where other processes collect, each of which has warned; or where nothing is left of a step."""
 
 
 class Collector:
@@ -244,19 +244,17 @@ class Collector:
                 self.group(epoch, prompt, position, progress) for position, epoch, prompt in prompts
             ]
             if rollout.over_sampling > 1.0 and rollout.selection == FIRST:
-                await self._take_first(groups, wanted, kept, refused)
-                continue
-            found = list[Group]()
-            for (position, _, _), group in zip(
-                prompts, await all_or_first_error(groups), strict=True
-            ):
-                if group is None:
-                    lost.append(position)
-                else:
-                    (found if await self.is_kept(group) else refused).append(group)
-            kept += await self._select(found, wanted)
-            # where the step has a fixed number of prompts, it goes on with fewer groups
-            target = rollout.prompts_per_step - (rollout.filter == NONE) * len(lost)
+                places_lost = await self._take_first(groups, wanted, kept, refused)
+            else:
+                found, made = list[Group](), await all_or_first_error(groups)
+                places_lost = [place for place, group in enumerate(made) if group is None]
+                for group in made:
+                    if group is not None:
+                        (found if await self.is_kept(group) else refused).append(group)
+                kept += await self._select(found, wanted)
+            lost += [prompts[place][0] for place in places_lost]
+            if rollout.filter == NONE and kept:  # a step takes a fixed number of prompts
+                target = len(kept)
         if len(kept) == target:
             record = BatchRecord(
                 step=step,
@@ -269,6 +267,8 @@ class Collector:
             )
             self._journal.keep_batch(record)
             return Batch(kept=kept, refused=refused, start_position=start, num_lost=len(lost))
+        if not (kept or refused):
+            raise TOO_MANY_UNSCORED
         raise too_few_kept(rollout, kept, refused, step=step, rounds=rounds)
 
     async def is_kept(self, group: Group) -> bool:
@@ -316,19 +316,20 @@ class Collector:
         wanted: int,
         kept: list[Group],
         refused: list[Group],
-    ) -> None:
+    ) -> list[int]:
         """The first `wanted` groups that the filter keeps, in the order of their prompts; what is
-        not done by then is given up. Raises the first error of any."""
+        not done by then is given up. Returns the places of those that could not be scored. Raises
+        the first error of any."""
         tasks = [asyncio.ensure_future(group) for group in groups]
-        waiting, found = set(tasks), dict[int, Group]()
+        waiting, found, lost = set(tasks), dict[int, Group](), list[int]()
         try:
             while waiting and len(found) < wanted:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for place in sorted(tasks.index(task) for task in done):
                     group = tasks[place].result()
                     if group is None:
-                        continue
-                    if not await self.is_kept(group):
+                        lost.append(place)
+                    elif not await self.is_kept(group):
                         refused.append(group)
                     elif len(found) < wanted:
                         found[place] = group
@@ -337,6 +338,7 @@ class Collector:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         kept += [found[place] for place in sorted(found)]
+        return lost
 
     async def group(
         self, epoch: int, prompt: Prompt, position: int, progress: Progress
@@ -349,7 +351,7 @@ class Collector:
                 progress.num_samples += count
                 group = await self._elsewhere.group(epoch, prompt, position, progress)
             if missing := count - (0 if group is None else len(group.samples)):
-                self._unscored_of(progress.step).exclude(UNSCORED_ELSEWHERE, num=missing)
+                self._unscored_of(progress.step).exclude(TOO_MANY_UNSCORED, num=missing)
             return group
         kept = await self._journal.group(progress.step, position, prompt)
         if kept is not None:

@@ -108,6 +108,25 @@ def test_a_group_of_which_one_sample_is_left_is_lost_and_the_step_goes_on_withou
     assert again.stats.figures == collector.stats.figures
 
 
+@pytest.mark.parametrize("selection", ["variance", "first"])
+def test_a_lost_group_among_more_than_the_step_needs_costs_it_none(
+    selection: str,
+) -> None:
+    collector = _collector(_failing_on((1, 0), (1, 2)), over_sampling=1.5, selection=selection)
+    groups = _take(collector)
+    assert len(groups) == 4 and 1 not in [group.prompt.index for group in groups]
+    assert collector.position == 6
+
+
+def test_a_step_of_which_nothing_could_be_scored_ends_the_run() -> None:
+    recipe = make_recipe(max_unscored_share=0.45)
+    bad = _failing_on(*((prompt, 3) for prompt in range(10)))  # the greedy response of each
+    episodes = make_episodes(ScriptedEngine(), scorer=bad)
+    collector = Collector(make_source(), episodes, recipe=recipe, with_greedy=True)
+    with pytest.raises(RewardError):
+        _take(collector)
+
+
 def test_where_a_filter_replaces_groups_a_lost_one_is_replaced() -> None:
     collector = _collector(_failing_on((1, 0), (1, 2)), filter="pass_rate", pass_rate_high=9.0)
     assert len(_take(collector)) == 4
@@ -140,7 +159,7 @@ def test_share_0_stops_at_the_first_with_its_own_error() -> None:
 def test_what_belongs_to_the_run_is_no_failure_of_a_reward(error: Exception) -> None:
     engine = ScriptedEngine()
     engine.fail_on = lambda request: error if request.prompt_ids == [2] else None
-    recipe = make_recipe(max_unscored_share=0.5)
+    recipe = make_recipe(max_unscored_share=0.4)
     collector = Collector(make_source(), make_episodes(engine), recipe=recipe)
     with pytest.raises(type(error)):
         _take(collector)
