@@ -87,4 +87,25 @@ class _Grouped(torch.nn.Module):
             linear.weight if rounding is None else rounding.weight()
             for linear, rounding in zip(self._linears, roundings, strict=True)
         ]
-        return F.grouped_mm(x, torch.stack(weights).transpose(1, 2), offs=self._ends), None
+        return _Product.apply(x, self._ends, *weights), None
+
+
+class _Product(torch.autograd.Function):
+    """Multiplies by all weights at once, copied into one tensor that lives as long as the product:
+    autograd would keep that of each layer, as large as all its experts, for the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, ends, *weights):
+        ctx.save_for_backward(x, ends, *weights)
+        return F.grouped_mm(x, torch.stack(weights).transpose(1, 2), offs=ends)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, ends, *weights = ctx.saved_tensors
+        grad, grad_x = grad.contiguous(), None
+        grads: Sequence[torch.Tensor | None] = [None] * len(weights)
+        if ctx.needs_input_grad[0]:
+            grad_x = F.grouped_mm(grad, torch.stack(weights), offs=ends)
+        if any(ctx.needs_input_grad[2:]):
+            grads = F.grouped_mm(x.transpose(0, 1), grad, offs=ends).transpose(1, 2).unbind()
+        return grad_x, None, *grads
