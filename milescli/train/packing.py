@@ -74,15 +74,21 @@ def first_fit(lengths: Sequence[int], cap: int) -> Bins:
     most 11/9 of the fewest bins, plus 6/9 (G. Dósa, 2007). A length beyond `cap` is alone."""
     bins: Bins = []
     room = np.zeros(max(len(lengths), 1), np.int64)
+    place, left, before = 0, -1, -1
     for index in _longest_first(lengths):
         length = lengths[index]
-        # argmax: the first bin that fits; 0 also where none does
-        place = int((room[: len(bins)] >= length).argmax()) if bins else 0
-        if not bins or room[place] < length:
-            place = len(bins)
-            bins.append([])
-            room[place] = cap
-        room[place] = room[place] - length if length <= cap else -1
+        if not before < length <= left:
+            if bins:
+                room[place] = left
+            # argmax: the first bin that fits; 0 also where none does
+            place = int((room[: len(bins)] >= length).argmax()) if bins else 0
+            left = int(room[place])
+            if not bins or left < length:
+                place, left = len(bins), cap
+                bins.append([])
+            # the most room of the bins before it: what needs more goes on into this one
+            before = int(room[:place].max(initial=-1))
+        left = left - length if length <= cap else -1
         bins[place].append(index)
     return [sorted(bin_) for bin_ in bins]
 
@@ -386,8 +392,8 @@ def _spread(
                 units["full", group, number] = units.pop(name, [])
         units.setdefault(name, []).append(number)
     parts = [part for part in units.values() if part]
-    lengths = [sum(positions[number] for number in part) for part in parts]
+    lengths = [sum([positions[number] for number in part]) for part in parts]
     return [
-        [sorted(number for index in bin_ for number in parts[index]) for bin_ in bins]
+        [sorted([number for index in bin_ for number in parts[index]]) for bin_ in bins]
         for bins in share_out(lengths, num_ranks=dp, cap=cap)
     ]

@@ -6,6 +6,7 @@ methods run."""
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +32,13 @@ from milescli.train.base import TrainSequence
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 
-GATHER_S = 0.05
-"""Groups that are done within so many seconds are reported together."""
+GATHER_S, MOST_GATHER_S, GATHER_OF_A_GROUP_S = 0.05, 0.5, 0.0005
+"""Groups that are done within so many seconds are reported together: the first, and the third for
+each group that is in the making, at most the second. So the last of a step do not wait, while a
+thousand cost the driver few reports."""
+UNTRACED_OBJECTS = 20_000
+"""Python looks for cycles after so many new objects, and samples have none: by its own threshold of
+700, this took a third of a process's time."""
 REPORT_EVERY_S = 5.0
 """Bound on a call that reports nothing."""
 
@@ -155,6 +161,8 @@ class CollectorProcess:
 
     async def open(self) -> None:
         """Begin on the event loop of the calls."""
+        gc.freeze()
+        gc.set_threshold(UNTRACED_OBJECTS, *gc.get_threshold()[1:])
         if self._starts_paused:
             await self._fleet.pause()
 
@@ -196,7 +204,8 @@ class CollectorProcess:
         try:
             async with asyncio.timeout(REPORT_EVERY_S):
                 await self._news.wait()
-            await asyncio.sleep(GATHER_S)
+            longer = GATHER_S + GATHER_OF_A_GROUP_S * len(self._tasks)
+            await asyncio.sleep(min(longer, MOST_GATHER_S))
         except TimeoutError:
             pass
         self._news.clear()
