@@ -89,6 +89,8 @@ class Fleet:
     """Stands for the client of the engines in the driver."""
 
     followers = None
+    is_paused = False
+    version = WeightVersion(0)
     engines = (NOBODY,)
 
 
