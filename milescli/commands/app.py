@@ -234,10 +234,13 @@ def _run(argv: list[str] | None) -> int:
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
+    except _ReaderGone:  # it has what it wanted (`miles runs | head`)
+        _print_nothing_more()
+        return ExitCode.DONE
     except OSError as error:
         shown = _disk_full(error) if error.errno in DISK_FULL else _fault(error, argv)
         output.error(shown)
-        _Heard.swallowed += DISK_FULL  # what is left of the output, at exit
+        _print_nothing_more()
         return shown.exit_code
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
         if (number := _number_in(error)) in DISK_FULL:
@@ -246,6 +249,11 @@ def _run(argv: list[str] | None) -> int:
             return shown.exit_code
         output.error(_fault(error, argv))
         return ExitCode.INTERNAL
+
+
+def _print_nothing_more() -> None:
+    """Discard what is left in the buffer of standard output, which Python would try at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _number_in(error: Exception) -> int:
@@ -271,41 +279,46 @@ def _open_standard_streams() -> bool:
 
 
 def _outlive_readers(argv: list[str]) -> None:
-    """A terminal that was closed, or a reader that went away (`miles runs | head`), fails nothing.
-    Nor does a full disk under the output of a run, whose files say all of it."""
-    is_run = next((word for word in argv if not word.startswith("-")), "") in _RUNS
+    """Keep a command from failing where its terminal was closed. One that works on something also
+    outlives a reader that goes away (`miles launch | head`); others end there. A run outlives a
+    full disk under its output, too, because its files say all of it."""
+    verb = next((word for word in argv if not word.startswith("-")), "")
+    ignored = (errno.EIO, *[errno.EPIPE] * (verb in _WORKS), *DISK_FULL * (verb in _RUNS))
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if getattr(stream, "name", "") == f"<{name}>":  # a caller in Python may have its own
-            setattr(sys, name, until_closed(stream, number, may_be_full=is_run))
+            setattr(sys, name, until_closed(stream, number, ignored=ignored))
 
 
 _RUNS = ("launch", "resume")
+_WORKS = (*_RUNS, "eval", "convert", "export", "fork", "report")
 
 
-class _Heard(io.FileIO):
-    """A stream whose reader may go away: what is printed then goes nowhere, and fails nothing."""
+class _Output(io.FileIO):
+    """A standard stream: what is printed when one of the `ignored` errors happens goes nowhere."""
 
-    swallowed = (errno.EIO, errno.EPIPE)
-    """Numbers of the errors that nobody is told of."""
-    may_be_full = False
+    ignored: tuple[int, ...] = ()
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         """Return the number of bytes that were written, or that nobody can read any more."""
         try:
             return super().write(data)
         except OSError as error:
-            is_full = self.may_be_full and error.errno in DISK_FULL
-            if error.errno not in self.swallowed and not is_full:
+            if error.errno == errno.EPIPE and error.errno not in self.ignored:
+                raise _ReaderGone from None  # typer would end with 1 where it sees EPIPE itself
+            if error.errno not in self.ignored:
                 raise
             return len(memoryview(data).cast("B"))
 
 
-def until_closed(stream: TextIO, number: int, *, may_be_full: bool = False) -> TextIO:
-    """Return the stream, whose terminal may be closed, or whose reader may go away; with
-    `may_be_full`, also where its disk is full."""
-    raw = _Heard(number, "w", closefd=False)
-    raw.may_be_full = may_be_full
+class _ReaderGone(Exception):
+    """Reports that nobody reads standard output any more."""
+
+
+def until_closed(stream: TextIO, number: int, *, ignored: tuple[int, ...] = (errno.EIO,)) -> TextIO:
+    """Return the stream, with errors of these numbers ignored."""
+    raw = _Output(number, "w", closefd=False)
+    raw.ignored = ignored
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=stream.encoding,
