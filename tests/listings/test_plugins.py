@@ -33,7 +33,7 @@ def test_tab_offers_what_ships() -> None:
     assert offered == ["train.surrogate=dppo_kl", "train.surrogate=dppo_tv"]
 
 
-OF_ITS_OWN = (
+INFRASTRUCTURE_ERRORS = (
     *("math", "judge", "remote", "reward_model", "reasoning_gym"),
     *("environment", "gymnasium", "textarena", "multi_agent", "openenv"),
     *("verifiers", "harbor", "verifiers-heldout", "harbor-heldout"),
@@ -47,7 +47,7 @@ tests of their own."""
 @pytest.mark.parametrize("point", POINTS, ids=KINDS)
 def test_what_ships_bears_its_contract(point: PlugPoint) -> None:
     for name, path in point.builtin.items():
-        if name not in OF_ITS_OWN:
+        if name not in INFRASTRUCTURE_ERRORS:
             check(point, path)
 
 

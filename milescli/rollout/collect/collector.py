@@ -38,7 +38,7 @@ from milescli.rollout.collect.selectors import (
     sifted,
 )
 from milescli.rollout.episode.episode import Episodes
-from milescli.rollout.episode.unscored import OF_ITS_OWN, Unscored
+from milescli.rollout.episode.unscored import INFRASTRUCTURE_ERRORS, Unscored
 from milescli.workers.isolated import resolve_isolated
 
 SeedOf = Callable[[int, int, int], int]
@@ -371,7 +371,7 @@ class Collector:
             samples = await self._episodes.scored(prompt, samples)
             if greedy is not None:  # by itself: it is none of those that are compared
                 (greedy,) = await self._episodes.scored(prompt, [greedy])
-        except OF_ITS_OWN as error:
+        except INFRASTRUCTURE_ERRORS as error:
             self._unscored_of(progress.step).exclude(error, num=len(samples))
             return None
         greedy_reward = None if greedy is None else greedy.reward
@@ -406,7 +406,7 @@ class Collector:
                     prompt, sample_index=index, seed=seed, greedy=greedy
                 )
             progress.num_tokens += sample.num_loss_tokens
-        except OF_ITS_OWN as error:
+        except INFRASTRUCTURE_ERRORS as error:
             self._unscored_of(progress.step).exclude(error)
         progress.num_done += 1
         progress.last_done = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 from milescli.core.errors import AgentError, MilesError, RewardError, SandboxError
 from milescli.core.types import Sample, StopReason
 
-OF_ITS_OWN = (RewardError, AgentError, SandboxError)
+INFRASTRUCTURE_ERRORS = (RewardError, AgentError, SandboxError)
 """Errors of what scores a sample or plays its episode. Engines, teachers and the reward model are
 processes of the run, which replaces them; a model that is evaluated behind an endpoint is asked
 again by the same command."""

@@ -27,7 +27,7 @@ from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.rollout_stats import mean_figures, mean_parts
 from milescli.rollout.episode.episode import Plays
-from milescli.rollout.episode.unscored import OF_ITS_OWN, Unscored, no_sample
+from milescli.rollout.episode.unscored import INFRASTRUCTURE_ERRORS, Unscored, no_sample
 from milescli.rollout.evaluation.functions import EvaluationFn, load_evaluation, played
 from milescli.rollout.evaluation.metrics import measured
 from milescli.rollout.evaluation.scores import scores_of
@@ -134,7 +134,7 @@ class Evaluator:
             seed = self._seed(prompt, index)
             try:
                 sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
-            except OF_ITS_OWN as error:
+            except INFRASTRUCTURE_ERRORS as error:
                 exclude(place, error)
                 sample = no_sample(sample_index=index, seed=seed)
             done.append(place)
@@ -149,7 +149,7 @@ class Evaluator:
             prompt = self.prompts[place]
             try:
                 return Group(prompt=prompt, samples=await self.episodes.scored(prompt, row))
-            except OF_ITS_OWN as error:
+            except INFRASTRUCTURE_ERRORS as error:
                 exclude(place, error)
                 return None
 

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import threading
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -80,8 +81,10 @@ class MathReward:
     max_concurrency = min(MAX_GRADERS, os.cpu_count() or 1)
     """Calls that make sense at once; more would only wait, within the scorer's bound."""
 
-    def __init__(self, *, limit_s: float = 10.0) -> None:
-        self.limit_s = limit_s
+    def __init__(self, *, limit_s: float = 10.0, most_s: float = float("inf")) -> None:
+        """`limit_s`: what one answer may take; `most_s`: bound on a call, also on a machine that is
+        too busy to give a grader its time."""
+        self.limit_s, self.most_s = limit_s, most_s
         self.num_undecided = 0
         """Responses that scored 0.0 because time or memory ran out."""
 
@@ -89,7 +92,9 @@ class MathReward:
         """See the class."""
         if label is None:
             raise ValueError("`math` needs a label")
-        reply = _GRADERS.ask({"label": label, "response": response}, limit_s=self.limit_s)
+        reply = _GRADERS.ask(
+            {"label": label, "response": response}, limit_s=self.limit_s, most_s=self.most_s
+        )
         if reply is None:
             self.num_undecided += 1
             _log.warning(
@@ -119,7 +124,7 @@ class MathReward:
 
     def within(self, timeout_s: float) -> MathReward:
         """The same reward, certain to return before the scorer's own bound."""
-        return MathReward(limit_s=min(self.limit_s, 0.5 * timeout_s))
+        return MathReward(limit_s=min(self.limit_s, 0.5 * timeout_s), most_s=0.9 * timeout_s)
 
 
 class Graders:
@@ -129,16 +134,20 @@ class Graders:
         self._idle: list[UserWorker] = []
         self._places = threading.BoundedSemaphore(size)
 
-    def ask(self, question: dict[str, str], *, limit_s: float) -> dict[str, object] | None:
+    def ask(
+        self, question: dict[str, str], *, limit_s: float, most_s: float = float("inf")
+    ) -> dict[str, object] | None:
         """The reply, or None where the process computed for half of `limit_s` and longer without
         an end, or died of the question twice; it is replaced then. Raises RewardError where none
-        can be had, or where a busy machine let it compute for less in WAITS times `limit_s`."""
+        can be had, or where a busy machine let it compute for less in WAITS times `limit_s`, or
+        in `most_s`."""
+        deadline = time.monotonic() + most_s
         with self._places:
             for _ in range(2):
                 process = self._free()
                 began_s, reply = cpu_seconds(process.pid), process.call(question)[1]
                 try:
-                    value = self._waited(process, reply, limit_s=limit_s, began_s=began_s)
+                    value = self._waited(process, reply, began_s, limit_s, deadline)
                 except CallFailed:
                     process.end("it died")
                     continue
@@ -148,12 +157,20 @@ class Graders:
         return None
 
     def _waited(
-        self, process: UserWorker, reply: Future[Any], *, limit_s: float, began_s: float
+        self,
+        process: UserWorker,
+        reply: Future[Any],
+        began_s: float,
+        limit_s: float,
+        deadline: float,
     ) -> dict[str, object] | None:
-        used_s = 0.0
+        used_s, start = 0.0, time.monotonic()
         for _ in range(WAITS):
+            left_s = min(limit_s, deadline - time.monotonic())
+            if left_s <= 0:
+                break
             with contextlib.suppress(TimeoutError):
-                return reply.result(timeout=limit_s)
+                return reply.result(timeout=left_s)
             used_s = cpu_seconds(process.pid) - began_s
             if used_s >= 0.5 * limit_s:
                 process.end("it took too long")
@@ -161,7 +178,7 @@ class Graders:
         process.end("it was given too little processor time")
         raise RewardError(
             "the `math` reward was given too little processor time",
-            why=f"in {WAITS * limit_s:g} s its process computed for {used_s:.1f} s",
+            why=f"in {time.monotonic() - start:.0f} s its process computed for {used_s:.1f} s",
             fix="uptime   # what else runs on this machine? then start or resume the run",
         )
 

@@ -187,6 +187,15 @@ def test_a_process_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "No module named" in refused.value.why
 
 
+def test_a_call_ends_before_the_scorers_bound_also_on_a_busy_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert MathReward().within(30.0).most_s < 30.0
+    monkeypatch.setattr(module, "cpu_seconds", lambda pid: 0.0)
+    with pytest.raises(RewardError, match="too little processor time"):
+        MathReward(limit_s=3600.0, most_s=0.3)(prompt="", response=ENDLESS, label="4")
+
+
 def test_its_bound_stays_below_the_scorers() -> None:
     assert MathReward().within(4.0).limit_s == 2.0
     assert MathReward().within(1000.0).limit_s == 10.0
