@@ -18,11 +18,14 @@ set +a
 # every half minute. Ends with this script, however that ends.
 ticker=
 tick() {
-  local since=$SECONDS last=0 spent size
+  local since=$SECONDS last=0 next=0 spent size
   while sleep 1 && kill -0 $$ 2>/dev/null; do
     spent=$((SECONDS - since))
     if [ -t 1 ]; then
-      [ $((spent % 5)) -ne 1 ] || size=$(du -sh "$venv" 2>/dev/null | cut -f1)
+      if [ "$spent" -ge "$next" ]; then # a busy machine skips seconds
+        size=$(du -sh "$venv" 2>/dev/null | cut -f1)
+        next=$((spent + 5))
+      fi
       printf '\033[K    %d:%02d  %s in %s\r' $((spent / 60)) $((spent % 60)) "${size:-0}" "$venv"
     elif [ $((spent - last)) -ge 30 ]; then
       last=$spent

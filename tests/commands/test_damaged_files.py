@@ -18,7 +18,9 @@ from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models.scratch import make_from_config
 from tests.checkpoint.making import add_checkpoint
 from tests.commands.conftest import Miles
+from tests.conversion.making import to_megatron
 from tests.damage import DAMAGES, within
+from tests.recipe.imports.cases import CASES
 from tests.report.run_folders import make_planted
 
 KEPT = Path(__file__).parents[1] / "web" / "browser" / "kept" / "quickstart-1"
@@ -52,13 +54,27 @@ VERBS: dict[str, list[list[str]]] = {
         ["logs", "run"],
         ["note", "run"],
         ["export", "run", "--to", "out"],
+        ["convert", "megatron-to-hf", "run", "hf"],
+        ["fork", "run", "--name", "branch"],
+        ["rewards", "try", "run", "--reward", "exact_match"],
         ["resume", "run", "--set", "train.optimizer.lr=1"],
     ],
-    "model": [["launch", "recipe.yaml", "--dry-run"], ["launch", "recipe.yaml", "--dry-run", "-v"]],
+    "model": [
+        ["launch", "recipe.yaml", "--dry-run"],
+        ["launch", "recipe.yaml", "--dry-run", "-v"],
+        ["convert", "hf-to-megatron", "model", "out", "--dry-run"],
+        ["convert", "hf-to-megatron", "model", "out"],
+    ],
+    "megatron": [
+        ["convert", "megatron-to-hf", "megatron", "out", "--dry-run"],
+        ["convert", "megatron-to-hf", "megatron", "out"],
+        ["launch", "recipe.yaml", "--dry-run", "--set", "model.path=megatron"],
+    ],
     "recipe.yaml": [["launch", "recipe.yaml", "--dry-run", "--json"], ["recipes", "recipe.yaml"]],
     "rows.jsonl": [["data", "check", "rows.jsonl"], ["launch", "recipe.yaml", "--dry-run"]],
+    "foreign": [["import", "FILE"], ["import", "--layout", "FILE"]],
 }
-"""Path -> command lines that read it."""
+"""Path -> command lines that read it; FILE is the damaged file."""
 BOUND_S = 60
 """Of one command line: many times what it takes."""
 NUM_DAMAGES = int(os.environ.get("MILES_DAMAGES", "24"))
@@ -69,13 +85,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs, one with a checkpoint, a model, data and a recipe, as they were written."""
     folder = tmp_path_factory.mktemp("whole")
     run = shutil.copytree(KEPT, folder / "runs" / "run")
-    tensors = folder / "tensors"
-    tensors.mkdir()
-    (tensors / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
-    add_checkpoint(RunDir(run), 24, tensors=tensors)
     make_planted(folder / "runs" / "other", seed=2)
     make_from_config(CONFIG, folder / "model", seed=0)
     make_scratch_tokenizer(["What is 1 + 1?"], CONFIG["vocab_size"], folder / "model")
+    to_megatron(folder / "model", folder / "megatron")
+    add_checkpoint(RunDir(run), 24, tensors=folder / "megatron")
+    for name, (_, texts, *_) in CASES.items():
+        for number, (file, text) in enumerate(texts.items()):
+            at = folder / "foreign" / f"{name.replace(' ', '-')}-{number}{Path(file).suffix}"
+            at.parent.mkdir(exist_ok=True)
+            at.write_text(text)
     (folder / "recipe.yaml").write_text(RECIPE)
     rows = [{"prompt": f"What is {n} + {n}?", "label": str(2 * n)} for n in range(40)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -91,7 +110,8 @@ def test_a_damaged_file_is_never_an_internal_error(miles: Miles, whole: Path, se
     file = draw.choice([one for one in files if one.is_file()])
     damage = draw.choice(DAMAGES)
     damage(file, draw)
-    for argv in VERBS[place]:
+    for words in VERBS[place]:
+        argv = [str(file) if word == "FILE" else word for word in words]
         with within(BOUND_S):
             said = miles(*argv)
         what = f"{damage.__name__} of {file}: {argv}: {said.err[-3000:]}"
