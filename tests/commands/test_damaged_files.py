@@ -16,7 +16,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import ExitCode
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models.scratch import make_from_config
-from tests.checkpoint.making import add_checkpoint
+from tests.checkpoint.making import add_checkpoint, make_run
 from tests.commands.conftest import Miles
 from tests.conversion.making import to_megatron
 from tests.damage import DAMAGES, within
@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 512,
     "tie_word_embeddings": True,
     "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 1024,
 }
 RECIPE = """\
 model: {path: model}
@@ -54,7 +54,7 @@ VERBS: dict[str, list[list[str]]] = {
         ["logs", "run"],
         ["note", "run"],
         ["export", "run", "--to", "out"],
-        ["convert", "megatron-to-hf", "run", "hf"],
+        ["convert", "megatron-to-hf", "runs/run", "hf"],
         ["fork", "run", "--name", "branch"],
         ["rewards", "try", "run", "--reward", "exact_match"],
         ["resume", "run", "--set", "train.optimizer.lr=1"],
@@ -70,7 +70,7 @@ VERBS: dict[str, list[list[str]]] = {
         ["convert", "megatron-to-hf", "megatron", "out"],
         ["launch", "recipe.yaml", "--dry-run", "--set", "model.path=megatron"],
     ],
-    "recipe.yaml": [["launch", "recipe.yaml", "--dry-run", "--json"], ["recipes", "recipe.yaml"]],
+    "recipe.yaml": [["launch", "recipe.yaml", "--dry-run", "--json"], ["recipes", "show", "recipe.yaml"]],
     "rows.jsonl": [["data", "check", "rows.jsonl"], ["launch", "recipe.yaml", "--dry-run"]],
     "foreign": [["import", "FILE"], ["import", "--layout", "FILE"]],
 }
@@ -89,7 +89,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_from_config(CONFIG, folder / "model", seed=0)
     make_scratch_tokenizer(["What is 1 + 1?"], CONFIG["vocab_size"], folder / "model")
     to_megatron(folder / "model", folder / "megatron")
-    add_checkpoint(RunDir(run), 24, tensors=folder / "megatron")
+    [metadata] = (folder / "megatron").rglob(".metadata")
+    for name in ("recipe.yaml", "manifest.json"):
+        (run / name).unlink()
+    made = make_run(folder / "made", model_dir=folder / "model")
+    for file in (made.recipe_file, made.manifest_file):
+        shutil.copy(file, run)
+    add_checkpoint(RunDir(run), 24, tensors=metadata.parent)
     for name, (_, texts, *_) in CASES.items():
         for number, (file, text) in enumerate(texts.items()):
             at = folder / "foreign" / f"{name.replace(' ', '-')}-{number}{Path(file).suffix}"
@@ -99,6 +105,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"prompt": f"What is {n} + {n}?", "label": str(2 * n)} for n in range(40)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+def test_nothing_that_is_whole_is_refused(miles: Miles, whole: Path) -> None:
+    shutil.copytree(whole, Path.cwd(), dirs_exist_ok=True)
+    refused = {}
+    for argv in (argv for listed in VERBS.values() for argv in listed if "FILE" not in argv):
+        said = miles(*argv)
+        if said.code:
+            refused[" ".join(argv)] = said.err
+        shutil.rmtree("out", ignore_errors=True)
+    assert set(refused) == {"compare --json run -- other", "resume run --set train.optimizer.lr=1"}
 
 
 @pytest.mark.parametrize("seed", range(NUM_DAMAGES))
