@@ -330,12 +330,19 @@ def head_block(*, on_host: bool) -> tuple[int, int]:
 
 
 def head_bytes(
-    facts: ModelFacts, layout: TrainerLayout, *, tokens: int, size: int, on_host: bool
+    facts: ModelFacts,
+    layout: TrainerLayout,
+    *,
+    tokens: int,
+    size: int,
+    on_host: bool,
+    trained: bool = True,
 ) -> tuple[int, int]:
     """Return the head's memory on the last stage, whose row has `tokens` positions on this rank, as
     (bytes saved for its backward pass, bytes that live for a moment in it). Saved are the final
-    norm's input and the hidden states of the whole row; the rest is three float32 blocks of logits,
-    and the gradients of hidden states and weight."""
+    norm's input and the hidden states of the whole row; and of a head that is not `trained` a mean
+    row of its weight for each position (`train.vocab_parallel`); the rest is three float32 blocks
+    of logits, and the gradients of hidden states and weight."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     streams = _streams_bytes(facts, size=size) * share if facts.hyper else 0
     columns = -(-facts.vocab_size // layout.tp)
@@ -343,24 +350,30 @@ def head_bytes(
     logits = 3 * 4 * min(block[0], tokens) * min(block[1], columns)
     gradients = facts.hidden_size * (4 * tokens + columns * size)
     saved = facts.hidden_size * (1 + share) * size + streams
+    if not trained and facts.logit_softcap is None:
+        saved += 4 * facts.hidden_size
     return int(tokens * saved), logits + gradients
 
 
 def mtp_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, layer: LayerBytes, size: int
 ) -> tuple[float, float]:
-    """Return the memory of a trained MTP layer as (bytes that it saves per position, without its
-    head; bytes that exist at once on the last stage while it is recomputed, beside the inputs of
-    the decoder layers). `layer` is the memory of its decoder layer, to which this adds the
-    embedding, the concatenation of embedding and hidden state, input and output of the last norm,
-    and what the head saves of residual streams."""
+    """Return the memory of a trained MTP layer as (bytes that it saves per position; bytes that
+    exist at once on the last stage while it is recomputed, beside the inputs of the decoder
+    layers). `layer` is the memory of its decoder layer, to which this adds the embedding, the
+    concatenation of embedding and hidden state, input and output of the last norm, and what the
+    head saves: residual streams, the positions that have a token after the next, and the mean row
+    of a weight that it does not train. While it is recomputed, the model's own last norm holds its
+    output, and the head nothing."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
-    norm = facts.hidden_size * (1 + share) * size
+    hidden = facts.hidden_size * size
+    norm = hidden * (1 + share)
+    head = hidden + 4 * facts.hidden_size
     streams = _streams_bytes(facts, size=size) * share if facts.hyper else 0
     within = 3 * layer.input + layer.saved + streams
     if layout.recompute == "full":
-        return layer.input + norm, norm + within
-    return within + norm, 0.0
+        return layer.input + norm + head, norm + hidden + within
+    return within + norm + head, 0.0
 
 
 def tower_bytes(

@@ -259,6 +259,7 @@ class MemoryModel:
             tokens=tokens,
             size=load.size,
             on_host=load.on_host,
+            trained=self.adapter is None,
         )
 
     def _layer_sums(self, layout: TrainerLayout, load: TrainerLoad) -> _LayerSums:
