@@ -105,8 +105,9 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/backends/megatron/test_distillation.py::"
     "test_losses_over_five_steps_are_those_of_plain_pytorch": 0,
     "tests/backends/megatron/architecture/test_lora.py": 1,
-    "tests/backends/megatron/architecture/test_model.py::"
-    "test_scores_equal_those_of_transformers": ("moe",),
+    "tests/backends/megatron/architecture/test_model.py::test_scores_equal_those_of_transformers": (
+        "moe",
+    ),
     "tests/backends/megatron/test_mtp.py": 1,
     "tests/backends/megatron/test_indexer.py::"
     "test_every_layout_has_the_losses_and_gradients_of_one_process": (
@@ -136,8 +137,9 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/backends/sglang/test_families.py": ("deepseek-v3-yarn",),
     "tests/backends/sglang/test_on_update.py::"
     "test_each_token_is_of_the_weights_that_its_version_says": 1,
-    "tests/backends/sglang/test_fleet.py::"
-    "test_both_take_the_weights_and_hold_what_was_sent": ("DistributedChannel",),
+    "tests/backends/sglang/test_fleet.py::test_both_take_the_weights_and_hold_what_was_sent": (
+        "DistributedChannel",
+    ),
     "tests/backends/sglang/inside/test_adapter.py::"
     "test_an_adapter_that_was_sent_is_that_of_the_merged_model": ("TensorChannel",),
     "tests/backends/sglang/inside/test_adapter.py::"
@@ -197,8 +199,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/runtime/inputs/test_data_check_rows.py::test_a_shipped_recipe_has_no_problem": 1,
     # pages at one width each
     "tests/web/browser/test_accessibility.py::test_no_page_violates_a_rule": 1,
-    "tests/web/browser/test_runs_page.py::"
-    "test_pages_of_runs_in_trouble_violate_no_rule": 1,
+    "tests/web/browser/test_runs_page.py::test_pages_of_runs_in_trouble_violate_no_rule": 1,
     # conversions that are stopped, or measured
     "tests/conversion/test_convert.py::test_memory_does_not_grow_with_the_model": 0,
     "tests/conversion/test_hub_source.py": 0,

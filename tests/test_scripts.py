@@ -82,7 +82,9 @@ def test_make_fails_where_one_of_its_sets_of_tests_does(tmp_path: Path, set_of_t
 def test_the_installer_shows_on_a_terminal_that_it_goes_on(tmp_path: Path) -> None:
     """With a pip that ends when the time was shown, whichever: a busy machine skips a second."""
     (tmp_path / "bin").mkdir()
-    stub = 'while ! grep -q "0:[0-5][1-9]  .* in" {0}/shown; do sleep 0.2; done; [ ! -e {0}/fails ]\n'
+    stub = (
+        "while ! grep -q '0:[0-5][1-9] .* in' {0}/shown; do sleep 0.2; done; [ ! -e {0}/fails ]\n"
+    )
     for name, body in (("pip", stub.format(tmp_path)), ("python", "exit 0\n")):
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}")
         (tmp_path / "bin" / name).chmod(0o755)

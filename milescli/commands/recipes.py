@@ -11,7 +11,6 @@ import typer
 from milescli.commands import suggest
 from milescli.commands.options import verb
 from milescli.console.output import Output
-from milescli.core.files import read_regular_text
 
 EXAMPLES = [
     "miles recipes",
@@ -41,6 +40,7 @@ def recipes(
     ] = None,
 ) -> None:
     """List the built-in recipes, or show one."""
+    from milescli.recipe.layers import read_text
     from milescli.recipe.templates import find_recipe
 
     output: Output = context.obj
@@ -55,6 +55,6 @@ def recipes(
             "name the recipe to show: miles recipes show quickstart", param_hint="NAME"
         )
     path = find_recipe(name, cwd=Path.cwd())
-    text = read_regular_text(path)
+    text = read_text(path, what="recipe")
     output.json("recipe", {"name": path.stem, "path": str(path), "text": text})
     output.text(text)

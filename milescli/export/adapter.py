@@ -24,7 +24,6 @@ from milescli.checkpoint.source import open_source
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.checkpoint.weight_files import require_base
 from milescli.core.errors import CheckpointError
-from milescli.core.files import read_regular_text
 from milescli.export.folder import write_folder
 from milescli.export.peft import CONFIG_FILE, read_outline, scaling_of
 from milescli.export.stored import Named, read_folder
@@ -292,7 +291,7 @@ def _rounding_of_run(
     run = RunDir(checkpoint.absolute().parents[1])
     if not run.plan_file.is_file() or not run.is_run:
         return None
-    plan = Plan.from_json(read_regular_text(run.plan_file))
+    plan = Plan.read(run.plan_file)
     if plan.trainer_format is None:
         return None
     exempt = load_resolved(run.recipe_file).recipe.train.exempt

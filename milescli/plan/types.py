@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from milescli.core.files import parse_json
+from milescli.core.errors import CheckpointError
+from milescli.core.files import parse_json, read_regular_text
 from milescli.core.units import MIB
 from milescli.models.precision import Quantised
 
@@ -284,22 +286,23 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Parse the output of `to_json`."""
-        raw = parse_json(text)
-        raw["trainer"] = TrainerLayout(**raw["trainer"])
-        raw["engines"] = EngineLayout(**raw["engines"])
-        raw["batch"] = BatchPlan(**raw["batch"])
-        raw["roles"] = [Role(**role) for role in raw["roles"]]
-        raw["slots"] = [Slot(**slot) for slot in raw["slots"]]
-        raw["decisions"] = [Decision(**decision) for decision in raw["decisions"]]
-        if forecast := raw.get("forecast"):
-            parts = {
-                name: [Part(**part) for part in forecast[name]] for name in ("training", "rollout")
-            }
-            others = [Alternative(**other) for other in forecast["alternatives"]]
-            raw["forecast"] = Forecast(**{**forecast, **parts, "alternatives": others})
-        raw["processes"] = [ProcessMemory(**process) for process in raw.get("processes", ())]
-        return cls(**raw)
+        """Parse the output of `to_json`. Raises ValueError if it is something else."""
+        from pydantic import TypeAdapter  # many who import this module read no plan
+
+        return TypeAdapter(cls).validate_python(parse_json(text))
+
+    @classmethod
+    def read(cls, file: Path) -> Plan:
+        """Read a run's plan.json. Raises CheckpointError if there is none, or a damaged one."""
+        try:
+            return cls.from_json(read_regular_text(file))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not the plan of a run"
+            raise CheckpointError(
+                f"{file} cannot be read",
+                why=f"{why}; it says in which layout and precision the run's model was trained",
+                fix=f"miles resume {file.parent}   # writes it anew",
+            ) from None
 
     @property
     def formats_differ(self) -> bool:

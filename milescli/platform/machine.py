@@ -337,4 +337,13 @@ def read_machine(text: str) -> Machine:
             why="it should describe a machine",
             fix="--on 8xH200   # or name a machine",
         )
-    return Machine.from_text(read_regular_text(path), origin=str(path))
+    try:
+        described = read_regular_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RecipeError(
+            f"the file {path} cannot be read",
+            why=why or str(error),
+            fix="--on 8xH200   # or name a machine",
+        ) from None
+    return Machine.from_text(described, origin=str(path))

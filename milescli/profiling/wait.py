@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from milescli.checkpoint.run_dir import RunDir, is_locked, step_done
 from milescli.checkpoint.run_lock import state_of
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
-from milescli.core.files import last_records, read_regular_text
+from milescli.core.files import last_records
 from milescli.core.scalars import STEP_EVENTS
 from milescli.core.units import format_duration
 from milescli.plan.types import Plan
@@ -70,7 +70,7 @@ def require_running(run: RunDir, *, command: str) -> None:
 
 def plan_of(run: RunDir) -> Plan:
     """Read the run's plan."""
-    return Plan.from_json(read_regular_text(run.plan_file))
+    return Plan.read(run.plan_file)
 
 
 def check(run: RunDir, plan: Plan, *, ranks: list[int], engines: list[int]) -> None:

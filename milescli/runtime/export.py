@@ -22,7 +22,7 @@ from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
-from milescli.core.files import read_json, read_regular_text
+from milescli.core.files import read_json
 from milescli.data.chat_masks import turn_end_ids
 from milescli.data.tokenizer import (
     GENERATION_CONFIG,
@@ -232,7 +232,7 @@ def _choices_of(weights: _Weights) -> Choose:
     run = RunDir(weights.checkpoint.absolute().parents[1])
     if not run.plan_file.is_file():
         return choose
-    plan = Plan.from_json(read_regular_text(run.plan_file))
+    plan = Plan.read(run.plan_file)
 
     def choose_as_trained(table: WeightTable, form: Quantised) -> Mapping[str, Choice]:
         if form not in (plan.trainer_format, plan.engine_format):

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.errors import DataError
-from milescli.core.files import read_regular_text
+from milescli.core.errors import CheckpointError, DataError
 from milescli.core.history import History
 from milescli.insight import samples
 from milescli.insight.facts import read_facts
@@ -95,8 +94,8 @@ def read_measured(run: RunDir) -> Measured:
 
 def _plan(run: RunDir) -> Plan | None:
     try:
-        return Plan.from_json(read_regular_text(run.plan_file))
-    except (OSError, ValueError, TypeError, KeyError):
+        return Plan.read(run.plan_file)
+    except CheckpointError:
         return None
 
 

@@ -70,7 +70,10 @@ VERBS: dict[str, list[list[str]]] = {
         ["convert", "megatron-to-hf", "megatron", "out"],
         ["launch", "recipe.yaml", "--dry-run", "--set", "model.path=megatron"],
     ],
-    "recipe.yaml": [["launch", "recipe.yaml", "--dry-run", "--json"], ["recipes", "show", "recipe.yaml"]],
+    "recipe.yaml": [
+        ["launch", "recipe.yaml", "--dry-run", "--json"],
+        ["recipes", "show", "recipe.yaml"],
+    ],
     "rows.jsonl": [["data", "check", "rows.jsonl"], ["launch", "recipe.yaml", "--dry-run"]],
     "foreign": [["import", "FILE"], ["import", "--layout", "FILE"]],
 }

@@ -187,7 +187,7 @@ def _flatten(found: Foreign, name: str, node: reader.YamlNode, file: str) -> Non
 def _add_toml(found: Foreign, text: str, file: str) -> None:
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # nested too deeply, or too many digits
         raise RecipeError(
             f"{file} is not valid TOML", why=str(error), fix=f"correct {file}"
         ) from None
@@ -248,10 +248,9 @@ def _add_python(found: Foreign, text: str, file: str) -> None:
     `load_dataset(...)`; names stand for what the module assigns to them."""
     try:
         tree = ast.parse(text)
-    except SyntaxError as error:
-        raise RecipeError(
-            f"{file} is not valid Python", why=str(error), fix=f"correct {file}"
-        ) from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        why = str(error) or "it is nested too deeply"
+        raise RecipeError(f"{file} is not valid Python", why=why, fix=f"correct {file}") from None
     known: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

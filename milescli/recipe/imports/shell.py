@@ -267,5 +267,5 @@ def _sum(text: str, otherwise: str, variables: dict[str, list[Word]]) -> str:
 
     try:
         return str(value(ast.parse(text.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError):
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return otherwise

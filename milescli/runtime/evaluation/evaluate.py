@@ -24,7 +24,6 @@ from milescli.console.output import Output
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import CheckpointError, FitError, OutOfMemory
 from milescli.core.events import EventBus
-from milescli.core.files import read_regular_text
 from milescli.core.types import ROLLOUT, Prompt, WeightVersion
 from milescli.data.images import text_of
 from milescli.models import ModelFacts
@@ -125,7 +124,7 @@ def evaluate_run(
     checkpoints = chosen_checkpoints(store, steps)
     facts = planned_facts(recipe)
     nodes = find_nodes(loaded, output=output)
-    plan = Plan.from_json(read_regular_text(run.plan_file))
+    plan = Plan.read(run.plan_file)
     if not plan.engines.num:  # nothing was sampled in the run
         refuse(row_rules(recipe))
         try:
