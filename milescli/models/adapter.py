@@ -114,7 +114,7 @@ def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
     )
     table = replace(base, rules=rules, passthrough=(), ignored=())
     _require_targets(base, table, shape)
-    if shape.experts == "shared_outer" and not any(map(is_shared, table.entries)):
+    if shape.experts == "shared_outer" and not any(is_shared(entry) for entry, _ in table.counted):
         raise RecipeError(
             "`train.lora.experts=shared_outer` does not apply to any expert",
             why=f"no matrix of an expert of this {base.facts.family} model has an adapter",
@@ -150,12 +150,6 @@ def pairs_of(table: WeightTable) -> dict[str, tuple[Place, Place]]:
         )
         for module in modules
     }
-
-
-def modules_with_adapter(table: WeightTable) -> list[str]:
-    """Return the adapted modules in order, by their names in the base model's folder. `table` is an
-    adapter's table."""
-    return list(pairs_of(table))
 
 
 def shared_matrices(table: WeightTable) -> dict[str, str]:
@@ -302,11 +296,15 @@ def _as_row(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
 
 
 def _require_targets(base: WeightTable, table: WeightTable, shape: LoraShape) -> None:
-    there = {module.rpartition(".")[2] for module in modules_with_adapter(table)}
+    there = {
+        base_name(entry).removesuffix(_WEIGHT).rpartition(".")[2]
+        for entry, _ in table.counted
+        if not is_shared(entry)
+    }
     wanted = set() if shape.targets == (ALL_LINEAR,) else set(shape.targets)
     if there and wanted <= there:
         return
-    possible = sorted(_possible(base.entries))
+    possible = sorted(_possible([entry for entry, _ in base.counted]))
     missing = ", ".join(sorted(wanted - there)) or "nothing that is left by `exclude`"
     raise RecipeError(
         f"no matrix of this model matches `train.lora.targets`: {missing}",

@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -184,7 +185,7 @@ class Entry:
     @property
     def num_elements(self) -> int:
         """Return the number of elements."""
-        return sum(_product(shape) for shape in self.shapes)
+        return sum(map(math.prod, self.shapes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,13 +402,6 @@ class WeightTable:
             expert=expert,
             mtp=mtp,
         )
-
-
-def _product(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def read_config(folder: Path) -> dict[str, object]:

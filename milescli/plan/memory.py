@@ -128,7 +128,6 @@ class MemoryModel:
     trained: Counter = field(init=False)
     """Counts of the trained weights."""
     _layers: dict[object, _LayerSums] = field(default_factory=dict)
-    _engine: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _cache: CacheCost | None = None
 
     def __post_init__(self) -> None:
@@ -330,15 +329,13 @@ class MemoryModel:
     ) -> int:
         """Return the bytes of weights that one engine rank holds. `multiplies_plain` says that it
         holds plain ones beside those of a number format, and multiplies by them, as on a CPU."""
-        key = (layout.tp, layout.ep, layout.attention_dp)
-        if key not in self._engine:
-            cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
-            self._engine[key] = self.counter.engine_total(**cut)
-            if self.adapter is not None:
-                self._engine[key] += self.slots * self.trained.engine_total(**cut)
+        cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
+        numbers = self.counter.engine_total(**cut)
+        if self.adapter is not None:
+            numbers += self.slots * self.trained.engine_total(**cut)
         held = self._held(layout)
         saved = 0 if multiplies_plain else held.numbers * size
-        return self._engine[key] * size - saved + held.size_bytes
+        return numbers * size - saved + held.size_bytes
 
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
         """Return the bytes of weights that one engine rank receives in a publication."""

@@ -88,6 +88,7 @@ class Counter:
     """(tp, ep, etp) -> [layers + 1] of all layers before."""
     _stages: dict[object, list[WeightCounts]] = field(default_factory=dict)
     _distinct: dict[object, tuple[int, ...]] = field(default_factory=dict)
+    _engine: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         layers = self.table.facts.num_layers
@@ -188,22 +189,28 @@ class Counter:
         """Return the number of weights on one of the `tp` ranks of an engine: heads are cut by tp /
         attention_dp, experts and vocabulary by tp. Every rank holds the weights that have no
         axis."""
-        total = 0
-        for group in self._groups:
-            for entry, times in group:
-                size = entry.num_elements
-                if entry.expert is not None:
-                    total += size * times // tp
-                elif entry.rule.sharding.axis == "none":
-                    total += size
-                else:
-                    cut = (
-                        tp // attention_dp
-                        if ".self_attention." in entry.megatron or ".mixer." in entry.megatron
-                        else tp
-                    )
-                    total += -(-size // cut)
-        return total
+        key = (tp, ep, attention_dp)
+        if key not in self._engine:
+            alike = [(kind, self._kinds.count(kind)) for kind in set(self._kinds)]
+            self._engine[key] = sum(
+                times * _engine_numbers(self._groups[layer], tp=tp, attention_dp=attention_dp)
+                for layer, times in [*alike, (-1, 1)]
+            )
+        return self._engine[key]
+
+
+def _engine_numbers(group: Sequence[tuple[Entry, int]], *, tp: int, attention_dp: int) -> int:
+    total = 0
+    for entry, times in group:
+        size = entry.num_elements
+        if entry.expert is not None:
+            total += size * times // tp
+        elif entry.rule.sharding.axis == "none":
+            total += size
+        else:
+            is_mixer = ".self_attention." in entry.megatron or ".mixer." in entry.megatron
+            total += -(-size // (tp // attention_dp if is_mixer else tp))
+    return total
 
 
 def _is_wide(entry: Entry) -> bool:

@@ -14,7 +14,6 @@ from milescli.models.adapter import (
     SHAPE_FILE,
     LoraShape,
     adapter_table,
-    modules_with_adapter,
     pairs_of,
     read_shape,
     write_shape,
@@ -27,7 +26,7 @@ ALL = LoraShape(rank=4, alpha=8, targets=(ALL_LINEAR,))
 
 
 def test_each_matrix_of_the_layers_has_a_pair_and_nothing_else() -> None:
-    modules = modules_with_adapter(adapter_table(DENSE, ALL))
+    modules = list(pairs_of(adapter_table(DENSE, ALL)))
     leaves = {module.rpartition(".")[2] for module in modules}
     assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert len(modules) == 7 * DENSE.facts.num_layers
@@ -50,7 +49,7 @@ def test_what_cuts_rows_cuts_b_and_what_cuts_columns_cuts_a() -> None:
 
 
 def test_experts_have_pairs_of_their_own_and_routers_none() -> None:
-    modules = modules_with_adapter(adapter_table(MOE, ALL))
+    modules = list(pairs_of(adapter_table(MOE, ALL)))
     assert "model.layers.1.mlp.experts.3.down_proj" in modules
     assert not any(module.endswith("mlp.gate") for module in modules)
 
@@ -58,7 +57,7 @@ def test_experts_have_pairs_of_their_own_and_routers_none() -> None:
 def test_experts_share_what_reads_and_writes_the_residual_stream() -> None:
     shape = replace(ALL, experts="shared_outer")
     made, each = adapter_table(MOE, shape), adapter_table(MOE, ALL)
-    assert modules_with_adapter(made) == modules_with_adapter(each)
+    assert list(pairs_of(made)) == list(pairs_of(each))
     sizes, experts = made.hf_shapes(), MOE.facts.num_experts
     module = "base_model.model.model.layers.1.mlp.experts"
     inner, hidden = MOE.facts.moe_ffn_hidden_size, MOE.facts.hidden_size
@@ -80,7 +79,7 @@ def test_a_model_without_experts_shares_nothing() -> None:
 
 def test_what_is_excluded_has_none() -> None:
     shape = LoraShape(rank=4, alpha=8, targets=(ALL_LINEAR,), exclude=("experts", "k_proj"))
-    modules = modules_with_adapter(adapter_table(MOE, shape))
+    modules = list(pairs_of(adapter_table(MOE, shape)))
     assert modules and not any(".experts." in m or m.endswith("k_proj") for m in modules)
 
 

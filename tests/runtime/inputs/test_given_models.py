@@ -22,7 +22,7 @@ from milescli.models.adapter import (
     ALL_LINEAR,
     LoraShape,
     adapter_table,
-    modules_with_adapter,
+    pairs_of,
     peft_name,
 )
 from milescli.recipe.load import load
@@ -119,7 +119,7 @@ def given(tmp_path: Path) -> Path:
             torch.ones(shapes[peft_name(module, "lora_A")]),
             torch.ones(shapes[peft_name(module, "lora_B")]),
         )
-        for module in modules_with_adapter(of_adapter)
+        for module in pairs_of(of_adapter)
     }
     write_adapter(tmp_path, Adapter(pairs=pairs, alpha=8, rank=4))
     return tmp_path

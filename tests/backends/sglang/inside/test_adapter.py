@@ -23,7 +23,7 @@ from milescli.models.adapter import (
     LoraShape,
     adapter_table,
     engine_name,
-    modules_with_adapter,
+    pairs_of,
     peft_name,
 )
 from milescli.rollout.base import GenerateRequest
@@ -53,7 +53,7 @@ class Served:
                 0.1 * torch.randn(shapes[peft_name(module, which)], generator=chance)
                 for which in ("lora_A", "lora_B")
             )
-            for module in modules_with_adapter(of_adapter)
+            for module in pairs_of(of_adapter)
         }
         return Adapter(pairs=pairs, alpha=SHAPE.alpha, rank=SHAPE.rank)  # type: ignore[arg-type]
 
