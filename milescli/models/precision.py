@@ -153,10 +153,15 @@ def choose(
         )
     choices = {}
     entries = [entry for entry, _ in table.counted] if alike else table.entries
+    reasons: dict[object, str | None] = {}
     for entry in entries:
-        for name, shape in zip(entry.hf, entry.shapes, strict=True):
+        for number, (name, shape) in enumerate(zip(entry.hf, entry.shapes, strict=True)):
             whole = (table.facts.num_experts, *shape) if entry.rule.stacked else shape
-            reason = _why_plain(entry, name, shape, form=form, cuts=cuts, exempt=exempt)
+            # only the recipe can tell the experts of a layer apart
+            key = (entry.rule.megatron, entry.layer, entry.mtp, number, exempt and name)
+            if key not in reasons or entry.expert is None:
+                reasons[key] = _why_plain(entry, name, shape, form=form, cuts=cuts, exempt=exempt)
+            reason = reasons[key]
             choices[name] = Choice(
                 name=name,
                 shape=whole,
