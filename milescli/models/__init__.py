@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
@@ -86,8 +87,10 @@ def parse_facts(config: dict[str, object]) -> ModelFacts:
     return with_score_head(facts) if scores(config) else facts
 
 
+@lru_cache(maxsize=4)
 def table(facts: ModelFacts) -> WeightTable:
-    """Return the two-way weight table of a model."""
+    """Return the two-way weight table of a model. Remembers the last ones with what they have
+    counted, since a plan asks for the same tables over and over."""
     of_family = _family(facts.family).table(facts)
     if facts.trains_mtp:
         return with_shared_ends(of_family)
