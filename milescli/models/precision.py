@@ -158,7 +158,7 @@ def choose(
         for number, (name, shape) in enumerate(zip(entry.hf, entry.shapes, strict=True)):
             whole = (table.facts.num_experts, *shape) if entry.rule.stacked else shape
             # only the recipe can tell the experts of a layer apart
-            key = (entry.rule.megatron, entry.layer, entry.mtp, number, exempt and name)
+            key = (entry.rule.megatron, entry.layer, entry.mtp, number, name if exempt else "")
             if key not in reasons or entry.expert is None:
                 reasons[key] = _why_plain(entry, name, shape, form=form, cuts=cuts, exempt=exempt)
             reason = reasons[key]
