@@ -118,7 +118,9 @@ def read_record(folder: Path) -> Record | None:
         raw = read_json(path)
         files = tuple(
             RecordedFile(
-                name=file["name"], metadata=dict(file["metadata"]), tensors=tuple(file["tensors"])
+                name=str(file["name"]),
+                metadata=dict(file["metadata"]),
+                tensors=tuple(file["tensors"]),
             )
             for file in raw["files"]
         )
@@ -128,19 +130,23 @@ def read_record(folder: Path) -> Record | None:
             index=raw["index"],
             shapes={name: tuple(shape) for name, shape in raw.get("shapes", {}).items()},
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"cannot read `{path}`",
             why=f"{type(error).__name__}: {error}",
             fix="convert the model again",
         ) from error
-    if outside := [file.name for file in files if Path(file.name).name != file.name]:
-        raise CheckpointError(
-            f"cannot read `{path}`",
-            why=f"`{outside[0]}` is outside the folder",
-            fix="convert the model again",
-        )
+    wrong = [f"`{file.name}` is outside the folder" for file in files if _is_outside(file.name)]
+    listed = [tensor for file in files for tensor in file.tensors]
+    if files and sorted(map(str, listed)) != sorted(record.dtypes):
+        wrong.append("its files do not hold each of its tensors once")
+    if wrong:
+        raise CheckpointError(f"cannot read `{path}`", why=wrong[0], fix="convert the model again")
     return record
+
+
+def _is_outside(name: str) -> bool:
+    return Path(name).name != name
 
 
 def carry_over(source: Path, target: Path) -> list[str]:

@@ -174,11 +174,15 @@ def _tracked(source: Path, *, step: int | None) -> Path:
         )
     word = read_regular_text(tracker, errors="replace").strip() if step is None else str(step)
     tensors = source / (
-        word if word == CHECKPOINT else f"iter_{int(word):07d}" if word.isdigit() else ""
+        word
+        if word == CHECKPOINT
+        else f"iter_{int(word):07d}"
+        if re.fullmatch("[0-9]{1,18}", word)
+        else ""
     )
     if tensors == source or not (tensors / METADATA_NAME).exists():
         raise CheckpointError(
-            f"`{source}` has no checkpoint `{word}`",
+            f"`{source}` has no checkpoint `{word[:40]}`",
             why=f"`{tensors}` contains no {METADATA_NAME}",
             fix="name the folder of one checkpoint",
         )

@@ -6,6 +6,7 @@ checkpoint in separate processes, with the effect of rounding on Megatron-Core's
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -94,12 +95,12 @@ def verify_logits(
                 "dtype": dtype,
             }
             ours = _run(_MEGATRON, {**job, "rounded": True}, Path(scratch) / "megatron")
+            has_experts = table.facts.num_moe_layers > 0
+            return _compare(theirs, ours, dtype=dtype, has_experts=has_experts)
         except _CannotCompute as error:
             if verify is Verify.LOGITS:
                 output.warn(f"the logits were not compared: {error.why}")
             return f"not compared: {error.why}", None
-        has_experts = table.facts.num_moe_layers > 0
-        return _compare(theirs, ours, dtype=dtype, has_experts=has_experts)
 
 
 def _choose_dtype(
@@ -196,7 +197,8 @@ def _run(module: str, job: dict[str, object], scratch: Path) -> Path:
 
 
 def _compare(theirs: Path, ours: Path, *, dtype: str, has_experts: bool) -> tuple[str, float]:
-    """`ours` holds each row twice: as it is, and rounded otherwise."""
+    """`ours` holds each row twice: as it is, and rounded otherwise. Raises _CannotCompute if the
+    source's logits tell nothing."""
     import numpy as np
     import torch
     from safetensors.torch import load_file
@@ -204,7 +206,9 @@ def _compare(theirs: Path, ours: Path, *, dtype: str, has_experts: bool) -> tupl
     from milescli.train.agreement import Agreement, judge
 
     expected, actual = load_file(theirs), load_file(ours)
-    largest = max(float(row.abs().max()) for row in expected.values())
+    largest = float(torch.cat([row.abs().max()[None] for row in expected.values()]).max())
+    if not 0 < largest < math.inf:
+        raise _CannotCompute(f"the largest logit of the source is {largest}")
     places, gaps, floors = [], [], []
     for key, row in expected.items():
         plain, rounded = actual[key], actual[f"{key}.rounded"]

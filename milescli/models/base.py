@@ -430,8 +430,14 @@ def read_config(folder: Path) -> dict[str, object]:
     return raw
 
 
-_MOST = {"layers": 10_000, "depth": 10_000, "experts": 100_000}
-"""Largest numbers of fields whose names end so: each has a rule of its own in the weight table."""
+_MOST = {
+    **dict.fromkeys(("size", "dim", "rank", "heads", "groups"), 2**31 - 1),
+    "layers": 10_000,
+    "depth": 10_000,
+    "experts": 100_000,
+}
+"""Largest numbers of fields whose names end so: lengths of tensors, and what has a rule of its own
+for each in the weight table."""
 
 
 def _require_bounded(config: Mapping[str, object]) -> None:

@@ -12,6 +12,7 @@ from milescli.core.errors import CheckpointError
 from milescli.core.files import parse_json, read_regular_text
 from milescli.core.units import MIB
 from milescli.models.precision import Quantised
+from milescli.recipe.section import of_type
 
 PLAN_SCHEMA = 12
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
@@ -287,9 +288,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """Parse the output of `to_json`. Raises ValueError if it is something else."""
-        from pydantic import TypeAdapter  # many who import this module read no plan
-
-        return TypeAdapter(cls).validate_python(parse_json(text))
+        return of_type(cls, parse_json(text))
 
     @classmethod
     def read(cls, file: Path) -> Plan:
@@ -301,7 +300,7 @@ class Plan:
             raise CheckpointError(
                 f"{file} cannot be read",
                 why=f"{why}; it says in which layout and precision the run's model was trained",
-                fix=f"miles resume {file.parent}   # writes it anew",
+                fix=f"miles resume {file.parent}   # writes it again",
             ) from None
 
     @property

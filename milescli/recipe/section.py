@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from milescli.core.errors import RecipeError
 
+T = TypeVar("T")
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -35,6 +36,11 @@ def plain(value: object) -> object:
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+def of_type(kind: type[T], value: object) -> T:
+    """Make a dataclass of plain values. Raises ValueError if these have other fields or types."""
+    return TypeAdapter(kind).validate_python(value)
 
 
 @dataclass(frozen=True, slots=True)
