@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from milescli.core.errors import plain
+from milescli.core.errors import UnreadableFile, plain
 
 _CHUNK_BYTES = 16 * 2**20
 MOST_BYTES = 256 * 2**20
@@ -25,16 +25,21 @@ TOO_DEEP = "nested too deeply"
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read its bytes. Raises OSError where it cannot be opened, or is no regular
-    file."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    """Open a file to read its bytes. Raises FileNotFoundError, PermissionError, or UnreadableFile,
+    which is an OSError too."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        raise UnreadableFile(path, error.errno, error.strerror) from None
     mode = os.fstat(file).st_mode
     if stat.S_ISREG(mode):
         return open(file, "rb")
     os.close(file)
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        raise UnreadableFile(path, errno.EISDIR, os.strerror(errno.EISDIR))
+    raise UnreadableFile(path, errno.EINVAL, "Not a regular file")
 
 
 def read_regular_bytes(path: Path) -> bytes:
@@ -42,7 +47,7 @@ def read_regular_bytes(path: Path) -> bytes:
     MOST_BYTES."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"Larger than {MOST_BYTES:,} bytes", str(path))
+            raise UnreadableFile(path, errno.EFBIG, f"Larger than {MOST_BYTES:,} bytes")
         return file.read()
 
 

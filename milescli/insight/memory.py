@@ -40,7 +40,9 @@ def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemo
     if any(device.get("total_bytes") for device in history.memory.values()):
         return [_of_device(device, facts) for device in history.memory.values()]
     attempts = run.attempts()
-    return _of_processes(records(attempts[-1]), _planned(facts)) if attempts else []
+    with suppress(OSError):
+        return _of_processes(records(attempts[-1]), _planned(facts)) if attempts else []
+    return []
 
 
 def records(attempt: Path) -> list[Mapping[str, Any]]:

@@ -444,7 +444,7 @@ def _require_bounded(config: Mapping[str, object]) -> None:
     for section in (config, *(one for one in config.values() if isinstance(one, Mapping))):
         for name, value in section.items():
             most = _MOST.get(name.rpartition("_")[2])
-            if most is not None and isinstance(value, int) and value > most:
+            if most is not None and isinstance(value, int | float) and not value <= most:
                 raise CheckpointError(
                     f"config.json is not supported: `{name}` is {str(value)[:20]}",
                     why=f"no model has more than {most:,}",
