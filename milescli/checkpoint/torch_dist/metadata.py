@@ -64,7 +64,9 @@ _MEGATRONS = {
 }
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
+    """The one in Python: by a single damaged byte that in C takes tens of GB for its memo."""
+
     def find_class(self, module: str, name: str) -> object:
         if (module, name) in _MEGATRONS:
             return _Plain
@@ -94,6 +96,7 @@ def read_metadata(folder: Path) -> Metadata:
             metadata = _PlainUnpickler(file).load()
         if not hasattr(metadata, "state_dict_metadata"):
             raise _Refused(type(metadata).__name__)
+        _require_places(metadata)
     except OSError as error:
         raise CheckpointError(
             f"`{folder}` is not a checkpoint of the trainer",
@@ -114,6 +117,25 @@ def read_metadata(folder: Path) -> Metadata:
             fix="resume from another checkpoint of the run",
         ) from error
     return metadata
+
+
+def _require_places(metadata: Metadata) -> None:
+    """Raise an error of any type where a field that the reader uses is not what torch writes."""
+    for key, stored in metadata.state_dict_metadata.items():
+        if isinstance(stored, TensorStorageMetadata):
+            boxes = [stored.size, *(box for c in stored.chunks for box in (c.offsets, c.sizes))]
+            if not isinstance(stored.properties.dtype, torch.dtype) or not all(
+                len(box) == len(stored.size) and _are_counts(box) for box in boxes
+            ):
+                raise ValueError(f"`{key}` has no shape")
+    for index, info in (metadata.storage_data or {}).items():
+        is_place = isinstance(info.relative_path, str) and _are_counts((info.offset, info.length))
+        if not is_place or not (index.offset is None or _are_counts(index.offset)):
+            raise ValueError(f"`{index.fqn}` has no place in a file")
+
+
+def _are_counts(numbers: Iterable[object]) -> bool:
+    return all(isinstance(number, int) and 0 <= number < 2**62 for number in numbers)
 
 
 _OF_MODULE = re.compile(

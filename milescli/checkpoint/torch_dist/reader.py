@@ -145,7 +145,7 @@ class TorchDistReader:
                 piece = torch.empty(out.shape, dtype=frame.dtype)
                 read_region(file, begin, frame.shape, ranges, piece, forget=self.drops_behind)
                 out.copy_(piece)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError, OverflowError, RuntimeError) as error:
             raise self._torn(key, f"`{chunk.file}`: {error}") from error
 
     def _strided(self, file: int, begin: int, frame: Frame) -> torch.Tensor:

@@ -4,6 +4,10 @@ tensors exactly once."""
 from __future__ import annotations
 
 import json
+import random
+import struct
+import tracemalloc
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +21,8 @@ from milescli.checkpoint.torch_dist.reader import TorchDistReader
 from milescli.checkpoint.torch_dist.weights import CheckpointWeights
 from milescli.core.errors import CheckpointError
 from milescli.models import WeightTable, parse_facts, table
+from tests.conversion.making import make, to_megatron
+from tests.damage import cut, flip
 from tests.families.cases import ALL
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -127,3 +133,29 @@ def test_metadata_are_plain_data(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(make_metadata([], empty=("x", 0)))
     with TorchDistReader(tmp_path) as reader:
         assert reader.names() == []
+
+
+def test_damaged_bytes_are_refused_or_read_and_nothing_else(tmp_path: Path) -> None:
+    to_megatron(make(tmp_path / "hf"), tmp_path / "megatron")
+    folder = tmp_path / "megatron" / "release"
+    whole = {file: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    draw = random.Random(0)
+    for number in range(200):
+        file = folder / ".metadata" if number % 2 else draw.choice(list(whole))
+        draw.choice((flip, flip, cut))(file, draw)
+        with suppress(CheckpointError), TorchDistReader(folder) as reader:
+            for key in reader.names():
+                with suppress(CheckpointError):
+                    reader.read(key, (0,) * len(reader.shape(key)), reader.shape(key))
+        file.write_bytes(whole[file])
+
+
+def test_a_damaged_byte_cannot_ask_for_gigabytes(tmp_path: Path) -> None:
+    remember_far_away = b"\x80\x02}r" + struct.pack("<I", 2**26) + b"."
+    (tmp_path / ".metadata").write_bytes(remember_far_away)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="not safe to read"):
+        TorchDistReader(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26
