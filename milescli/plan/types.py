@@ -300,7 +300,10 @@ class Plan:
             raise CheckpointError(
                 f"{file} cannot be read",
                 why=f"{why}; it says in which layout and precision the run's model was trained",
-                fix=f"miles resume {file.parent}   # writes it again",
+                fix=[
+                    f"put {file.name} back as it was",
+                    f"miles resume {file.parent} --steps N   # goes on, and writes it again",
+                ],
             ) from None
 
     @property
