@@ -87,7 +87,7 @@ class Inputs:
 
     streams: Mapping[str, str]
     """Input -> stream, one value for each target token."""
-    settings: Mapping[str, tuple[str, float]] = MappingProxyType({})
+    settings: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """Key of `loss_fn_config`, or an input of the same name -> (stream, default)."""
 
 
