@@ -203,7 +203,8 @@ class Learner:
     def accumulate(self, shard: TrainShard, *, backward: bool) -> Stepped:
         """Compute the loss of the shard's only update, and with `backward` its gradients, which
         stay in the buffers: no update follows. The report is equal on all ranks; the log-probs of
-        `shard.asked` are on the ranks that report its tokens. Raises NotFiniteError."""
+        `shard.asked`, or of their first candidates, are on the ranks that report its tokens.
+        Raises NotFiniteError."""
         own, logprobs = self._on_rank(shard), list[tuple[Microbatch, torch.Tensor]]()
         seconds = _Stopwatch()
         loss = stepping.UpdateLoss(
@@ -212,12 +213,15 @@ class Learner:
             mesh=self.mesh,
             measures_engine=False,
             logprobs=logprobs,
+            tells_candidates=True,
         )
         (microbatches,) = own.updates
         if backward:
             self.policy.gradients(microbatches, loss, temperature=shard.temperature)
         else:
-            self.policy.passes.measure(microbatches, loss, temperature=shard.temperature)
+            self.policy.passes.measure(
+                microbatches, loss, temperature=shard.temperature, candidates=loss.candidates
+            )
             loss.require_finite()
         seconds.lap("forward_backward_s")
         figures = [stepping.reduce_figures(loss, grad_norm=0.0)]

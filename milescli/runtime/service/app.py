@@ -161,8 +161,8 @@ class Api:
 
     async def _create_session(self, _: Body, tenant: str) -> Body:
         number = self.clients.new_session(tenant)
-        warning = self.clients.served.warning()
-        return {"type": "create_session", "session_id": number, "info_message": warning}
+        told = self.clients.served.told()
+        return {"type": "create_session", "session_id": number, "info_message": told}
 
     async def _heartbeat(self, body: Body, tenant: str) -> Body:
         self.clients.hear(str(body["session_id"]), tenant)

@@ -46,13 +46,30 @@ class Served:
     shape: LoraShape
     limits: Limits
 
-    def warning(self) -> str:
-        """Say what every adapter is, whatever a client asks for."""
-        targets = ", ".join(self.shape.targets)
+    @property
+    def adapter(self) -> str:
+        """Describe the shape of all adapters."""
+        shape = self.shape
+        without = f" without {', '.join(shape.exclude)}" if shape.exclude else ""
         return (
-            f"adapters of this server have rank {self.shape.rank}, alpha {self.shape.alpha:g} and "
-            f"the targets {targets}; the output layer has none, also with train_unembed=True"
+            f"{shape.kind} of rank {shape.rank} and alpha {shape.alpha:g} at "
+            f"{', '.join(shape.targets)}{without}, experts {shape.experts}"
         )
+
+    def told(self) -> str:
+        """Say what every adapter is, whatever a client asks for."""
+        return (
+            f"adapters of this server: {self.adapter}; the output layer has none, also with "
+            "train_unembed=True"
+        )
+
+    def require_own(self, info: Info) -> None:
+        """Raise ValueError for a state of another model, or of an adapter of another shape."""
+        its, own = (info.base_model, info.adapter), (self.name, self.adapter)
+        if its != own:
+            raise ValueError(
+                f"{info.path} is of {' and '.join(its)}, and this server serves {' and '.join(own)}"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +152,7 @@ class Clients:
                 f"rank={self.served.shape.rank}, or start it with --lora {rank}"
             )
         if not (wanted.get("train_mlp", True) and wanted.get("train_attn", True)):
-            raise ValueError(f"train_mlp and train_attn must be True: {self.served.warning()}")
+            raise ValueError(f"train_mlp and train_attn must be True: {self.served.told()}")
         seed = wanted.get("seed")
         return await self._begin(number, session, tenant, seed=seed)
 
@@ -189,6 +206,7 @@ class Clients:
             kind=kind,
             name=name,
             base_model=self.served.name,
+            adapter=self.served.adapter,
             rank=self.served.shape.rank,
             seed=model.seed,
             saved_at=time.time(),
@@ -208,6 +226,7 @@ class Clients:
     async def load(self, model: Model, path: str, *, with_optimizer: bool) -> Answer:
         """Go on from a training state."""
         folder, info = self.states.find(path, tenant=model.tenant, kind="weights")
+        self.served.require_own(info)
         async with model.turn:
             await self.trainer.call(
                 "load_adapter", model.id, str(folder), with_optimizer=with_optimizer
@@ -251,7 +270,8 @@ class Clients:
         self._session(session, tenant)
         folder = None
         if path is not None:
-            folder, _ = self.states.find(path, tenant=tenant, kind="sampler_weights")
+            folder, info = self.states.find(path, tenant=tenant, kind="sampler_weights")
+            self.served.require_own(info)
         self._sampling[number] = Sampler(tenant=tenant, session=session, folder=folder, path=path)
 
     def sampler(self, number: str, tenant: str) -> Sampler:

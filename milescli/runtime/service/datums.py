@@ -12,6 +12,7 @@ from milescli.runtime.service.wire import Datum, PassRequest
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
 from milescli.train.objectives.client_losses import INPUTS, Inputs, objective_of
 from milescli.train.packing import pack
+from milescli.train.streams import Stream
 
 TARGETS = "target_tokens"
 
@@ -48,6 +49,11 @@ def batch_of(request: PassRequest, limits: Limits) -> TrainBatch:
             sequences.append(_sequence(datum, inputs, request.config, limits, number=number))
         except ValueError as error:
             raise ValueError(f"datum {number} of {len(request.data)}: {error}") from None
+    if any(_has_other_targets(datum) for datum in request.data):
+        sequences = [
+            replace(sequence, streams={**sequence.streams, Stream.CANDIDATES: _candidates(datum)})
+            for sequence, datum in zip(sequences, request.data, strict=True)
+        ]
     batch = pack(
         sequences,
         objective=objective_of(request.loss),
@@ -56,6 +62,16 @@ def batch_of(request: PassRequest, limits: Limits) -> TrainBatch:
         asked=range(len(sequences)),
     )
     return TrainBatch(shards=[_summed(shard) for shard in batch.shards])
+
+
+def _has_other_targets(datum: Datum) -> bool:
+    """Whether a target is not the next token: clients fill up what has no weight."""
+    return not np.array_equal(datum.inputs[TARGETS][:-1], datum.tokens[1:])
+
+
+def _candidates(datum: Datum) -> np.ndarray:
+    """[n + 1, 1] int32 the targets."""
+    return np.concatenate([np.zeros(1), datum.inputs[TARGETS]]).astype(np.int32)[:, None]
 
 
 def _summed(shard: object) -> TrainShard:
@@ -75,10 +91,8 @@ def _sequence(
             f"`{TARGETS}` has the shape {list(targets.shape)} for {len(datum.tokens)} tokens; each "
             "token needs one target"
         )
-    if not np.array_equal(targets[:-1], datum.tokens[1:]):
-        raise ValueError(f"`{TARGETS}` must be the tokens of the input, shifted by one")
-    token_ids = np.concatenate([datum.tokens, targets[-1:]])
-    if token_ids.min() < 0 or token_ids.max() >= limits.vocab_size:
+    token_ids, every = np.concatenate([datum.tokens, targets[-1:]]), (datum.tokens, targets)
+    if min(map(np.min, every)) < 0 or max(map(np.max, every)) >= limits.vocab_size:
         raise ValueError(f"a token is not one of the {limits.vocab_size} of the vocabulary")
     if len(token_ids) > limits.max_tokens:
         raise ValueError(

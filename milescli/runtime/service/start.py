@@ -4,6 +4,7 @@ the engines are those of a run that trains several adapters; here clients say wh
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -86,9 +87,13 @@ def serve_training(loaded: LoadedRecipe, wish: Wish, *, output: Output) -> None:
         taken_over(run, output=output),
         prestart_engines(recipe, plan, facts, address=nodes.address) as prestarted,
     ):
+        from milescli.runtime.build import FOLDER as BLANK
+
         inputs = inputs_of_model(recipe, run, output=output)
         plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
         _require_planned(plan)
+        # an earlier server of this name may have had adapters of another shape
+        shutil.rmtree(run.path / BLANK, ignore_errors=True)
         spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
         _serve(spec, wish, prestarted, output=output)
 

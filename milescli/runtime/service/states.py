@@ -36,6 +36,8 @@ class Info:
     kind: Kind
     name: str
     base_model: str
+    adapter: str
+    """Shape of the adapter, in words."""
     rank: int
     seed: int
     saved_at: float

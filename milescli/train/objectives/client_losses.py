@@ -114,6 +114,9 @@ def objective_of(loss: str) -> str:
 
 
 def _logprobs(tokens: PackedTokens) -> torch.Tensor:
+    """[S] of the targets, which are the only candidates where they are not the next tokens."""
+    if tokens.candidates is not None:
+        return tokens.candidates[:, 0]
     assert tokens.logprobs is not None, "a model that predicts tokens"
     return tokens.logprobs
 
