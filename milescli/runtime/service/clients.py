@@ -7,10 +7,12 @@ import asyncio
 import math
 import random
 import secrets
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ SILENT_S = 1800.0
 """A session without a heartbeat for so long has ended; clients send one each 10 s."""
 MAX_ADAPTERS = 64
 """Adapters that are trained at a time: each lies in host memory with its moments."""
+KEEP_SAMPLERS = 32
+"""Newest samplers without a name that stay of an adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,9 @@ class Sampler:
     folder: Path | None
     """PEFT folder; None: the base model."""
     path: str | None = None
-    """URI of the state, where it has one."""
+    """URI of the state, where it has a name."""
+    model: str | None = None
+    """The adapter that it was made of without a name; None: it has one, or is the base model."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -259,9 +265,12 @@ class Clients:
         async with model.turn:
             folder = await self.states.add(info, fill)
         if name is None and sampler is not None:
-            self._sampling[sampler] = Sampler(
-                tenant=model.tenant, session=model.session, folder=folder
+            made = Sampler(
+                tenant=model.tenant, session=model.session, folder=folder, model=model.id
             )
+            self._sampling[sampler] = made
+            own = [n for n, each in self._sampling.items() if each.model == model.id]
+            await self._drop_samplers(own[:-KEEP_SAMPLERS])
         told = {"path": info.path} if name is not None else {"sampling_session_id": sampler}
         return Answer({"type": "save_weights_for_sampler", **told})
 
@@ -310,8 +319,15 @@ class Clients:
         for model in [each for each in self._models.values() if each.session in silent]:
             with suppress(ValueError):
                 await self.unload(model)
-        for number in [n for n, each in self._sampling.items() if each.session in silent]:
-            del self._sampling[number]
+        await self._drop_samplers(
+            [number for number, each in self._sampling.items() if each.session in silent]
+        )
+
+    async def _drop_samplers(self, numbers: Sequence[str]) -> None:
+        """Forget samplers, and the files of those without a name."""
+        gone = [self._sampling.pop(number) for number in numbers]
+        for folder in [each.folder for each in gone if each.folder and each.model]:
+            await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def _number(given: dict[str, Any], name: str, usual: float, *, below: float = math.inf) -> float:

@@ -32,6 +32,7 @@ from milescli.recipe.train import Train
 from milescli.runtime.evaluation.serve import NO_STOP
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.inputs.run_inputs import inputs_of_model
+from milescli.runtime.launch import with_absolute_paths
 from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
 from milescli.runtime.prestart import Prestarted, prestart_engines
 from milescli.runtime.recovery.orphans import taken_over
@@ -72,6 +73,7 @@ class Wish:
 def serve_training(loaded: LoadedRecipe, wish: Wish, *, output: Output) -> None:
     """Serve until Ctrl-C, SIGTERM or SIGHUP. What clients saved stays in the service's folder, from
     which a later server of this name goes on. Raises MilesError."""
+    loaded = with_absolute_paths(loaded)
     loaded = replace(loaded, recipe=_for_clients(loaded.recipe, num_slots=wish.num_slots))
     recipe = loaded.recipe
     facts = planned_facts(recipe)
