@@ -303,5 +303,5 @@ def test_a_killed_server_goes_on_from_saved_states(server: Server) -> None:
     fresh.step(**ADAM)
     assert fresh.logprobs(_data()) != expected, "its moments begin anew"
     assert client.sample(client.sampler(sampled), [1, 2, 3], max_tokens=2)["sequences"]
-    with pytest.raises(Failed, match="no state"):
+    with pytest.raises(Failed, match="you have no state"):
         server.client("bob").model_from(path, optimizer=True)

@@ -137,16 +137,14 @@ class Clients:
     def _session(self, number: str, tenant: str) -> Session:
         found = self.sessions.get(number)
         if found is None or found.tenant != tenant:
-            raise ValueError(f"there is no session {number} of yours: it ended, or the server did")
+            raise ValueError(f"you have no session {number}: it ended, or the server was restarted")
         return found
 
     def model(self, number: str, tenant: str) -> Model:
         """Return the tenant's model of this id."""
         found = self._models.get(number)
         if found is None or found.tenant != tenant:
-            raise ValueError(
-                f"there is no model {number} of yours: load a saved state into a new one"
-            )
+            raise ValueError(f"you have no model {number}: load a saved state into a new one")
         return found
 
     async def create(self, number: str, session: str, tenant: str, wanted: dict[str, Any]) -> Model:
@@ -287,7 +285,7 @@ class Clients:
         """Return the tenant's sampler of this id."""
         found = self._sampling.get(number)
         if found is None or found.tenant != tenant:
-            raise ValueError(f"there is no sampler {number} of yours")
+            raise ValueError(f"you have no sampler {number}")
         return found
 
     async def sample(

@@ -38,7 +38,7 @@ def batch_of(request: PassRequest, limits: Limits) -> TrainBatch:
         raise ValueError(f"the loss `{request.loss}` is not supported: use {', '.join(INPUTS)}")
     if unknown := set(request.config) - set(inputs.settings):
         raise ValueError(
-            f"`{min(unknown)}` is no setting of `{request.loss}`: "
+            f"`{min(unknown)}` is not a setting of `{request.loss}`: "
             f"{', '.join(inputs.settings) or 'it has none'}"
         )
     if not request.data:
@@ -100,7 +100,9 @@ def _sequence(
         )
     known = {TARGETS, *inputs.streams, *inputs.settings}
     if unknown := set(datum.inputs) - known:
-        raise ValueError(f"`{min(unknown)}` is no input of this loss: {', '.join(sorted(known))}")
+        raise ValueError(
+            f"`{min(unknown)}` is not an input of this loss: {', '.join(sorted(known))}"
+        )
     streams = {
         stream: _values(name, datum.inputs.get(name), len(targets))
         for name, stream in inputs.streams.items()

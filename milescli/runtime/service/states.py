@@ -95,7 +95,7 @@ class States:
             if info is not None and info.tenant == tenant and kind in (None, info.kind):
                 return folder, info
         wanted = f"{SCHEME}MODEL/{kind or 'weights'}/NAME"
-        raise ValueError(f"there is no state {path} of yours; a path looks like {wanted}")
+        raise ValueError(f"you have no state {path}; a path looks like {wanted}")
 
     def all_of(self, *, tenant: str, model_id: str | None = None) -> list[Info]:
         """Return the tenant's states, oldest first, without samplers that have no name."""

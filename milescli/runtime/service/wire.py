@@ -248,7 +248,7 @@ class _Fields:
     def integer(self, number: int) -> int:
         value = self._found.get(number, [0])[-1]
         if not isinstance(value, int):
-            raise ValueError(f"field {number} is no integer")
+            raise ValueError(f"field {number} is not an integer")
         return value
 
     def integers(self, number: int) -> list[int]:
@@ -262,7 +262,7 @@ class _Fields:
         """Return a double; 0.0 where it is not there."""
         data = self._found.get(number, [bytes(8)])[-1]
         if isinstance(data, int) or len(data) != 8:
-            raise ValueError(f"field {number} is no double")
+            raise ValueError(f"field {number} is not a double")
         return float(struct.unpack("<d", data)[0])
 
     @staticmethod

@@ -45,7 +45,7 @@ def test_a_state_is_found_by_its_path_by_who_saved_it(tmp_path: Path) -> None:
         ("tinker://../../weights/one", "alice", "weights"),
         ("/etc/passwd", "alice", "weights"),
     ):
-        with pytest.raises(ValueError, match="there is no state"):
+        with pytest.raises(ValueError, match="you have no state"):
             states.find(path, tenant=tenant, kind=kind)  # type: ignore[arg-type]
 
 
@@ -72,7 +72,7 @@ def test_what_was_not_written_whole_is_not_there_and_leaves_nothing(tmp_path: Pa
     with pytest.raises(OSError, match="no room"):
         asyncio.run(states.add(INFO, fail))
     assert not list(tmp_path.rglob("tensors"))
-    with pytest.raises(ValueError, match="there is no state"):
+    with pytest.raises(ValueError, match="you have no state"):
         states.find(INFO.path, tenant="alice", kind="weights")
 
 
