@@ -121,7 +121,7 @@ class Api:
                 return _failed(429, "too many requests are open")
             except Unknown as error:
                 return _failed(404, f"there is no request {error}: its result was forgotten")
-            except (KeyError, TypeError, AttributeError) as error:
+            except (KeyError, TypeError, AttributeError, OverflowError) as error:
                 return _failed(400, f"the request lacks a field, or has a wrong one: {error}")
             except ValueError as error:
                 return _failed(400, str(error))

@@ -162,6 +162,8 @@ class Clients:
 
     async def _begin(self, number: str, session: str, tenant: str, *, seed: int | None) -> Model:
         async with self._room:
+            if number in self._models:
+                raise ValueError(f"there is a model {number} already")
             if len(self._models) >= MAX_ADAPTERS:
                 raise ValueError(f"the server already trains {MAX_ADAPTERS} adapters: try later")
             seed = secrets.randbelow(2**31) if seed is None else int(seed) % 2**63

@@ -96,11 +96,13 @@ class Samplers:
         return min(own or free, key=lambda slot: slot.used, default=None)
 
     async def _fill(self, slot: _Slot, folder: Path) -> None:
-        await slot.fleet.pause()
         bucket = await in_thread(lambda: _bucket(slot.name, folder))
-        await in_thread(lambda: self._channel.send(iter([bucket])))
-        await slot.fleet.resume(WeightVersion(slot.fleet.version + 1))
-        slot.is_filled = True
+        await slot.fleet.pause()
+        try:
+            await in_thread(lambda: self._channel.send(iter([bucket])))
+            slot.is_filled = True
+        finally:  # the requests of other slots wait, too
+            await slot.fleet.resume(WeightVersion(slot.fleet.version + 1))
 
 
 def _bucket(slot: str, folder: Path) -> Bucket:

@@ -136,7 +136,7 @@ def pass_from_proto(body: bytes) -> PassRequest:
     found = _Fields(body)
     numbers = {entry.text(1): entry.number(2) for entry in found.all(5)}
     for entry in found.all(7):
-        value = next(entry.all(2), _Fields(b""))
+        value = entry.first(2)
         if value.has(2):
             raise ValueError(f"`{entry.text(1)}` of the loss's settings must be a number")
         numbers[entry.text(1)] = value.number(1)
@@ -153,7 +153,7 @@ def pass_from_proto(body: bytes) -> PassRequest:
 def _datum(found: _Fields) -> Datum:
     return Datum(
         tokens=_joined(_tokens(chunk) for chunk in found.all(1)),
-        inputs={entry.text(1): _tensor(next(entry.all(2))) for entry in found.all(2)},
+        inputs={entry.text(1): _tensor(entry.first(2)) for entry in found.all(2)},
     )
 
 
@@ -174,8 +174,9 @@ def _tensor(found: _Fields) -> np.ndarray:
     dtype = _DTYPES.get(found.integer(3))
     if dtype is None:
         raise ValueError(f"tensors of dtype {found.integer(3)} are not supported")
-    shape = found.integers(4)
-    flat = _array(found.bytes(1), dtype)
+    shape, flat = found.integers(4), _array(found.bytes(1), dtype)
+    if any(size > flat.size for size in shape):
+        raise ValueError(f"a tensor has the shape {shape} and {flat.size} numbers")
     return flat.reshape(shape) if shape else flat
 
 
@@ -238,6 +239,10 @@ class _Fields:
     def all(self, number: int) -> Iterator[_Fields]:
         """Yield the messages of a field."""
         return (_Fields(self._as_bytes(value)) for value in self._found.get(number, ()))
+
+    def first(self, number: int) -> _Fields:
+        """Return the message of a field; an empty one where it is not there."""
+        return next(self.all(number), _Fields(b""))
 
     def bytes(self, number: int) -> bytes:
         return self._as_bytes(self._found.get(number, [b""])[-1])

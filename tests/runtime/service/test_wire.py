@@ -130,6 +130,16 @@ def test_a_message_that_is_cut_is_refused_or_read(data: st.DataObject) -> None:
         return
 
 
+@given(st.data())
+def test_a_message_with_a_wrong_byte_is_refused_or_read(data: st.DataObject) -> None:
+    wrong = bytearray(_pass([1, 2, 300], [0.5, 1.0, 2.0]).SerializeToString())
+    wrong[data.draw(st.integers(0, len(wrong) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        pass_from_proto(bytes(wrong))
+    except ValueError:
+        return
+
+
 def test_what_cannot_be_computed_is_refused() -> None:
     image = _pass([1], [1.0])
     image.data[0].chunks.add().image.tokens = b"png"
