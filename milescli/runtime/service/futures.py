@@ -76,12 +76,13 @@ class Futures:
         self._all[number] = made
 
     async def result(self, number: str, tenant: str, *, within_s: float) -> Result | None:
-        """Return the result; None: it is not there yet. Raises Unknown."""
+        """Return the result; None: it is not there yet, or the server ends. Raises Unknown."""
         found = self._all.get(number)
         if found is None or found.tenant != tenant:
             raise Unknown(number)
         await asyncio.wait({found.task}, timeout=within_s)
-        return found.task.result() if found.task.done() else None
+        is_there = found.task.done() and not found.task.cancelled()
+        return found.task.result() if is_there else None
 
     async def close(self) -> None:
         """Give up what is open."""

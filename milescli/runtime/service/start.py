@@ -4,6 +4,7 @@ the engines are those of a run that trains several adapters; here clients say wh
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -209,7 +210,13 @@ def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output)
                 await engines.stop()
                 await session.resources.release()
 
-        asyncio.run(main())
+        outcome = "failed"
+        try:
+            asyncio.run(main())
+            outcome = "done"
+        finally:
+            verdict = {"outcome": outcome, "step": 0, "error": None}
+            session.verdict_file.write_text(json.dumps(verdict) + "\n", encoding="utf-8")
 
 
 def _samplers(builder: Builder, engines: Engines) -> Samplers:
