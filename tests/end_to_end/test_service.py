@@ -249,6 +249,26 @@ def test_padded_targets_without_weight_change_nothing(server: Server) -> None:
         assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 0
 
 
+def test_an_engine_that_dies_is_replaced_and_holds_all_adapters(server: Server) -> None:
+    client, base = server.client("alice"), str(server.workplace.folder / "base")
+    samplers = [client.sampler()]
+    for seed in (10, 11):
+        model = client.model(base, seed=seed)
+        client.result(model.learn(_data()))
+        model.step(**ADAM)
+        samplers.append(client.sampler(model.publish("here")))
+    before = [client.sample(each, LINES[0], max_tokens=1) for each in samplers]
+    (scheduler,) = (
+        one for one in processes_of_run(server.process.pid) if "scheduler" in one.cmdline()[0]
+    )
+    scheduler.send_signal(signal.SIGKILL)
+    model.publish("meanwhile")
+    after = [client.sample(each, LINES[0], max_tokens=1) for each in samplers]
+    for one, other in zip(before, after, strict=True):
+        assert one["prompt_logprobs"][1:] == pytest.approx(other["prompt_logprobs"][1:], abs=1e-4)
+    assert len({tuple(each["prompt_logprobs"][1:]) for each in after}) == 3
+
+
 def test_its_own_client_trains_and_samples(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     tinker = pytest.importorskip("tinker", reason="pip install tinker")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")

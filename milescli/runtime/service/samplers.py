@@ -4,7 +4,7 @@ which slot changes as clients ask: the one that was used longest ago makes room.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,28 +38,38 @@ class _Slot:
 class Samplers:
     """Fills slots of the engines. Belongs to one event loop."""
 
-    def __init__(
-        self, base: SglangFleet, slots: dict[str, SglangFleet], engines: Sequence[EngineAddress]
-    ) -> None:
+    def __init__(self, base: SglangFleet, slots: Mapping[str, SglangFleet]) -> None:
         """`base` asks for the model itself; `slots`: by name, who asks for each. The adapters are
         sent through the memory of this process, which must run where the engines do."""
         self.base = base
         self._slots = [_Slot(name=name, fleet=fleet) for name, fleet in slots.items()]
-        self._engines = [replace(each, sharing_ranks=[0] * each.tp) for each in engines]
         self._channel = TensorChannel()
+        self._connected = list[str]()
+        """URLs of the engines that the channel sends to."""
         self._changed = asyncio.Condition()
         self._filling = asyncio.Lock()
         self._uses = 0
 
-    async def open(self) -> None:
-        """Connect to the engines."""
-        await in_thread(lambda: self._channel.open(self._engines))
+    @property
+    def fleets(self) -> list[SglangFleet]:
+        """Return all clients of the engines."""
+        return [self.base, *(slot.fleet for slot in self._slots)]
 
     async def close(self) -> None:
         """Close all clients."""
         await in_thread(self._channel.close)
-        for fleet in (self.base, *(slot.fleet for slot in self._slots)):
+        for fleet in self.fleets:
             await fleet.close()
+
+    async def take_in(self, engine: EngineAddress) -> None:
+        """Let a new engine answer, in the place of one that died, once it holds all adapters."""
+        async with self._filling:
+            for slot in self._slots:
+                slot.is_filled = slot.is_filled and slot.wanted is not None and slot.wanted.exists()
+                if slot.is_filled and slot.wanted is not None:
+                    await self._send(slot.name, slot.wanted, [engine])
+            for fleet in self.fleets:
+                await fleet.admit(engine, fleet.version)
 
     @asynccontextmanager
     async def holding(self, folder: Path | None) -> AsyncIterator[SglangFleet]:
@@ -96,13 +106,24 @@ class Samplers:
         return min(own or free, key=lambda slot: slot.used, default=None)
 
     async def _fill(self, slot: _Slot, folder: Path) -> None:
-        bucket = await in_thread(lambda: _bucket(slot.name, folder))
+        """Where all engines died, the next one is sent it before it answers."""
         await slot.fleet.pause()
         try:
-            await in_thread(lambda: self._channel.send(iter([bucket])))
+            if slot.fleet.engines:
+                await self._send(slot.name, folder, slot.fleet.engines)
             slot.is_filled = True
         finally:  # the requests of other slots wait, too
             await slot.fleet.resume(WeightVersion(slot.fleet.version + 1))
+
+    async def _send(self, slot: str, folder: Path, engines: Sequence[EngineAddress]) -> None:
+        urls = [engine.url for engine in engines]
+        if urls != self._connected:
+            self._connected = []
+            own = [replace(engine, sharing_ranks=[0] * engine.tp) for engine in engines]
+            await in_thread(lambda: self._channel.open(own))
+            self._connected = urls
+        bucket = await in_thread(lambda: _bucket(slot, folder))
+        await in_thread(lambda: self._channel.send(iter([bucket])))
 
 
 def _bucket(slot: str, folder: Path) -> Bucket:

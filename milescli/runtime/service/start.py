@@ -21,6 +21,7 @@ from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
 from milescli.core.errors import FitError, RecipeError
 from milescli.core.events import EventBus
+from milescli.core.types import ROLLOUT
 from milescli.plan.memory import trained_shape
 from milescli.plan.types import Plan
 from milescli.platform.torch_wheel import require_wheel
@@ -176,8 +177,11 @@ def _require_planned(plan: Plan) -> None:
 
 
 def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output) -> None:
+    from milescli.runtime.adapters import AllFleets
+    from milescli.runtime.recovery.engine_keepers import Start, keep_engines, warn_of_losses
     from milescli.runtime.recovery.engines import Engines
     from milescli.runtime.recovery.rank_group import RankWatch
+    from milescli.runtime.recovery.restarts import Repairs, Restarts
     from milescli.runtime.recovery.supervise import StopSignals, run_watched
     from milescli.runtime.session import open_session
 
@@ -193,14 +197,23 @@ def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output)
             trainer, _ = await asyncio.gather(
                 builder.start_trainer(with_teachers=False), builder.start_engines(engines)
             )
-            watch = RankWatch("trainer", settings.silence_s, bus=EventBus(), step=lambda: 0)
+            samplers = _samplers(builder, engines)
+            bus = EventBus([warn_of_losses(output.warn)])
+            repairs = Repairs(bus=bus, restarts=Restarts(limits=spec.recipe.fault))
+
+            async def join(start: Start) -> None:
+                await samplers.take_in(await start())
+
+            everyone = AllFleets(samplers.fleets)
+            keep_engines(everyone, ROLLOUT, engines, builder, repairs=repairs, join=join)
+            watch = RankWatch("trainer", settings.silence_s, bus=bus, step=lambda: 0)
 
             async def look_at_ranks() -> None:
                 if (loss := await watch.loss(trainer)) is not None:
                     raise loss
 
             probes.extend([engines.probe, look_at_ranks])
-            await _answer(spec, wish, trainer, _samplers(builder, engines), output=output)
+            await _answer(spec, wish, trainer, samplers, output=output)
 
         async def main() -> None:
             try:
@@ -223,7 +236,7 @@ def _samplers(builder: Builder, engines: Engines) -> Samplers:
     from milescli.runtime.service.samplers import Samplers
 
     slots = dict(zip(builder.recipe.adapters, builder.slot_fleets(engines), strict=True))
-    return Samplers(builder.base_fleet(engines), slots, builder.engine_addresses(engines))
+    return Samplers(builder.base_fleet(engines), slots)
 
 
 async def _answer(
@@ -254,7 +267,6 @@ async def _answer(
             app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
     )
-    await samplers.open()
     answering = asyncio.create_task(server.serve(sockets=[wish.listener]))
     wish.ready(served.name, spec.run.path)
     try:
