@@ -56,9 +56,9 @@ class Server:
         return load_file(folder / "adapter_model.safetensors")
 
 
-def _start(workplace: Workplace) -> Server:
+def _start(workplace: Workplace, *options: str) -> Server:
     command = ("serve", "--recipe", "shared.yaml", "--lora", "4", "--port", "0")
-    process = workplace.start(*command, "--keys", "keys", "--json")
+    process = workplace.start(*command, "--keys", "keys", "--json", *options)
     out = process.stdout
     assert out is not None
     until(lambda: select.select([out], [], [], 0)[0], "a line of `miles serve`", within_s=480)
@@ -83,9 +83,13 @@ def server(workplace: Workplace) -> Iterator[Server]:
     keys.chmod(0o600)
     made = _start(workplace)
     yield made
-    processes = processes_of_run(made.process.pid)
-    made.process.send_signal(signal.SIGINT)
-    ended = workplace.finish(made.process, timeout_s=300)
+    _stop(made)
+
+
+def _stop(server: Server) -> None:
+    processes = processes_of_run(server.process.pid)
+    server.process.send_signal(signal.SIGINT)
+    ended = server.workplace.finish(server.process, timeout_s=300)
     assert ended.code == 0, ended
     assert not wait_until_gone(processes)
 
@@ -169,6 +173,22 @@ def test_a_step_is_that_of_pytorch_and_peft(server: Server) -> None:
         own = server.adapter(model.publish(f"step-{number}"))
         for name, tensor in get_peft_model_state_dict(theirs).items():
             torch.testing.assert_close(own[name], tensor.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_a_layout_of_several_ranks_changes_nothing(server: Server) -> None:
+    layout = ("--set", "parallel.tp=2", "--set", "parallel.dp=2", "--name", "spread")
+    spread = _start(server.workplace, *layout)
+    told = []
+    for each in (server, spread):
+        model = each.client("alice").model(str(server.workplace.folder / "base"), seed=12)
+        (said,) = _train([(model, 1.0)])
+        path = model.save("spread")
+        again = each.client("alice").model_from(path, optimizer=True)
+        told.append([*(one["metrics"] for one in said), model.logprobs(_data())[0]])
+        assert again.logprobs(_data()) == model.logprobs(_data())
+    for one, other in zip(*told, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    _stop(spread)
 
 
 def test_engines_sample_by_the_weights_that_a_sampler_was_made_of(server: Server) -> None:

@@ -162,11 +162,11 @@ def _for_clients(recipe: Recipe, *, num_slots: int) -> Recipe:
 
 def _require_planned(plan: Plan) -> None:
     """Raises FitError for what is not served yet."""
-    if plan.trainer.world_size > 1:
+    if any(slot.node for slot in plan.slots):
         raise FitError(
-            f"the plan has {plan.trainer.world_size} trainer ranks",
-            why="a service trains on one rank so far",
-            fix="--gpus 2   # one for the trainer, one for an engine",
+            "the plan has several computers",
+            why="a service sends adapters to engines through the memory of its own computer",
+            fix="--set machine.nodes=1",
         )
     if plan.colocated and plan.device_kind != "cpu":
         raise FitError(
