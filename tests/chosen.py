@@ -37,6 +37,9 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     # with an environment, rollout beside training, and a real pretrained model run each time
     "tests/end_to_end/test_combinations.py": 0,
     "tests/end_to_end/test_several_adapters.py": 0,
+    "tests/end_to_end/test_service.py": 0,
+    "tests/end_to_end/test_service.py::test_clients_that_train_at_once_are_each_as_if_alone": 1,
+    "tests/end_to_end/test_service.py::test_a_killed_server_goes_on_from_saved_states": 1,
     "tests/end_to_end/test_reward_model.py": 0,
     "tests/end_to_end/test_multi_agent.py": 0,
     "tests/end_to_end/test_mtp.py": 0,

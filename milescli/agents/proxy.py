@@ -85,7 +85,7 @@ class SessionProxy:
             lifespan="off",
             timeout_graceful_shutdown=1,
         )
-        self._server = _Quiet(config)
+        self._server = QuietServer(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def stop(self) -> None:
@@ -257,7 +257,7 @@ class SessionProxy:
             waiting.cancel()
 
 
-class _Quiet(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """Runs uvicorn's server without its signal handlers, which the driver has."""
 
     @contextlib.contextmanager

@@ -311,16 +311,15 @@ def _named(positional: str | None, option: str | None) -> str:
     return recipe
 
 
-SubjectArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN|CHECKPOINT|MODEL|URL",
-        help="A run, one of its checkpoints (RUN@STEP or its folder), a model (folder or hub "
-        "name), or the URL of an endpoint.",
-        autocompletion=suggest.runs,
-        show_default=False,
-    ),
-]
+_SUBJECT = typer.Argument(
+    metavar="RUN|CHECKPOINT|MODEL|URL",
+    help="A run, one of its checkpoints (RUN@STEP or its folder), a model (folder or hub "
+    "name), or the URL of an endpoint.",
+    autocompletion=suggest.runs,
+    show_default=False,
+)
+SubjectArgument = Annotated[str, _SUBJECT]
+OptionalSubjectArgument = Annotated[str | None, _SUBJECT]
 DataOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,21 +1,29 @@
-"""`miles serve`: an OpenAI-compatible endpoint for a checkpoint of a run, or for a model."""
+"""`miles serve`: an OpenAI-compatible endpoint for a checkpoint of a run, or for a model; or, with
+--recipe, training and sampling for clients of the Tinker API."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from milescli.commands.options import SetOption, SubjectArgument, verb
-from milescli.console.output import Output
+from milescli.commands.options import (
+    GpusOption,
+    LoraOption,
+    OptionalSubjectArgument,
+    RecipeOption,
+    SetOption,
+    flags_of,
+    verb,
+)
 
 EXAMPLES = [
     "miles serve quickstart-1",
     "miles serve quickstart-1@20 --port 8001",
     "miles serve Qwen/Qwen3-0.6B --tokens 4096",
+    "miles serve --recipe qwen3-0.6b --lora 32",
 ]
-PORT = 8000
+PORT, TOKENS = 8000, 2048
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     context: typer.Context,
-    subject: SubjectArgument,
+    subject: OptionalSubjectArgument = None,
     *,
     host: Annotated[
         str,
@@ -40,50 +48,37 @@ def serve(
         ),
     ] = None,
     tokens: Annotated[
-        int, typer.Option("--tokens", min=1, help="Longest response, in tokens.")
-    ] = 2048,
+        int | None,
+        typer.Option("--tokens", min=1, help=f"Longest response in tokens, by default {TOKENS}."),
+    ] = None,
     sets: SetOption = None,
+    recipe: RecipeOption = None,
+    lora: LoraOption = None,
+    gpus: GpusOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", "-n", help="Name of the service, whose saved states it keeps."),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option("--keys", metavar="FILE", help="Clients: a line NAME KEY for each."),
+    ] = None,
 ) -> None:
     """Serve a run's checkpoint (RUN or RUN@STEP), a folder, or a name on the hub, to OpenAI's
-    clients. Ctrl-C stops it."""
-    from milescli.checkpoint.run_dir import open_run
-    from milescli.commands import measure
-    from milescli.commands.find_run import find_measured
-    from milescli.recipe.resolved import load_resolved
-    from milescli.rollout.base import Door
-    from milescli.runtime.evaluation.serve import Serving, serve_settings
-    from milescli.runtime.evaluation.sets import EvalWish
-    from milescli.web.gate import is_loopback
-    from milescli.web.serve import address_of, listen
+    clients; with --recipe, train and sample for clients of the Tinker API. Ctrl-C stops it."""
+    from milescli.commands import serving
 
-    output: Output = context.obj
-    target = find_measured(subject)
-    if target.endpoint is not None:
-        raise typer.BadParameter(
-            "`serve` starts engines for a model, so it cannot take an endpoint"
-        )
-    run = target.run and load_resolved(open_run(target.run).recipe_file).recipe
-    changes = serve_settings(tokens=tokens, has_stop=bool(run and run.rollout.stop))
-    with listen(host, port, usual=PORT, command=f"miles serve {subject}") as listener:
-        url = f"{address_of(host, listener.getsockname()[1])}/v1"
-        if not is_loopback(host):
-            output.warn(
-                f"other computers can reach {host}: anyone with the key can use the model, and the "
-                "traffic is not encrypted"
-            )
-
-        def ready(model: str, door: Door) -> None:
-            body = {"model": model, "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
-            output.json("serve", {"base_url": url, "model": model, "api_key": door.api_key})
-            output.text(f"base URL  {url}\nmodel     {model}\nAPI key   {door.api_key}")
-            output.text(
-                f"curl {url}/chat/completions -H 'Authorization: Bearer {door.api_key}' "
-                f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
-            )
-            output.note("Ctrl-C stops the server; the key is new each time")
-
-        serving = Serving(listener=listener, model=target.model, ready=ready)
-        wish = EvalWish(data=["task:seeds"], sets=[*changes, *(sets or ())])
-        options = measure.Options(ask=serving.ask, verb="serve")
-        measure.measured(subject, wish, options, output=output)
-    output.note("the server has ended")
+    if (subject is None) == (recipe is None):
+        raise typer.BadParameter("name what is served, or a recipe to train by: --recipe NAME|FILE")
+    place = serving.Place(host=host, port=port, usual=PORT)
+    if subject is not None:
+        if lora or gpus or name or keys:
+            raise typer.BadParameter("--lora, --gpus, --name and --keys apply to --recipe")
+        serving.serve_model(subject, place, tokens=tokens or TOKENS, sets=sets, output=context.obj)
+        return
+    if tokens is not None:
+        raise typer.BadParameter("with --recipe, say --set rollout.max_response_tokens=N")
+    flags = flags_of(machine__gpus=("--gpus", gpus), train__lora__rank=("--lora", lora))
+    serving.serve_clients(
+        recipe, place, name=name, keys=keys, flags=flags, sets=sets, output=context.obj
+    )

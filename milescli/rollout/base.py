@@ -33,6 +33,8 @@ class GenerateRequest:
     top_p: float = 1.0
     top_k: int = -1
     stop: list[str] = field(default_factory=list)
+    stop_ids: list[int] = field(default_factory=list)
+    """Tokens that end it, besides those that the engines know."""
     seed: int | None = None
     """Equal seed, prompt and weights give equal tokens."""
     conversation: int | None = None

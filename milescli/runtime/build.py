@@ -66,6 +66,8 @@ class Builder:
     log_dir: Path
     warm: Path | None = None
     """Where engines are asked for, if a warm process waits; see `prestart`."""
+    trainer_target: str = TRAINER_TARGET
+    """Class of the trainer's ranks."""
 
     @property
     def recipe(self) -> Recipe:
@@ -108,7 +110,7 @@ class Builder:
             ranks.append(
                 await self.cluster.spawn(
                     rank_name(slot.trainer_rank or 0),
-                    TRAINER_TARGET,
+                    self.trainer_target,
                     node=slot.node,
                     num_gpus=self._gpu_share(),
                     kwargs=arguments,
@@ -192,6 +194,15 @@ class Builder:
         await new.start(timeout_s=timeout_s)
         await new.wait_ready(timeout_s=timeout_s)
         return self._address(new.specs[0], dead.index)
+
+    def slot_fleets(self, engines: Engines) -> list[SglangFleet]:
+        """Return a client of the same engines for each of `adapters` by name, in order."""
+        served = self.engine_addresses(engines)
+        return [self._fleet(served, None, adapter=name) for name in self.recipe.adapters]
+
+    def base_fleet(self, engines: Engines) -> SglangFleet:
+        """Return a client of the engines that asks for the model without any adapter."""
+        return self._fleet(self.engine_addresses(engines), None, serves_policy=False)
 
     def _fleet(
         self,
@@ -310,7 +321,7 @@ class Builder:
         ask the engines themselves, as each knows when a new one holds it."""
         one_computer = all(slot.node == 0 for slot in self.plan.slots)
         is_small = self.plan.device_kind == "cpu" and one_computer
-        if len(asked) == 1 or is_small or self.spec.adapters:
+        if len(asked) == 1 or is_small or self.recipe.adapters:
             return None
         port, metrics_port = await asyncio.to_thread(free_ports, 2)
         engines.router = RouterServer(

@@ -5,6 +5,7 @@ sees flat parts of weights, different on each rank, so it must work element by e
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,6 +18,20 @@ from milescli.recipe.train import Optimizer
 from milescli.workers.isolated import resolve_isolated
 
 ADAMW = "adamw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamStep:
+    """Settings of one AdamW step."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    """Decoupled from the gradient."""
+    clip_grad: float
+    """Largest global L2 norm of the gradients; 0.0: they are not clipped."""
 
 
 class UpdateRule(Protocol):

@@ -24,3 +24,41 @@ def test_a_port_in_use_is_refused(miles: Miles) -> None:
         number = taken.getsockname()[1]
         said = miles("serve", "org/name", "--port", str(number))
     assert said.code == 4 and f"miles serve org/name --port {number + 1}" in said.err
+
+
+def test_one_form_is_chosen(miles: Miles) -> None:
+    for wrong, word in (
+        ((), "--recipe"),
+        (("run", "--recipe", "qwen3-0.6b"), "--recipe"),
+        (("run", "--lora", "4"), "--lora"),
+        (("--recipe", "qwen3-0.6b", "--tokens", "5"), "max_response_tokens"),
+    ):
+        said = miles("serve", *wrong)
+        assert said.code == 2 and word in said.err
+
+
+def test_keys_must_be_private_and_whole(miles: Miles) -> None:
+    command = ("serve", "--recipe", "qwen3-0.6b", "--lora", "4", "--port", "0", "--keys", "keys")
+    file = Path("keys")
+    assert miles(*command).code == 3
+    key = "tml-0123456789abcdef"
+    for text in ("", "alice", "alice short", f"alice {key}\nbob {key}\n", f"a {key} more"):
+        file.write_text(text)
+        file.chmod(0o600)
+        said = miles(*command)
+        assert said.code == 3 and "keys" in said.err and key not in said.err
+    file.write_text(f"alice {key}\n")
+    file.chmod(0o640)
+    said = miles(*command)
+    assert said.code == 3 and "chmod 600" in said.err
+
+
+def test_what_clients_cannot_train_is_refused(miles: Miles) -> None:
+    for settings, word in (
+        ((), "--lora 32"),
+        (("--lora", "4"), "scratch"),
+        (("--lora", "4", "--set", "train.optimizer.rule=muon"), "adamw"),
+        (("--lora", "4", "--set", "train.lora.publish=merged"), "publish"),
+    ):
+        said = miles("serve", "--recipe", "quickstart", "--port", "0", *settings)
+        assert said.code == 3 and word in said.err, said.err

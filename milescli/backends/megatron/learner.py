@@ -200,6 +200,36 @@ class Learner:
             figures, lr=0.0, num_microbatches=len(own.microbatches), seconds=seconds.laps
         )
 
+    def accumulate(self, shard: TrainShard, *, backward: bool) -> Stepped:
+        """Compute the loss of the shard's only update, and with `backward` its gradients, which
+        stay in the buffers: no update follows. The report is equal on all ranks; the log-probs of
+        `shard.asked`, or of their first candidates, are on the ranks that report its tokens.
+        Raises NotFiniteError."""
+        own, logprobs = self._on_rank(shard), list[tuple[Microbatch, torch.Tensor]]()
+        seconds = _Stopwatch()
+        loss = stepping.UpdateLoss(
+            objective=self._objective(shard.objective),
+            shard=own,
+            mesh=self.mesh,
+            measures_engine=False,
+            logprobs=logprobs,
+            tells_candidates=True,
+        )
+        (microbatches,) = own.updates
+        if backward:
+            self.policy.gradients(microbatches, loss, temperature=shard.temperature)
+        else:
+            self.policy.passes.measure(
+                microbatches, loss, temperature=shard.temperature, candidates=loss.candidates
+            )
+            loss.require_finite()
+        seconds.lap("forward_backward_s")
+        figures = [stepping.reduce_figures(loss, grad_norm=0.0)]
+        report = stepping.report(
+            figures, lr=0.0, num_microbatches=len(microbatches), seconds=seconds.laps
+        )
+        return Stepped(report=report, logprobs=own.logprobs_before(logprobs))
+
     def _fill(self, own: RankShard, objective: Objective[Any]) -> None:
         """The streams that the objective needs, then those that it makes of them."""
         for stream in FROM_RANKS:

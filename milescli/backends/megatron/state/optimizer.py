@@ -28,7 +28,7 @@ from milescli.backends.megatron.state.host_adam import HostAdamW, move_to_host
 from milescli.core.errors import NotFiniteError, RecipeError
 from milescli.core.plug_points import RULES
 from milescli.recipe.train import Optimizer
-from milescli.train.optimizers import ADAMW, UpdateRule
+from milescli.train.optimizers import ADAMW, AdamStep, UpdateRule
 
 
 class RuleOptimizer(torch.optim.AdamW):
@@ -212,6 +212,16 @@ def _groups(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
 def inner_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     """Return the optimizers of dense and of expert weights, or the only one."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def set_step(optimizer: MegatronOptimizer, step: AdamStep) -> None:
+    """Set what the next step does."""
+    for group in optimizer.param_groups:
+        group["lr"], group["eps"] = step.lr, step.eps
+        group["betas"] = (step.beta1, step.beta2)
+        group["weight_decay"] = step.weight_decay * group["wd_mult"]
+    for each in (optimizer, *inner_optimizers(optimizer)):
+        each.config.clip_grad = step.clip_grad
 
 
 def set_lr(optimizer: MegatronOptimizer, lr: float) -> None:

@@ -136,8 +136,8 @@ class PartialResponse:
         }
         if wanted.stop:
             sampling["stop"] = wanted.stop
-        if self.stop_ids:
-            sampling["stop_token_ids"] = self.stop_ids
+        if stop_ids := [*self.stop_ids, *wanted.stop_ids]:
+            sampling["stop_token_ids"] = stop_ids
         if wanted.seed is not None:
             sampling["sampling_seed"] = wanted.seed & 0x7FFF_FFFF_FFFF_FFFF
         # one token for each image, which the engine expands; sent expanded, the engine may hang

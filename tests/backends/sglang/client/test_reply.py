@@ -69,6 +69,12 @@ def test_the_record_begins_behind_what_the_caller_knows():
 SPAN = ImageSpan(start=1, num_tokens=2, grid=(1, 2, 4), sha256="ab")
 
 
+def test_a_request_may_name_tokens_that_end_it_besides_those_of_all() -> None:
+    wanted = GenerateRequest(prompt_ids=[1], max_new_tokens=2, stop_ids=[7])
+    body = PartialResponse(request=wanted, stop_ids=[5]).body
+    assert body["sampling_params"]["stop_token_ids"] == [5, 7]
+
+
 def test_an_image_is_sent_as_one_token_in_every_part():
     shown = replace(wanted(experts=False), images=[(SPAN, b"png")])
     made = PartialResponse(request=shown)

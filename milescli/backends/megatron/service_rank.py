@@ -1,0 +1,138 @@
+"""One trainer rank of `miles serve --recipe`: it trains the adapters of many clients in turns. A
+client says itself when gradients are computed and when they are applied; between turns its
+matrices, moments, random numbers and gradients wait in host memory."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from milescli.backends.megatron.state.optimizer import set_step
+from milescli.backends.megatron.state.saving import release_state
+from milescli.backends.megatron.state.snapshot import Reference, Snapshot
+from milescli.backends.megatron.worker import TrainerRank
+from milescli.train.base import Stepped, TrainShard
+from milescli.train.optimizers import AdamStep
+
+
+@dataclass(slots=True, kw_only=True)
+class _Client:
+    """Holds what belongs to one client's adapter."""
+
+    state: Snapshot
+    """Matrices, moments and random numbers, as they were at the end of its last turn."""
+    gradients: list[torch.Tensor] | None = None
+    """[buffers] sums since its last step; None: there are none."""
+
+
+class ServiceRank(TrainerRank):
+    """Holds the adapters of all clients, by name. Methods are called on all ranks at once."""
+
+    def _build(self) -> None:
+        super()._build()
+        self._clients = dict[str, _Client]()
+        self._active: str | None = None
+        self._fresh = self._new_snapshot()
+        self._fresh.take()
+
+    def _new_snapshot(self) -> Snapshot:
+        return Snapshot(
+            [self.policy],
+            Reference(self.policy.model),
+            awake=lambda _: nullcontext(),
+            device=self.device,
+        )
+
+    def add_adapter(self, name: str, seed: int) -> None:
+        """Begin an adapter as a run of its own would begin it with this seed."""
+        assert name not in self._clients, name
+        self._leave()
+        self._fresh.put_back()
+        self.policy.begin_adapter(seed, None)
+        self._clients[name] = _Client(state=self._new_snapshot())
+        self._active = name
+
+    def drop_adapter(self, name: str) -> None:
+        """Forget an adapter."""
+        self._clients.pop(name, None)
+        if self._active == name:
+            self._active = None
+
+    def _take(self, name: str) -> _Client:
+        """Make the adapter active."""
+        if name != self._active:
+            self._leave()
+            self._clients[name].state.put_back()
+            self._active = name
+        return self._clients[name]
+
+    def _leave(self) -> None:
+        if self._active is not None:
+            self._clients[self._active].state.take()
+            self._active = None
+
+    def accumulate(self, shard: TrainShard, name: str, *, backward: bool) -> Stepped:
+        """Compute the loss, and with `backward` add its gradients to those of the adapter. Returns
+        the report and the log-probs of `shard.asked`. Raises NotFiniteError, and adds nothing
+        then."""
+        client = self._take(name)
+        with self._named("computing gradients"):
+            stepped = self.learner.accumulate(shard, backward=backward)
+        if backward:
+            client.gradients = self._sums(client.gradients)
+        return stepped
+
+    def _sums(self, before: list[torch.Tensor] | None) -> list[torch.Tensor]:
+        """Return the gradients in the buffers, added to those before."""
+        if before is None:
+            return [buffer.clone() for buffer in self._buffers]
+        for total, buffer in zip(before, self._buffers, strict=True):
+            total += buffer
+        return before
+
+    @property
+    def _buffers(self) -> list[torch.Tensor]:
+        wrapped = self.policy.model
+        return [each.grad_data for each in (*wrapped.buffers, *wrapped.expert_parallel_buffers)]
+
+    def apply(self, name: str, step: AdamStep) -> float:
+        """Make one AdamW step with the sums of the gradients since the last one, which are zero
+        where there are none. Returns their global L2 norm before clipping."""
+        client = self._take(name)
+        gradients, client.gradients = client.gradients, None
+        self.policy.model.zero_grad_buffer()
+        self.policy.optimizer.zero_grad()
+        for buffer, total in zip(self._buffers, gradients or (), strict=bool(gradients)):
+            buffer.copy_(total)
+        set_step(self.policy.optimizer, step)
+        with self._named("an optimizer step"):
+            return self.policy.update(step.lr)
+
+    def adapter_tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Return the adapter's matrices by PEFT's names, float32, on rank 0; empty elsewhere."""
+        self._take(name)
+        return {
+            key: tensor.detach().to("cpu", torch.float32, copy=True)
+            for bucket in self.policy.buckets()
+            for key, tensor in bucket
+            if self.rank == 0
+        }
+
+    def save_adapter(self, name: str, folder: str) -> None:
+        """Write matrices, moments and random numbers of the adapter into `folder`, which is made.
+        Returns when the files are complete. Raises CheckpointError."""
+        self._take(name)
+        self.save(folder, async_save=False)
+        self.finish_save()
+
+    def load_adapter(self, name: str, folder: str, *, with_optimizer: bool) -> None:
+        """Take what `save_adapter` wrote; without the optimizer, its moments begin anew. Gradients
+        are dropped. Raises CheckpointError for an adapter of another shape or base model."""
+        client = self._take(name)
+        client.gradients = None
+        self.load(folder, weights_only=not with_optimizer)
+        if not with_optimizer:
+            release_state()
+            self.policy.reset_optimizer()

@@ -1,0 +1,169 @@
+"""The two forms of `miles serve`: a model for OpenAI's clients, and training for clients of the
+Tinker API. Called by `serve`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+
+import typer
+
+from milescli.commands import measure
+from milescli.commands.find_run import find_measured
+from milescli.commands.options import read_recipe
+from milescli.console.output import Output
+from milescli.core.errors import DataError
+
+KEY_PREFIX = "tml-"
+"""Clients of the Tinker API take no other keys."""
+SHORTEST_KEY = 20
+SOLE_TENANT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a server listens."""
+
+    host: str
+    port: int | None
+    """None: the usual one."""
+    usual: int
+
+    @contextmanager
+    def listening(self, command: str, *, output: Output) -> Iterator[socket]:
+        """Listen, with a warning where other computers can connect. `command`: for fixes."""
+        from milescli.web.gate import is_loopback
+        from milescli.web.serve import listen
+
+        with listen(self.host, self.port, usual=self.usual, command=command) as listener:
+            if not is_loopback(self.host):
+                output.warn(
+                    f"other computers can reach {self.host}: anyone with the key can use the "
+                    "model, and the traffic is not encrypted"
+                )
+            yield listener
+
+    def address(self, listener: socket) -> str:
+        """Return the URL of what listens."""
+        from milescli.web.serve import address_of
+
+        return address_of(self.host, listener.getsockname()[1])
+
+
+def serve_model(
+    subject: str, place: Place, *, tokens: int, sets: list[str] | None, output: Output
+) -> None:
+    """Serve a checkpoint or a model to OpenAI's clients until a signal. `tokens`: of the longest
+    response."""
+    from milescli.checkpoint.run_dir import open_run
+    from milescli.recipe.resolved import load_resolved
+    from milescli.rollout.base import Door
+    from milescli.runtime.evaluation.serve import Serving, serve_settings
+    from milescli.runtime.evaluation.sets import EvalWish
+
+    target = find_measured(subject)
+    if target.endpoint is not None:
+        raise typer.BadParameter(
+            "`serve` starts engines for a model, so it cannot take an endpoint"
+        )
+    run = target.run and load_resolved(open_run(target.run).recipe_file).recipe
+    changes = serve_settings(tokens=tokens, has_stop=bool(run and run.rollout.stop))
+    with place.listening(f"miles serve {subject}", output=output) as listener:
+        url = f"{place.address(listener)}/v1"
+
+        def ready(model: str, door: Door) -> None:
+            body = {"model": model, "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+            output.json("serve", {"base_url": url, "model": model, "api_key": door.api_key})
+            output.text(f"base URL  {url}\nmodel     {model}\nAPI key   {door.api_key}")
+            output.text(
+                f"curl {url}/chat/completions -H 'Authorization: Bearer {door.api_key}' "
+                f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+            )
+            output.note("Ctrl-C stops the server; the key is new each time")
+
+        serving = Serving(listener=listener, model=target.model, ready=ready)
+        wish = EvalWish(data=["task:seeds"], sets=[*changes, *(sets or ())])
+        options = measure.Options(ask=serving.ask, verb="serve")
+        measure.measured(subject, wish, options, output=output)
+    output.note("the server has ended")
+
+
+def serve_clients(
+    recipe: str | None,
+    place: Place,
+    *,
+    name: str | None,
+    keys: str | None,
+    flags: dict[str, str],
+    sets: list[str] | None,
+    output: Output,
+) -> None:
+    """Train and sample for clients of the Tinker API until a signal. `name`: of the service;
+    `keys`: file with those of its clients."""
+    from milescli.runtime.service.start import NUM_SLOTS, Wish, serve_training
+
+    loaded = read_recipe(None, recipe, sets=sets, flags=flags, adapters=None, output=output)
+    sole = f"{KEY_PREFIX}{secrets.token_hex(24)}"
+    tenants = {sole: SOLE_TENANT} if keys is None else read_keys(Path(keys).expanduser())
+    with place.listening(f"miles serve --recipe {recipe}", output=output) as listener:
+        url = place.address(listener)
+
+        def ready(model: str, folder: Path) -> None:
+            own = {} if keys is not None else {"api_key": sole}
+            output.json("serve", {"base_url": url, "model": model, "folder": str(folder), **own})
+            output.text(f"base URL  {url}\nmodel     {model}\nstates    {folder}")
+            output.text(f"API key   {sole}" if keys is None else f"API keys  {keys}")
+            output.text(f"export TINKER_BASE_URL={url} TINKER_API_KEY={own.get('api_key', 'KEY')}")
+            output.note("Ctrl-C stops the server; saved states stay")
+
+        wish = Wish(
+            name=name or loaded.recipe.name,
+            num_slots=NUM_SLOTS,
+            keys=tenants,
+            listener=listener,
+            ready=ready,
+        )
+        serve_training(loaded, wish, output=output)
+    output.note("the server has ended")
+
+
+def read_keys(file: Path) -> dict[str, str]:
+    """Return tenant by key, from a file that its owner alone can read. Raises DataError."""
+    try:
+        is_private = not file.stat().st_mode & 0o077
+        rows = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"cannot read the keys in {file}",
+            why=f"{type(error).__name__}: {error}",
+            fix=f'(umask 077; echo "alice {KEY_PREFIX}$(openssl rand -hex 24)" >> {file})',
+        ) from error
+    if not is_private:
+        raise DataError(
+            f"other users of this computer can read the keys in {file}",
+            why="whoever has a key can use what its client saved",
+            fix=f"chmod 600 {file}",
+        )
+    rows = [row for row in rows if row and not row[0].startswith("#")]
+    faulty = next((n for n, row in enumerate(rows, 1) if not _is_key_row(row)), None)
+    found = {row[1]: row[0] for row in rows if len(row) == 2}
+    if faulty is not None or not found or len(found) < len(rows):
+        wrong = "two clients have the same key" if faulty is None and found else "it has no clients"
+        raise DataError(
+            f"the keys in {file} are not valid",
+            why=f"client {faulty} has no line NAME {KEY_PREFIX}KEY, or a key below {SHORTEST_KEY} "
+            "characters"
+            if faulty is not None
+            else wrong,
+            fix=f'(umask 077; echo "alice {KEY_PREFIX}$(openssl rand -hex 24)" > {file})',
+        )
+    return found
+
+
+def _is_key_row(row: list[str]) -> bool:
+    return len(row) == 2 and row[1].startswith(KEY_PREFIX) and len(row[1]) >= SHORTEST_KEY

@@ -1,0 +1,118 @@
+"""Requests that take a while: a client is given an id at once, and asks for the result later. An id
+is made of what the client counts, so that a request that is sent twice is done once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from milescli.core.errors import CheckpointError, MilesError, NotFiniteError
+
+KEEP_S = 900.0
+"""How long a result stays after it is there."""
+MAX_OPEN = 4096
+"""Requests of one tenant without a result."""
+
+
+class Result(Protocol):
+    """What a request brings, in the forms of the API."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A result that is only JSON."""
+
+    fields: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return self.fields
+
+
+class Unknown(LookupError):
+    """Reports an id that is not of this tenant, or whose result was forgotten."""
+
+
+class TooMany(Exception):
+    """Reports that a tenant has too many open requests."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Future:
+    tenant: str
+    task: asyncio.Task[Result]
+    done_at: float | None = None
+
+
+@dataclass(slots=True)
+class Futures:
+    """All requests of a service. Belongs to one event loop."""
+
+    fault: Callable[[str], None]
+    """Told in a few lines of what was no fault of the client's."""
+    _all: dict[str, _Future] = field(default_factory=dict)
+
+    def begin(self, number: str, tenant: str, work: Callable[[], Awaitable[Result]]) -> None:
+        """Begin what has not begun under this id. Raises TooMany, or Unknown where the id is of
+        another tenant."""
+        self._forget()
+        if (known := self._all.get(number)) is not None:
+            if known.tenant != tenant:
+                raise Unknown(number)
+            return
+        own = [each for each in self._all.values() if each.tenant == tenant]
+        if sum(each.done_at is None for each in own) >= MAX_OPEN:
+            raise TooMany
+        made = _Future(tenant=tenant, task=asyncio.ensure_future(self._done(work)))
+        made.task.add_done_callback(lambda _: setattr(made, "done_at", time.monotonic()))
+        self._all[number] = made
+
+    async def result(self, number: str, tenant: str, *, within_s: float) -> Result | None:
+        """Return the result; None: it is not there yet, or the server ends. Raises Unknown."""
+        found = self._all.get(number)
+        if found is None or found.tenant != tenant:
+            raise Unknown(number)
+        await asyncio.wait({found.task}, timeout=within_s)
+        is_there = found.task.done() and not found.task.cancelled()
+        return found.task.result() if is_there else None
+
+    async def close(self) -> None:
+        """Give up what is open."""
+        tasks = [each.task for each in self._all.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _done(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """A failure is a result, too."""
+        try:
+            return await work()
+        except ValueError as error:
+            return _failed(getattr(error, "what", None) or str(error), "user")
+        except (NotFiniteError, CheckpointError) as error:
+            return _failed(f"{error.what}: {error.why}", "user")
+        except MilesError as error:
+            self.fault(str(error))
+            return _failed(error.what, "server")
+        except Exception as error:  # a request must not end the others
+            self.fault(traceback.format_exc())
+            return _failed(f"{type(error).__name__} in the server", "server")
+
+    def _forget(self) -> None:
+        """Drop results that nobody will ask for."""
+        past = time.monotonic() - KEEP_S
+        old = [n for n, one in self._all.items() if one.done_at is not None and one.done_at < past]
+        for number in old:
+            del self._all[number]
+
+
+def _failed(text: str, category: str) -> Answer:
+    return Answer({"error": text, "category": category})

@@ -1,0 +1,281 @@
+"""`miles serve --recipe`: from a recipe to a service that answers until a signal. The trainer and
+the engines are those of a run that trains several adapters; here clients say what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from socket import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from milescli.agents.proxy import QuietServer
+from milescli.checkpoint.run_dir import RunDir
+from milescli.cluster.nodes import find_nodes
+from milescli.console.output import Output
+from milescli.core.errors import FitError, RecipeError
+from milescli.core.events import EventBus
+from milescli.core.types import ROLLOUT
+from milescli.plan.memory import trained_shape
+from milescli.plan.types import Plan
+from milescli.platform.torch_wheel import require_wheel
+from milescli.recipe.data import Data
+from milescli.recipe.evaluation import Evaluation
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.rollout import Rollout
+from milescli.recipe.schema import Recipe, Warmup
+from milescli.recipe.train import Train
+from milescli.runtime.evaluation.serve import NO_STOP
+from milescli.runtime.inputs.model_facts import planned_facts
+from milescli.runtime.inputs.run_inputs import inputs_of_model
+from milescli.runtime.launch import with_absolute_paths
+from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
+from milescli.runtime.prestart import Prestarted, prestart_engines
+from milescli.runtime.recovery.orphans import taken_over
+from milescli.runtime.spec import RunSpec
+
+if TYPE_CHECKING:
+    from milescli.runtime.build import Builder
+    from milescli.runtime.recovery.engines import Engines
+    from milescli.runtime.recovery.rank_group import RankGroup
+    from milescli.runtime.service.samplers import Samplers
+
+FOLDER = "services"
+"""Below the folder of runs."""
+RANK_TARGET = "milescli.backends.megatron.service_rank:ServiceRank"
+NUM_SLOTS = 8
+"""Saved adapters that engines hold at a time, by default."""
+SLOT = "slot"
+"""Names of the engines' adapters begin so."""
+FORGET_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is wanted of a service beside its recipe."""
+
+    name: str
+    """Folder of the service, below `services` in that of runs."""
+    num_slots: int
+    """Saved adapters that engines hold at a time."""
+    keys: Mapping[str, str]
+    """Key -> tenant."""
+    listener: socket
+    """Where requests come; those that come before it is ready wait."""
+    ready: Callable[[str, Path], None]
+    """Called once with the base model's name and the service's folder, when it answers."""
+
+
+def serve_training(loaded: LoadedRecipe, wish: Wish, *, output: Output) -> None:
+    """Serve until Ctrl-C, SIGTERM or SIGHUP. What clients saved stays in the service's folder, from
+    which a later server of this name goes on. Raises MilesError."""
+    loaded = with_absolute_paths(loaded)
+    loaded = replace(loaded, recipe=_for_clients(loaded.recipe, num_slots=wish.num_slots))
+    recipe = loaded.recipe
+    facts = planned_facts(recipe)
+    refuse_unproven(recipe, facts)
+    nodes = find_nodes(loaded, output=output)
+    plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
+    require_wheel(plan.device_kind)
+    _require_planned(plan)
+    folder = Path(recipe.run.dir).expanduser().absolute() / FOLDER / wish.name
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    run = RunDir(folder)
+    with (
+        taken_over(run, output=output),
+        prestart_engines(recipe, plan, facts, address=nodes.address) as prestarted,
+    ):
+        from milescli.runtime.build import FOLDER as BLANK
+
+        inputs = inputs_of_model(recipe, run, output=output)
+        plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
+        _require_planned(plan)
+        # an earlier server of this name may have had adapters of another shape
+        shutil.rmtree(run.path / BLANK, ignore_errors=True)
+        spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
+        _serve(spec, wish, prestarted, output=output)
+
+
+def _for_clients(recipe: Recipe, *, num_slots: int) -> Recipe:
+    """Return the recipe of the same model, machine and adapter, and nothing that a run would do:
+    clients choose losses, data and settings of the optimizer. Raises RecipeError."""
+    train = recipe.train
+    faults: dict[str, tuple[bool, str, str]] = {
+        "no adapter": (not train.lora.is_on, "clients train adapters of one shape", "--lora 32"),
+        f"`train.optimizer.rule={train.optimizer.rule}`": (
+            train.optimizer.rule != "adamw",
+            "clients send settings of AdamW",
+            "--set train.optimizer.rule=adamw",
+        ),
+        "`train.lora.publish=merged`": (
+            train.lora.publish == "merged",
+            "engines hold adapters of several clients beside one model",
+            "--set train.lora.publish=adapter",
+        ),
+        "`train.lora.dropout`": (
+            train.lora.dropout > 0,
+            "clients compare log-probs of trainer and engine",
+            "--set train.lora.dropout=0",
+        ),
+        "a model from scratch": (
+            recipe.model.scratch is not None,
+            "an adapter changes little, so its base model must already be trained",
+            "--set model.scratch=null --set model.path=FOLDER",
+        ),
+        "`model.adapter`": (
+            recipe.model.adapter is not None,
+            "each client begins with an adapter of its own",
+            "--set model.adapter=null",
+        ),
+    }
+    for what, (is_so, why, fix) in faults.items():
+        if is_so:
+            raise RecipeError(f"a recipe with {what} cannot be served to clients", why=why, fix=fix)
+    kept = Train().model_copy(
+        update={
+            name: getattr(train, name)
+            for name in ("lora", "optimizer", "precision", "exempt", "max_tokens_per_microbatch")
+        }
+    )
+    rollout = Rollout().model_copy(
+        update={
+            "max_response_tokens": recipe.rollout.max_response_tokens,
+            "prompts_per_step": recipe.rollout.prompts_per_step,
+            "samples_per_prompt": recipe.rollout.samples_per_prompt,
+            "stop": [NO_STOP],
+        }
+    )
+    data = Data().model_copy(update={"max_prompt_tokens": recipe.data.max_prompt_tokens})
+    changes = {"train": kept, "rollout": rollout, "data": data, "eval": Evaluation()}
+    fault = recipe.fault.model_copy(update={"copy_every": 0})
+    slots = {f"{SLOT}-{number}": {} for number in range(num_slots)}
+    return recipe.model_copy(
+        update={**changes, "warmup": Warmup(), "fault": fault, "adapters": slots}
+    )
+
+
+def _require_planned(plan: Plan) -> None:
+    """Raises FitError for what is not served yet."""
+    if any(slot.node for slot in plan.slots):
+        raise FitError(
+            "the plan has several computers",
+            why="a service sends adapters to engines through the memory of its own computer",
+            fix="--set machine.nodes=1",
+        )
+    if plan.colocated and plan.device_kind != "cpu":
+        raise FitError(
+            "the plan has trainer and engine on the same device",
+            why="clients train and sample at the same time, so each needs a device of its own",
+            fix="--gpus 2",
+        )
+
+
+def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output) -> None:
+    from milescli.runtime.adapters import AllFleets
+    from milescli.runtime.recovery.engine_keepers import Start, keep_engines, warn_of_losses
+    from milescli.runtime.recovery.engines import Engines
+    from milescli.runtime.recovery.rank_group import RankWatch
+    from milescli.runtime.recovery.restarts import Repairs, Restarts
+    from milescli.runtime.recovery.supervise import StopSignals, run_watched
+    from milescli.runtime.session import open_session
+
+    output.note("starting trainer and engines")
+    with open_session(spec, prestarted=prestarted, log_dir=spec.run.new_attempt()) as session:
+        session.builder.trainer_target = RANK_TARGET
+        engines, probes = Engines(), [session.ray.check]
+
+        async def work() -> None:
+            builder, settings = session.builder, spec.recipe.machine
+            await session.resources.take(timeout_s=settings.start_timeout_s)
+            probes.append(session.cluster.check_nodes)
+            trainer, _ = await asyncio.gather(
+                builder.start_trainer(with_teachers=False), builder.start_engines(engines)
+            )
+            samplers = _samplers(builder, engines)
+            bus = EventBus([warn_of_losses(output.warn)])
+            repairs = Repairs(bus=bus, restarts=Restarts(limits=spec.recipe.fault))
+
+            async def join(start: Start) -> None:
+                await samplers.take_in(await start())
+
+            everyone = AllFleets(samplers.fleets)
+            keep_engines(everyone, ROLLOUT, engines, builder, repairs=repairs, join=join)
+            watch = RankWatch("trainer", settings.silence_s, bus=bus, step=lambda: 0)
+
+            async def look_at_ranks() -> None:
+                if (loss := await watch.loss(trainer)) is not None:
+                    raise loss
+
+            probes.extend([engines.probe, look_at_ranks])
+            await _answer(spec, wish, trainer, samplers, output=output)
+
+        async def main() -> None:
+            try:
+                signals = StopSignals(on_stop=lambda: False, again=lambda: "miles serve")
+                await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
+            finally:
+                await engines.stop()
+                await session.resources.release()
+
+        outcome = "failed"
+        try:
+            asyncio.run(main())
+            outcome = "done"
+        finally:
+            verdict = {"outcome": outcome, "step": 0, "error": None}
+            session.verdict_file.write_text(json.dumps(verdict) + "\n", encoding="utf-8")
+
+
+def _samplers(builder: Builder, engines: Engines) -> Samplers:
+    from milescli.runtime.service.samplers import Samplers
+
+    slots = dict(zip(builder.recipe.adapters, builder.slot_fleets(engines), strict=True))
+    return Samplers(builder.base_fleet(engines), slots)
+
+
+async def _answer(
+    spec: RunSpec, wish: Wish, trainer: RankGroup, samplers: Samplers, *, output: Output
+) -> None:
+    """Answer clients until it is cancelled by a signal, which is the end that is expected."""
+    from milescli.runtime.service.app import Api
+    from milescli.runtime.service.clients import Clients, Served
+    from milescli.runtime.service.datums import Limits
+    from milescli.runtime.service.futures import Futures
+    from milescli.runtime.service.states import States
+
+    shape, facts = trained_shape(spec.recipe), spec.inputs.facts
+    assert shape is not None, "a recipe with an adapter"
+    served = Served(
+        name=spec.recipe.model.path or str(spec.inputs.model_dir),
+        model_dir=spec.inputs.model_dir,
+        facts=facts,
+        shape=shape,
+        limits=Limits(plan=spec.plan, vocab_size=facts.vocab_size),
+    )
+    states, futures = States(spec.run.path / "states"), Futures(output.warn)
+    states.clean()
+    clients = Clients(served=served, trainer=trainer, samplers=samplers, states=states)
+    app = Api(clients=clients, futures=futures, keys=wish.keys).app()
+    server = QuietServer(
+        uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        )
+    )
+    answering = asyncio.create_task(server.serve(sockets=[wish.listener]))
+    wish.ready(served.name, spec.run.path)
+    try:
+        with suppress(asyncio.CancelledError):
+            while True:
+                await asyncio.sleep(FORGET_EVERY_S)
+                await clients.forget_silent(output.note)
+    finally:
+        server.should_exit = True
+        await futures.close()
+        await answering
+        await samplers.close()
