@@ -14,6 +14,9 @@ import psutil
 T = TypeVar("T")
 BOUND_S = 300.0
 LOOK_EVERY_S = 0.03
+PIPE_BYTES = 2**20
+"""Of a pipe that is read when its writer has ended: of the usual 64 KiB, a run of 200 steps fills
+all, and waits for ever."""
 
 
 def until(condition: Callable[[], T], what: str = "", *, within_s: float = BOUND_S) -> T:

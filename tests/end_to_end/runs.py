@@ -17,7 +17,7 @@ import psutil
 
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from tests.chaos.oracle import SECONDS
-from tests.waiting import until
+from tests.waiting import PIPE_BYTES, until
 
 MILES = Path(sys.executable).with_name("miles")
 SECRET_NAME = "SOME_SERVICE_TOKEN"
@@ -92,6 +92,7 @@ class Workplace:
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            pipesize=PIPE_BYTES,
             text=True,
             start_new_session=True,
         )

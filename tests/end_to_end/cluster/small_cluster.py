@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.waiting import until
+from tests.waiting import PIPE_BYTES, until
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = Path(sys.executable).with_name("ray")
@@ -148,6 +148,7 @@ class SmallCluster:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            pipesize=PIPE_BYTES,
             text=True,
         )
         self._started.append(process)
