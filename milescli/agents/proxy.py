@@ -228,7 +228,7 @@ class SessionProxy:
         if len(guest.open) >= MAX_OPEN:
             return _failed(429, f"a session has at most {MAX_OPEN} open requests")
         try:
-            asked = read(await _body(request), guest)
+            asked = read(as_object(await read_body(request)), guest)
             response = respond(asked, guest, f"{next(self._numbers):08x}")
             return await self._bounded(guest, response)
         except ContextFull as error:
@@ -237,7 +237,7 @@ class SessionProxy:
             return _failed(400, str(error), code="previous_response_not_found")
         except (AgentError, ValueError) as error:
             return _failed(400, getattr(error, "why", str(error)))
-        except _TooLarge:
+        except TooLarge:
             return _failed(413, f"a request has at most {MAX_BODY_BYTES:,} bytes")
         except MilesError as error:
             return _failed(503, str(error), kind="server_error")
@@ -266,7 +266,7 @@ class QuietServer(uvicorn.Server):
         yield
 
 
-class _TooLarge(Exception):
+class TooLarge(Exception):
     """Reports that a request has too many bytes."""
 
 
@@ -275,13 +275,18 @@ def _of_body(read: Callable[[dict[str, Any]], Asked]) -> Callable[[dict[str, Any
     return lambda body, guest: read(body)
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """Raises ValueError for what is no JSON object, _TooLarge."""
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request. Raises TooLarge beyond MAX_BODY_BYTES."""
     data = bytearray()
     async for piece in request.stream():
         data += piece
         if len(data) > MAX_BODY_BYTES:
-            raise _TooLarge
+            raise TooLarge
+    return bytes(data)
+
+
+def as_object(data: bytes) -> dict[str, Any]:
+    """Parse a body. Raises ValueError for what is no JSON object."""
     try:
         body = parse_json(data)
     except ValueError as error:

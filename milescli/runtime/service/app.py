@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from milescli.core.files import parse_json
+from milescli.agents.proxy import MAX_BODY_BYTES, TooLarge, as_object, read_body
 from milescli.rollout.base import GenerateRequest
 from milescli.runtime.service.clients import Clients
 from milescli.runtime.service.futures import Answer, Futures, Result, TooMany, Unknown
@@ -28,7 +28,6 @@ from milescli.runtime.service.wire import (
 
 PREFIX = "/api/v1"
 PROTO = "application/x-protobuf"
-MAX_BODY_BYTES = 64 * 2**20
 WAIT_S = 20.0
 """How long a request for a result waits; clients ask again, and give up after 45 s."""
 MAX_SAMPLES = 1024
@@ -94,7 +93,7 @@ class Api:
 
     def _post(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(tenant: str, request: Request) -> Response:
-            return JSONResponse(await handler(_as_object(await _body(request)), tenant))
+            return JSONResponse(await handler(as_object(await read_body(request)), tenant))
 
         return self._guarded(answer)
 
@@ -115,7 +114,7 @@ class Api:
                 return _failed(401, "this server does not know the key (X-API-Key)")
             try:
                 return await answer(tenant, request)
-            except _TooLarge:
+            except TooLarge:
                 return _failed(413, f"a request has at most {MAX_BODY_BYTES:,} bytes")
             except TooMany:
                 return _failed(429, "too many requests are open")
@@ -130,7 +129,7 @@ class Api:
 
     async def _retrieve(self, request: Request) -> Response:
         async def answer(tenant: str, request: Request) -> Response:
-            number = str(_as_object(await _body(request))["request_id"])
+            number = str(as_object(await read_body(request))["request_id"])
             result = await self.futures.result(number, tenant, within_s=WAIT_S)
             if result is None:
                 again = {"type": "try_again", "request_id": number, "queue_state": "active"}
@@ -214,10 +213,10 @@ class Api:
 
     async def _pass(self, request: Request) -> Response:
         async def answer(tenant: str, request: Request) -> Response:
-            body = await _body(request)
+            body = await read_body(request)
             if PROTO in request.headers.get("content-type", ""):
                 return JSONResponse(self._begin_pass(pass_from_proto(body), tenant))
-            return JSONResponse(await self._pass_of_json(_as_object(body), tenant))
+            return JSONResponse(await self._pass_of_json(as_object(body), tenant))
 
         return await self._guarded(answer)(request)
 
@@ -399,29 +398,6 @@ def _always(fields: Body) -> Handler:
         return fields
 
     return answer
-
-
-class _TooLarge(Exception):
-    """Reports that a request has too many bytes."""
-
-
-async def _body(request: Request) -> bytes:
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > MAX_BODY_BYTES:
-            raise _TooLarge
-    return bytes(data)
-
-
-def _as_object(data: bytes) -> Body:
-    try:
-        body = parse_json(data)
-    except ValueError as error:
-        raise ValueError(f"the request is not valid JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise ValueError("the request is not a JSON object")
-    return body
 
 
 def _failed(status: int, message: str) -> JSONResponse:
