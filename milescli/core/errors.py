@@ -148,26 +148,6 @@ class CheckpointError(MilesError, OSError):
         return MilesError.__str__(self)
 
 
-class UnreadableFile(MilesError, OSError):
-    """Reports that something at a path is no file that can be read: a folder, a FIFO, a device, or
-    a loop of links."""
-
-    def __init__(self, path: Path, number: int, reason: str) -> None:
-        """State what the operating system says of `path`, or what it is."""
-        super().__init__(
-            f"{path} cannot be read",
-            why=f"{reason}, where a file should be",
-            fix=f"ls -ld {path}   # remove it, or put the file back",
-        )
-        self.errno, self.strerror, self.filename = number, reason, str(path)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return UnreadableFile, (Path(self.filename), self.errno, self.strerror)
-
-    def __str__(self) -> str:
-        return OSError.__str__(self)
-
-
 class RewardError(MilesError, RuntimeError):
     """Reports that a reward function raised; carries its traceback in `why`."""
 

@@ -15,13 +15,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from milescli.core.errors import UnreadableFile, plain
+from milescli.core.errors import MilesError, plain
 
 _CHUNK_BYTES = 16 * 2**20
 MOST_BYTES = 256 * 2**20
 """Most bytes of a file that is read whole; the index of a release with 10^6 tensors has a third.
 What grows with a run (events, samples) is read by `read_lines`."""
 TOO_DEEP = "nested too deeply"
+
+
+class UnreadableFile(MilesError, OSError):
+    """Reports that something at a path is no file that can be read: a folder, a FIFO, a device, or
+    a loop of links."""
+
+    def __init__(self, path: Path, number: int, reason: str) -> None:
+        """State what the operating system says of `path`, or what it is."""
+        super().__init__(
+            f"{path} cannot be read",
+            why=f"{reason}, where a file should be",
+            fix=f"ls -ld {path}   # remove it, or put the file back",
+        )
+        self.errno, self.strerror, self.filename = number, reason, str(path)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return UnreadableFile, (Path(self.filename), self.errno, self.strerror)
+
+    def __str__(self) -> str:
+        return OSError.__str__(self)
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -1,10 +1,15 @@
-"""The end of a file that grows."""
+"""The end of a file that grows; and what is no file at the place of one."""
 
 from __future__ import annotations
 
+import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
-from milescli.core.files import last_records
+import pytest
+
+from milescli.core.files import UnreadableFile, last_records, read_regular_bytes
 
 
 def test_the_last_records_are_read_without_those_long_before(tmp_path: Path) -> None:
@@ -15,3 +20,23 @@ def test_the_last_records_are_read_without_those_long_before(tmp_path: Path) -> 
     found = list(last_records(file))
     assert [record["n"] for record in found[:3]] == [3, 1, 0]
     assert len(found) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("make", "what_it_is"),
+    [
+        (os.mkfifo, "Not a regular file"),
+        (os.mkdir, "Is a directory"),
+        (lambda path: path.symlink_to("/dev/zero"), "Not a regular file"),
+        (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+    ],
+)
+def test_what_is_no_file_is_named_and_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], object], what_it_is: str
+) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(UnreadableFile) as caught:
+        read_regular_bytes(tmp_path / "x")
+    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+        assert isinstance(error, OSError) and error.strerror == what_it_is
+        assert error.why.startswith(what_it_is) and str(tmp_path / "x") in error.what

@@ -138,6 +138,7 @@ def test_a_resumed_run_goes_on_from_what_the_last_of_them_has_saved(
 def test_there_is_no_router_before_engines_that_several_ask() -> None:
     """Which each of them knows to hold it, and a router does not."""
     plan = SimpleNamespace(slots=[], device_kind="cuda")
-    spec = SimpleNamespace(plan=plan, adapters={"a": None, "b": None})
+    recipe = SimpleNamespace(adapters={"a": None, "b": None})
+    spec = SimpleNamespace(plan=plan, recipe=recipe)
     builder = Builder(spec=spec, cluster=None, resources=None, log_dir=None)  # type: ignore[arg-type]
     assert asyncio.run(builder._start_router([None, None], None)) is None  # type: ignore[arg-type,list-item]

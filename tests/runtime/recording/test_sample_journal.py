@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,20 +121,36 @@ def test_a_killed_run_that_takes_what_is_done_first_takes_no_prompt_twice(
     assert sorted(trained) == list(range(1, STEPS + 1)) and len(seeds) == len(set(seeds))
 
 
-def _killed(folder: Path, *, dies_at: int = 70, **changes: object) -> Rig:
-    """Ahead by two steps, and killed between checkpoints; asked for again, all is there."""
-    rig = Rig(folder, random.Random(1), {"max_staleness": 2}, **changes)  # type: ignore[arg-type]
-    rig.attempt(dies_at=dies_at, is_new=True)
-    assert rig.saved[-1].step >= 2
-    return rig
+def _killed(
+    folder: Path, *, when: Callable[[Rig], object] = lambda rig: True, **changes: object
+) -> Rig:
+    """Ahead by two steps, and killed between checkpoints at a moment when `when` is true: which
+    that is depends on threads that write. Asked for again, all is there."""
+    for dies_at in range(70, 100):
+        rig = Rig(folder / str(dies_at), random.Random(1), {"max_staleness": 2}, **changes)  # type: ignore[arg-type]
+        rig.attempt(dies_at=dies_at, is_new=True)
+        if rig.saved[-1].step >= 2 and when(rig):
+            return rig
+    raise AssertionError("there was no such moment")
+
+
+def _held(rig: Rig) -> dict[int, int]:
+    """Place -> version of the weights, of groups that the newest checkpoint does not have."""
+    return {place: v for place, v in rig.held().items() if place >= rig.saved[-1].position}
+
+
+def _older(rig: Rig) -> list[int]:
+    """Places of those that weights of the newest checkpoint, or older ones, sampled."""
+    last = version_of(rig.saved[-1].step)
+    return [place for place, version in _held(rig).items() if version <= last]
 
 
 def test_what_was_in_flight_is_taken_and_told_of(tmp_path: Path) -> None:
-    rig = _killed(tmp_path / "journal")
-    held = [place for place in rig.held() if place >= rig.saved[-1].position]
+    rig = _killed(tmp_path, when=lambda rig: len(_held(rig)) >= 4)
+    held = _held(rig)
     done = rig.attempt()
     assert done.note is not None and f"has {len(held)} groups" in done.note
-    assert len(held) >= 4 and not done.seeds & set().union(*map(seeds_of, held))
+    assert not done.seeds & set().union(*map(seeds_of, held))
 
 
 def test_a_journal_of_another_past_is_set_aside(tmp_path: Path) -> None:
@@ -145,14 +162,8 @@ def test_a_journal_of_another_past_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_another_layout_takes_what_the_checkpoints_past_sampled_alone(tmp_path: Path) -> None:
-    for dies_at in range(70, 100):  # at some moment groups of both kinds are there
-        rig = _killed(tmp_path / f"journal-{dies_at}", dies_at=dies_at)
-        start = rig.saved[-1]
-        held = {place: v for place, v in rig.held().items() if place >= start.position}
-        older = [place for place, version in held.items() if version <= version_of(start.step)]
-        if older and len(older) < len(held):
-            break
-    assert older and len(older) < len(held)
+    rig = _killed(tmp_path, when=lambda rig: 0 < len(_older(rig)) < len(_held(rig)))
+    held, older = _held(rig), _older(rig)
     rig.identity = Identity(past="p", line="another")
     done = rig.attempt()
     assert not done.seeds & set().union(*map(seeds_of, older))
@@ -162,15 +173,16 @@ def test_another_layout_takes_what_the_checkpoints_past_sampled_alone(tmp_path: 
 def test_where_a_step_lacks_a_group_what_the_weights_after_it_sampled_is_left(
     tmp_path: Path,
 ) -> None:
-    rig = _killed(tmp_path / "journal")
-    start = rig.saved[-1]
+    def newer_than_the_first(rig: Rig) -> list[int]:
+        first, older = rig.saved[-1].position, _older(rig)
+        return [place for place in _held(rig) if place > first and place not in older]
+
+    rig = _killed(tmp_path, when=newer_than_the_first)
+    newer, first = newer_than_the_first(rig), rig.saved[-1].position
     for file in rig.folder.iterdir():
         records = list(whole_records(file))
-        lost = [place for place, head in records if head.get("position") == start.position]
+        lost = [place for place, head in records if head.get("position") == first]
         keep_only(file, [place for place, _ in records if place not in lost])
-    held = {place: v for place, v in rig.held().items() if place > start.position}
-    newer = [place for place, version in held.items() if version > version_of(start.step)]
-    assert newer, "the comparison is blind"
     done = rig.attempt()
     assert f"{len(newer)} of later weights are not used" in (done.note or "")
     assert done.seeds >= set().union(*map(seeds_of, newer))
