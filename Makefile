@@ -18,7 +18,7 @@ PURE_TOO := tests/core tests/platform tests/console tests/data tests/rollout tes
   $(wildcard tests/test_*.py)
 # `make test` runs three sets at once, which take about as long: most whole runs and the trainer's
 # tests; those that start few processes, and the runs over two nodes; and all the others, most of
-# which start engines. Each waits as often as it computes
+# which start engines, with the run of a real model. Each waits as often as it computes
 RUNS := tests/end_to_end tests/backends/megatron
 RUNS_TOO := tests/end_to_end/cluster
 RUNS_REAL := tests/end_to_end/real_models
@@ -81,9 +81,9 @@ test: $(VENV)/.installed-dev
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	$(call together,begin runs $(RUNS) --ignore=$(RUNS_TOO); \
+	$(call together,begin runs $(RUNS) --ignore=$(RUNS_TOO) --ignore=$(RUNS_REAL); \
 	  begin some $(SOME) $(RUNS_TOO); \
-	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
+	  begin rest tests $(RUNS_REAL) $(addprefix --ignore=,$(RUNS) $(SOME)))
 endif
 
 # what `make test` leaves out (tests/chosen.py); last, one run at a time, of real models, which need
