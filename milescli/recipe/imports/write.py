@@ -173,7 +173,7 @@ def _said(row: Row, one: Setting, found: Foreign) -> Said:
         return {}
     try:
         return row(one.value, found)
-    except (TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError):
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
         return (
             "its value, or one that it is read with, is known to a shell alone or has another form"
         )
