@@ -18,6 +18,7 @@ from milescli.commands.find_run import find_measured
 from milescli.commands.options import read_recipe
 from milescli.console.output import Output
 from milescli.core.errors import DataError
+from milescli.core.files import read_regular_text
 
 KEY_PREFIX = "tml-"
 """Clients of the Tinker API take no other keys."""
@@ -136,7 +137,7 @@ def read_keys(file: Path) -> dict[str, str]:
     """Return tenant by key, from a file that its owner alone can read. Raises DataError."""
     try:
         is_private = not file.stat().st_mode & 0o077
-        rows = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [line.split() for line in read_regular_text(file).splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"cannot read the keys in {file}",

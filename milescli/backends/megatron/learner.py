@@ -213,7 +213,7 @@ class Learner:
             mesh=self.mesh,
             measures_engine=False,
             logprobs=logprobs,
-            tells_candidates=True,
+            reports_candidates=True,
         )
         (microbatches,) = own.updates
         if backward:

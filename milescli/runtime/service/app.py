@@ -160,16 +160,16 @@ class Api:
 
     async def _create_session(self, _: Body, tenant: str) -> Body:
         number = self.clients.new_session(tenant)
-        told = self.clients.served.told()
-        return {"type": "create_session", "session_id": number, "info_message": told}
+        notice = self.clients.served.adapter_notice()
+        return {"type": "create_session", "session_id": number, "info_message": notice}
 
     async def _heartbeat(self, body: Body, tenant: str) -> Body:
-        self.clients.hear(str(body["session_id"]), tenant)
+        self.clients.record_heartbeat(str(body["session_id"]), tenant)
         return {"type": "session_heartbeat"}
 
     async def _create_model(self, body: Body, tenant: str) -> Body:
         session = str(body["session_id"])
-        self.clients.hear(session, tenant)
+        self.clients.record_heartbeat(session, tenant)
         number = f"{session}:train:{int(body['model_seq_id'])}"
         self._require_base(body["base_model"])
         if (body.get("optimizer_config") or {}).get("type", "adamw") != "adamw":
@@ -261,7 +261,7 @@ class Api:
                 lambda: self.clients.load(model, path, with_optimizer=optimizer),
             )
         session = str(body["session_id"])
-        self.clients.hear(session, tenant)
+        self.clients.record_heartbeat(session, tenant)
         number = f"{session}:train:{int(body['model_seq_id'])}"
         return self._begin(
             f"{number}:0",
@@ -358,8 +358,8 @@ _NOT_SAMPLED = (
 
 def _generate_request(body: Body, max_tokens: int) -> GenerateRequest:
     """Read a SampleRequest. Raises ValueError."""
-    if asked := [name for name in _NOT_SAMPLED if body.get(name)]:
-        raise ValueError(f"`{asked[0]}` is not supported")
+    if unsupported := [name for name in _NOT_SAMPLED if body.get(name)]:
+        raise ValueError(f"`{unsupported[0]}` is not supported")
     prompt, given = tokens_of(body["prompt"]).tolist(), body["sampling_params"]
     room = max_tokens - len(prompt)
     if not prompt or room < 1:

@@ -60,7 +60,7 @@ class Served:
             f"{', '.join(shape.targets)}{without}, experts {shape.experts}"
         )
 
-    def told(self) -> str:
+    def adapter_notice(self) -> str:
         """Say what every adapter is, whatever a client asks for."""
         return (
             f"adapters of this server: {self.adapter}; the output layer has none, also with "
@@ -130,7 +130,7 @@ class Clients:
         self.sessions[number] = Session(tenant=tenant)
         return number
 
-    def hear(self, session: str, tenant: str) -> None:
+    def record_heartbeat(self, session: str, tenant: str) -> None:
         """Take a heartbeat."""
         self._session(session, tenant).heard_at = time.monotonic()
 
@@ -156,7 +156,8 @@ class Clients:
                 f"rank={self.served.shape.rank}, or start it with --lora {rank}"
             )
         if not (wanted.get("train_mlp", True) and wanted.get("train_attn", True)):
-            raise ValueError(f"train_mlp and train_attn must be True: {self.served.told()}")
+            notice = self.served.adapter_notice()
+            raise ValueError(f"train_mlp and train_attn must be True: {notice}")
         seed = wanted.get("seed")
         return await self._begin(number, session, tenant, seed=seed)
 
@@ -271,8 +272,8 @@ class Clients:
             self._sampling[sampler] = made
             own = [n for n, each in self._sampling.items() if each.model == model.id]
             await self._drop_samplers(own[:-KEEP_SAMPLERS])
-        told = {"path": info.path} if name is not None else {"sampling_session_id": sampler}
-        return Answer({"type": "save_weights_for_sampler", **told})
+        place = {"path": info.path} if name is not None else {"sampling_session_id": sampler}
+        return Answer({"type": "save_weights_for_sampler", **place})
 
     def new_sampler(self, number: str, session: str, tenant: str, path: str | None) -> None:
         """Begin a sampling client of a saved adapter; None: of the base model."""

@@ -14,9 +14,14 @@ from safetensors.torch import load_file
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.concurrency import in_thread
+from milescli.core.errors import WaitTimeout
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.models.adapter import PEFT_WEIGHTS, engine_name
 from milescli.weights.base import Bucket
+
+SLOT_TIMEOUT_S = 1800.0
+"""Bound on a request's wait for an adapter that makes room for its own. Requests in the slots are
+bounded by the engines' clients."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,8 +97,17 @@ class Samplers:
     async def _slot_of(self, folder: Path) -> _Slot:
         """Reserve the slot that holds the folder, or will."""
         async with self._changed:
-            while (slot := self._chosen(folder)) is None:
-                await self._changed.wait()
+            try:
+                async with asyncio.timeout(SLOT_TIMEOUT_S):
+                    while (slot := self._chosen(folder)) is None:
+                        await self._changed.wait()
+            except TimeoutError:
+                raise WaitTimeout(
+                    "a sampler timed out waiting for room in the engines",
+                    why=f"all {len(self._slots)} adapters that they hold were in use for "
+                    f"{SLOT_TIMEOUT_S:g} s",
+                    fix="sample from fewer adapters at once, or with fewer tokens",
+                ) from None
             if slot.wanted != folder:
                 slot.wanted, slot.is_filled = folder, False
             self._uses += 1

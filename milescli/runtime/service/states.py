@@ -22,6 +22,8 @@ SCHEME = "tinker://"
 EPHEMERAL = "ephemeral-"
 """Names that begin so are of samplers without a name, which end with the server."""
 _FILE = "state.json"
+_OLD = ".old-"
+"""Names of folders that make room for a newer state begin so."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _PATH = re.compile(rf"{SCHEME}([0-9a-f]+:train:\d+)/(weights|sampler_weights)/([^/]+)\Z")
 
@@ -56,7 +58,12 @@ class States:
     root: Path
 
     def clean(self) -> None:
-        """Remove what earlier servers left: samplers without a name, and what is not complete."""
+        """Remove what earlier servers left: samplers without a name, and what is not complete. An
+        older state whose newer one did not get its place has it again."""
+        for old in self.root.glob(f"*/*/{_OLD}*"):
+            folder = old.with_name(old.name.removeprefix(_OLD))
+            if not folder.exists():
+                old.rename(folder)
         for folder in self.root.glob("*/*/*"):
             is_complete = (folder / _FILE).is_file()
             if folder.name.startswith((EPHEMERAL, ".")) or not is_complete:
@@ -124,7 +131,7 @@ def _completed(fresh: Path, info: Info, folder: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     if folder.exists():
-        old = folder.with_name(f".old-{folder.name}")
+        old = folder.with_name(f"{_OLD}{folder.name}")
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
         fresh.rename(folder)

@@ -86,3 +86,11 @@ def test_a_new_server_keeps_what_has_a_name(tmp_path: Path) -> None:
     assert kept.exists() and not gone.exists() and not torn.exists()
     (kept / "state.json").write_text("{")
     assert states.all_of(tenant="alice") == []
+
+
+def test_a_state_whose_successor_was_not_put_in_its_place_is_kept(tmp_path: Path) -> None:
+    states = States(tmp_path)
+    folder = _add(states, INFO)
+    folder.rename(folder.with_name(f".old-{folder.name}"))
+    States(tmp_path).clean()
+    assert states.find(INFO.path, tenant=INFO.tenant)[0] == folder

@@ -98,7 +98,7 @@ class UpdateLoss:
     logprobs: list[tuple[Microbatch, torch.Tensor]] | None = None
     """[S] of each microbatch so far that has a sequence of `shard.asked`, on the device; None:
     nobody wants them."""
-    tells_candidates: bool = False
+    reports_candidates: bool = False
     """True if `logprobs` are those of the first candidate, where there are any."""
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     """Float64, over the tokens of this rank so far."""
@@ -139,10 +139,10 @@ class UpdateLoss:
             self._compare_with_engine(tokens)
         is_wanted = not set(self.shard.shard.asked).isdisjoint(microbatch.indices)
         if is_wanted and self.logprobs is not None and outputs.logprobs is not None:
-            told = outputs.logprobs
-            if self.tells_candidates and outputs.candidates is not None:
-                told = outputs.candidates[:, 0]
-            self.logprobs.append((microbatch, told.detach()))
+            reported = outputs.logprobs
+            if self.reports_candidates and outputs.candidates is not None:
+                reported = outputs.candidates[:, 0]
+            self.logprobs.append((microbatch, reported.detach()))
         if self.mtp is None or outputs.next_logprobs is None or microbatch.after is None:
             return total
         ahead = outputs.next_logprobs, microbatch.after.mask
