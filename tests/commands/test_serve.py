@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -51,6 +52,10 @@ def test_keys_must_be_private_and_whole(miles: Miles) -> None:
     file.chmod(0o640)
     said = miles(*command)
     assert said.code == 3 and "chmod 600" in said.err
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    said = miles(*command)
+    assert said.code == 3 and "Not a regular file" in said.err
 
 
 def test_what_clients_cannot_train_is_refused(miles: Miles) -> None:
