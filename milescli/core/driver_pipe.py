@@ -22,6 +22,8 @@ class Said(TypedDict, total=False):
     """Folder that the watchdog removes at the end."""
     log_dir: str
     """Log directory of the attempt."""
+    ray_log: str
+    """File with what Ray printed, while the driver starts it; empty afterwards."""
     max_restarts: int
     """`fault.max_restarts` of the run."""
     window_s: float

@@ -9,10 +9,12 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -63,8 +65,14 @@ def start_here(settings: dict[str, Any], *, timeout_s: float) -> None:
     # itself it ends them after a second
     idle_ms = f"{1000 * START_TIMEOUT_S:.0f}"
     os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", idle_ms)
-    with _without_monitors(), patiently(), bounded(timeout_s, Path(settings["_temp_dir"])):
-        _connect("local", settings=settings)
+    session = Path(settings["_temp_dir"])
+    with (
+        _without_monitors(),
+        patiently(),
+        stderr_in_log() as log,
+        bounded(timeout_s, session, log=log),
+    ):
+        _connect("local", settings=settings, log=log)
 
 
 def require_room() -> None:
@@ -91,15 +99,49 @@ def require_room() -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StderrLog:
+    """Standard error of this process while it goes to a file."""
+
+    path: Path
+    terminal: int
+    """Descriptor of what standard error was before."""
+
+    def quote(self) -> str:
+        """Return its last lines, or nothing where it has none."""
+        lines = last_log_lines(self.path, 3) if self.path.stat().st_size else ""
+        return f"; its last messages:\n{lines}" if lines else ""
+
+
 @contextmanager
-def bounded(timeout_s: float, folder: Path) -> Iterator[None]:
+def stderr_in_log() -> Iterator[StderrLog]:
+    """Send standard error to a file meanwhile: what Ray's C++ prints when it fails to start is not
+    for users, and the error that follows quotes it. The parent of this process quotes it, and
+    removes the file, where Ray ends this process."""
+    descriptor, name = tempfile.mkstemp(prefix="miles-ray-", suffix=".log", dir="/tmp")
+    log = StderrLog(path=Path(name), terminal=os.dup(2))
+    say(ray_log=log.path)
+    sys.stderr.flush()
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    try:
+        yield log
+    finally:
+        os.dup2(log.terminal, 2)
+        os.close(log.terminal)
+        say(ray_log="")
+        log.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def bounded(timeout_s: float, folder: Path, *, log: StderrLog) -> Iterator[None]:
     """End this process where Ray does not start within `timeout_s`: its C++ waits without a bound,
-    and hears no exception. `folder`: of its session, whose logs the error quotes."""
+    and hears no exception. `folder`: of its session, whose logs the error quotes, with `log`."""
 
     def give_up() -> None:
         error = MachineError(
             "Ray did not start",
-            why=f"it had {timeout_s:g} s{_said_in(folder)}",
+            why=f"it had {timeout_s:g} s{_said_in(folder)}{log.quote()}",
             fix=[
                 "miles doctor   # its checks `ports`, `threads`, `shm` and `ray`",
                 f"--set machine.start_timeout_s={2 * timeout_s:g}   # if this machine is slow",
@@ -107,7 +149,8 @@ def bounded(timeout_s: float, folder: Path) -> Iterator[None]:
         )
         say(cause=error.as_dict())
         leave()
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        log.path.unlink(missing_ok=True)
+        os.write(log.terminal, f"error: {error}\n".encode())
         os._exit(error.exit_code)
 
     timer = threading.Timer(timeout_s, give_up)
@@ -192,7 +235,7 @@ def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def _connect(address: str, *, settings: dict[str, Any]) -> None:
+def _connect(address: str, *, settings: dict[str, Any], log: StderrLog | None = None) -> None:
     import ray
     from ray._private import utils
 
@@ -210,7 +253,7 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
         # name the cause. There is no public switch.
         ray._private.worker._worker_logs_enabled = False
     except Exception as error:  # Ray raises many kinds here
-        raise _explained(address, error) from error
+        raise _explained(address, error, quote=log.quote() if log else "") from error
 
 
 @contextmanager
@@ -254,8 +297,8 @@ def uninterrupted() -> Iterator[None]:
         handlers[number](number, frame)
 
 
-def _explained(address: str, error: Exception) -> MachineError:
-    why = f"{type(error).__name__}: {error}"
+def _explained(address: str, error: Exception, *, quote: str) -> MachineError:
+    why = f"{type(error).__name__}: {error}{quote}"
     if address == "local":
         return MachineError("Ray did not start", why=why, fix="miles doctor   # its check `ray`")
     if "Version mismatch" in str(error):

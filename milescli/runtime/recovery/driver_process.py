@@ -37,7 +37,7 @@ from milescli.core.errors import (
     Stopped,
     WorkerDied,
 )
-from milescli.core.files import read_regular_text
+from milescli.core.files import last_log_lines, read_regular_text
 from milescli.core.silence import is_stopped_process
 from milescli.platform.memory_record import oom_kills
 from milescli.recipe.machine import Fault
@@ -159,6 +159,8 @@ class Parent:
             error.fixes.insert(0, go_on)
             if run is not None:
                 error.fixes.append(f"miles why {run.shown}   # {WHAT_IT_TELLS}")
+        if said.get("ray_log"):
+            Path(said["ray_log"]).unlink(missing_ok=True)
         if run is not None:
             _conclude(said, run, error=error)
         return error
@@ -195,6 +197,9 @@ def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> Miles
         )
     elif ended.code == -signal.SIGKILL and killed == 0:
         how += "; the kernel killed nothing in this control group for lack of memory"
+    if ended.said.get("ray_log"):
+        log = Path(ended.said["ray_log"])
+        how += f"; it was starting Ray, which printed:\n{last_log_lines(log, 3)}"
     return WorkerDied(f"the driver{of_run} died", why=how, fix=[])
 
 

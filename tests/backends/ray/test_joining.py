@@ -116,12 +116,14 @@ def test_a_machine_that_allows_too_few_threads_is_refused(monkeypatch: pytest.Mo
 
 
 _WAITS = """
-import sys, time
+import os, sys, time
 from pathlib import Path
-from milescli.backends.ray.joining import bounded
-with bounded(3600, Path(sys.argv[1])):
+from milescli.backends.ray.joining import bounded, stderr_in_log
+folder = Path(sys.argv[1])
+with stderr_in_log() as log, bounded(3600, folder, log=log):
     pass
-with bounded(0.05, Path(sys.argv[1])):
+with stderr_in_log() as log, bounded(1, folder, log=log):
+    os.write(2, b"[W 1 1] gcs_client.cc:210: no cluster ID")
     time.sleep(3600)
 """
 
@@ -133,4 +135,5 @@ def test_a_ray_that_does_not_start_ends_this_process_with_its_last_words(tmp_pat
     command = [sys.executable, "-c", _WAITS, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert ended.returncode == ExitCode.NOT_READY
-    assert "Ray did not start" in ended.stderr and "the port is taken" in ended.stderr
+    assert ended.stderr.startswith("error: Ray did not start")
+    assert "the port is taken" in ended.stderr and "gcs_client.cc:210" in ended.stderr

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -61,6 +61,13 @@ PROGRAM = textwrap.dedent(
         if kind == "exits":
             (log_dir / "verdict.json").write_text('{"outcome": "killed"}')
             os._exit(0)
+        if kind == "starts-ray":
+            from milescli.backends.ray.joining import stderr_in_log
+
+            with stderr_in_log() as log:
+                os.write(2, b"core_worker.cc:9: Check failed\\n")
+                print(log.path, flush=True)
+                os.abort()
         if kind == "saw":
             (log_dir / "verdict.json").write_text('{"outcome": "killed"}')
             say(cause=WorkerDied("the raylet died", why="SIGKILL", fix="look").as_dict())
@@ -116,6 +123,7 @@ class Said:
 
     code: int
     lines: list[dict]
+    out: str = field(default="", compare=False)
 
 
 @pytest.fixture
@@ -135,7 +143,7 @@ def _drive(run: Path, kind: str, num_deaths: int = 0) -> Said:
         _command(run, kind, num_deaths), cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     lines = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
-    return Said(code=ended.returncode, lines=lines)
+    return Said(code=ended.returncode, lines=lines, out=ended.stdout)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +168,13 @@ def test_a_driver_that_dies_without_a_word_is_named_and_its_verdict_is_written(
     last = json.loads((run / "events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["outcome"]) == ("RunEnded", "killed")
     assert what in (run / "logs" / "attempt_1" / "why.txt").read_text()
+
+
+def test_what_ray_printed_before_it_aborted_is_quoted_once(run: Path) -> None:
+    said = _drive(run, "starts-ray")
+    [error] = said.lines
+    assert "SIGABRT" in error["why"] and error["why"].count("core_worker.cc:9") == 1
+    assert not Path(said.out.strip()).exists()
 
 
 @pytest.mark.parametrize(("kind", "code"), [("died", 1), ("wrong", 3)])
