@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -40,6 +40,8 @@ _MODULES = (
     "torch.distributed.checkpoint.planner",
     "torch.distributed.checkpoint.filesystem",
 )
+_MOST_MEMO = 1_000_000
+"""Entries of a pickle's memo by which one may be ahead of those that are there."""
 _NAMES = {
     ("torch", "Size"),
     ("torch", "device"),
@@ -65,7 +67,18 @@ _MEGATRONS = {
 
 
 class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
-    """The one in Python: by a single damaged byte that in C takes tens of GB for its memo."""
+    """The one in Python: by a single damaged byte that in C takes tens of GB for its memo. What
+    this one reads, Megatron's own reader in C may read, too."""
+
+    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+
+    def load_long_binput(self) -> None:
+        number = int.from_bytes(self.read(4), "little")
+        if number > _MOST_MEMO + len(self.memo):
+            raise ValueError(f"its memo has a gap of {number:,}")
+        self.memo[number] = self.stack[-1]
+
+    dispatch[pickle.LONG_BINPUT[0]] = load_long_binput
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) in _MEGATRONS:
@@ -88,8 +101,8 @@ class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Read `.metadata`. Raises CheckpointError if there is none, or if it holds anything but
-    torch's own plain data."""
+    """Read `.metadata`. Raises CheckpointError if there is none, if it holds anything but torch's
+    own plain data, or if a file that torch and Megatron would open is no file."""
     path = folder / METADATA_NAME
     try:
         with open_regular(path) as file:
@@ -116,7 +129,24 @@ def read_metadata(folder: Path) -> Metadata:
             why=f"`{METADATA_NAME}` cannot be read: {type(error).__name__}: {error}",
             fix="resume from another checkpoint of the run",
         ) from error
+    _require_files(folder, metadata)
     return metadata
+
+
+def _require_files(folder: Path, metadata: Metadata) -> None:
+    """A FIFO would be waited for without end. A file that is missing is told by who needs it."""
+    names = {info.relative_path for info in (metadata.storage_data or {}).values()}
+    for name in sorted({*names, COMMON_NAME, CONFIG_NAME}):
+        try:
+            open_regular(folder / name).close()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint `{folder}` is corrupt",
+                why=f"`{name}` cannot be read: {error.strerror}",
+                fix="resume from another checkpoint of the run",
+            ) from error
 
 
 def _require_places(metadata: Metadata) -> None:

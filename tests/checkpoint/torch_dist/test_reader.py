@@ -4,6 +4,7 @@ tensors exactly once."""
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 import tracemalloc
@@ -154,8 +155,23 @@ def test_a_damaged_byte_cannot_ask_for_gigabytes(tmp_path: Path) -> None:
     remember_far_away = b"\x80\x02}r" + struct.pack("<I", 2**26) + b"."
     (tmp_path / ".metadata").write_bytes(remember_far_away)
     tracemalloc.start()
-    with pytest.raises(CheckpointError, match="not safe to read"):
+    with pytest.raises(CheckpointError, match="corrupt") as raised:
         TorchDistReader(tmp_path)
+    assert "a gap of 67,108,864" in raised.value.why
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**26
+
+
+@pytest.mark.parametrize("name", ["common.pt", "metadata.json", "*.distcp"])
+def test_a_fifo_in_place_of_a_file_is_refused_before_torch_waits_for_it(
+    tmp_path: Path, name: str
+) -> None:
+    to_megatron(make(tmp_path / "hf"), tmp_path / "megatron")
+    folder = tmp_path / "megatron" / "release"
+    file = max(folder.glob(name))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError, match="corrupt") as raised:
+        TorchDistReader(folder)
+    assert file.name in raised.value.why
