@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from milescli.models.adapter import base_name, is_shared
+from milescli.models.base import WeightTable
 from milescli.models.facts import Indexer, Layer, ModelFacts, Vision
 from milescli.plan.types import TrainerLayout
 
@@ -82,6 +84,53 @@ def layer_bytes(
     return LayerBytes(
         saved=saved, input=streams * residual, widest=2 * widest + 2 * facts.hidden_size * size
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterBytes:
+    """Memory that the adapter's matrices take in one layer during a pass, in bytes."""
+
+    saved: float = 0.0
+    """A x, for each position of this rank's part of the row."""
+    fused: float = 0.0
+    """Whatever the row: the As and Bs of the matrices that Megatron fuses, put together."""
+
+
+def adapter_bytes(
+    base: WeightTable,
+    adapter: WeightTable,
+    layout: TrainerLayout,
+    *,
+    size: int,
+    packing: Packing,
+) -> list[AdapterBytes]:
+    """Return [layers]. `adapter` is the adapter's table beside that of the `base`, `size` is b (see
+    `backends.megatron.architecture.lora`)."""
+    facts = base.facts
+    share = 1 / layout.tp if layout.sequence_parallel else 1.0
+    most = min(packing.imbalance, worst_imbalance(facts, layout))
+    ranks = {
+        base_name(entry): min(entry.shapes[0][-2:])
+        for entry, _ in adapter.counted
+        if not is_shared(entry)
+    }
+    saved, fused = [0.0] * facts.num_layers, [0.0] * facts.num_layers
+    for entry, times in base.counted:
+        adapted = [rank for name in entry.hf if (rank := ranks.get(name))]
+        if not adapted:
+            continue
+        assert entry.layer is not None, "only matrices of layers have adapters"
+        rank, is_expert, cut = sum(adapted), entry.rule.is_per_expert, entry.rule.sharding
+        rows = (
+            share * facts.topk * layout.etp * most if is_expert else 1.0 if cut.dim == 0 else share
+        )
+        saved[entry.layer] += rows * rank * size
+        if len(entry.hf) > 1:
+            parts = (layout.etp if is_expert else layout.tp) if cut.axis != "none" else 1
+            lengths = sum(shape[0] for shape in entry.shapes) / parts
+            columns = entry.shapes[0][1] * (len(adapted) > 1)
+            fused[entry.layer] += times / layout.ep**is_expert * rank * (lengths + columns) * size
+    return [AdapterBytes(saved=a, fused=b) for a, b in zip(saved, fused, strict=True)]
 
 
 def shared_attention_bytes(facts: ModelFacts, *, size: int) -> int:

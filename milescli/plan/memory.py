@@ -18,7 +18,9 @@ from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts, Vision
 from milescli.models.precision import Cut
 from milescli.plan.activations import (
+    AdapterBytes,
     LayerBytes,
+    adapter_bytes,
     head_bytes,
     layer_bytes,
     mtp_bytes,
@@ -178,10 +180,12 @@ class MemoryModel:
             if layout.recompute == "full":
                 inner = max(sums.most_between(start, end) - sums.input, again)
                 most = max(top, tokens * inner + laid)
+                most += max(sums.fused[start:end], default=0.0)
                 activations = tokens * inputs * in_flight + most
                 head = max(0, int(top + head - most))
             else:
-                activations = (tokens * saved + laid * (end - start)) * in_flight + top
+                whole = tokens * saved + laid * (end - start) + sum(sums.fused[start:end])
+                activations = whole * in_flight + top
             if stage == 0 and self.table.facts.vision is not None:
                 each, beside = self._tower_bytes(self.table.facts.vision, layout, load)
                 activations += each * in_flight + beside
@@ -286,7 +290,14 @@ class MemoryModel:
                 )
                 for layer in set(layers)
             }
-            self._layers[key] = _LayerSums.of([kinds[layer] for layer in layers])
+            self._layers[key] = _LayerSums.of(
+                [kinds[layer] for layer in layers],
+                []
+                if self.adapter is None
+                else adapter_bytes(
+                    self.table, self.adapter, layout, size=load.kept_size, packing=load.packing
+                ),
+            )
         return self._layers[key]
 
     def engine(
@@ -422,14 +433,19 @@ class _LayerSums:
     """[layers + 1] bytes of all layers before this one"""
     layers: list[float]
     """[layers] bytes of this layer"""
+    fused: list[float]
+    """[layers] bytes of this layer's adapters, for each pass; empty without one"""
     input: float
     widest: float
     mtp: LayerBytes
 
     @classmethod
-    def of(cls, layers: Sequence[LayerBytes]) -> _LayerSums:
+    def of(cls, layers: Sequence[LayerBytes], adapters: Sequence[AdapterBytes]) -> _LayerSums:
         saved = [layer.saved for layer in layers[:-1]]
+        if adapters:
+            saved = [own + more.saved for own, more in zip(saved, adapters, strict=True)]
         return cls(
+            fused=[each.fused for each in adapters],
             saved=list(accumulate(saved, initial=0.0)),
             layers=saved,
             input=layers[0].input,

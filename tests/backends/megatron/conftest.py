@@ -93,7 +93,7 @@ class Worlds:
                 "tokens": case.tokens,
                 "precision": case.precision,
                 "indexer": case.indexer,
-                "train": TRAINED if case.model.startswith("mtp") else None,
+                "train": TRAINED if case.model.startswith("mtp") else case.train,
             }
             for case in MEMORY[which]
         ]

@@ -14,13 +14,21 @@ class MemoryCase(NamedTuple):
     tokens: int = 64
     precision: str = "bf16"
     indexer: str = "frozen"
+    rank: int = 0
+    """Of an adapter; 0: all weights are trained."""
+
+    @property
+    def train(self) -> dict[str, object] | None:
+        """Section `train` of the recipe."""
+        return {"lora": {"rank": self.rank}} if self.rank else None
 
     @property
     def name(self) -> str:
         """Of the case."""
         cuts = " ".join(f"{key}{value}" for key, value in self.layout.items())
         trained = " indexer" if self.indexer != "frozen" else ""
-        return f"memory of {self.model} {self.precision} {cuts}".strip() + trained
+        adapter = f" rank{self.rank}" if self.rank else ""
+        return f"memory of {self.model} {self.precision} {cuts}".strip() + trained + adapter
 
 
 _FULL = {"recompute": "full"}
@@ -50,6 +58,11 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("sparse", {}, tokens=12, indexer="kl"),
         MemoryCase("sparse", _FULL, tokens=12, indexer="kl"),
         MemoryCase("v4", {}, indexer="kl"),
+        MemoryCase("dense", {}, rank=8),
+        MemoryCase("dense", {}, rank=8, precision="fp32"),
+        MemoryCase("dense", _FULL, rank=8),
+        MemoryCase("moe", {}, rank=8),
+        MemoryCase("latent", {}, rank=8),
     ],
     "two": [
         MemoryCase("dense", {"tp": 2}, precision="fp32"),
@@ -71,6 +84,8 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("v4", {**_SEQUENCE, "etp": 2}),
         MemoryCase("v4", {"pp": 2}),
         MemoryCase("sparse", {**_SEQUENCE, "etp": 2}, tokens=12, indexer="kl"),
+        MemoryCase("dense", _SEQUENCE, rank=8),
+        MemoryCase("moe", {**_SEQUENCE, "etp": 2}, rank=8),
     ],
     "four": [
         MemoryCase("dense", {"tp": 2, "pp": 2}),

@@ -6,11 +6,13 @@ from __future__ import annotations
 import pytest
 
 from milescli.models import parse_facts, table
+from milescli.models.adapter import adapter_table
 from milescli.models.latent import with_indexer
 from milescli.models.mtp import with_mtp
 from milescli.plan.activations import Packing
-from milescli.plan.memory import MemoryModel, TrainerBytes, TrainerLoad
+from milescli.plan.memory import MemoryModel, TrainerBytes, TrainerLoad, shape_of
 from milescli.plan.types import TrainerLayout
+from milescli.recipe.lora import Lora
 from tests.backends.megatron.conftest import Worlds
 from tests.backends.megatron.memory_cases import MEMORY, MemoryCase
 from tests.backends.megatron.tiny_models import MODELS
@@ -36,7 +38,10 @@ def planned(case: MemoryCase) -> list[TrainerBytes]:
     facts = with_indexer(parse_facts(MODELS[case.model]), case.indexer)
     if case.model.startswith("mtp"):
         facts = with_mtp(facts)
-    return MemoryModel(table(facts)).stages(layout, wish)
+    base, adapter = table(facts), None
+    if case.rank:
+        adapter = adapter_table(base, shape_of(Lora(rank=case.rank)))
+    return MemoryModel(base, adapter).stages(layout, wish)
 
 
 @pytest.mark.parametrize(

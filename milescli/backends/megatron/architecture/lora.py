@@ -261,7 +261,8 @@ class _LayerPairs:
         """[..., in] -> [..., out], what is added, cut as the layer's output is."""
         if self._dropout and torch.is_grad_enabled():  # what is only scored is scored whole
             x = F.dropout(x, self._dropout)
-        first, second = torch.cat(self._matrices[A]), self._fused(self._matrices[B])
+        firsts, second = self._matrices[A], self._fused(self._matrices[B])
+        first = torch.cat(firsts) if len(firsts) > 1 else firsts[0]
         if self._cut is None:
             return product(product(x, first) * self._scaling, second)
         if self._is_expert:
