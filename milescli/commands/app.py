@@ -64,6 +64,7 @@ from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.core.driver_pipe import say
 from milescli.core.errors import DISK_FULL, ExitCode, MachineError, MilesError, NodesJoined
+from milescli.core.files import unusable
 
 
 def write_crash_report(error: BaseException, *, argv: list[str]) -> Path:
@@ -238,7 +239,8 @@ def _run(argv: list[str] | None) -> int:
         _print_nothing_more()
         return ExitCode.DONE
     except OSError as error:
-        shown = _disk_full(error) if error.errno in DISK_FULL else _fault(error, argv)
+        full = _disk_full(error) if error.errno in DISK_FULL else None
+        shown = full or unusable(error) or _fault(error, argv)
         output.error(shown)
         _print_nothing_more()
         return shown.exit_code

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,34 @@ class UnreadableFile(MilesError, OSError):
 
     def __str__(self) -> str:
         return OSError.__str__(self)
+
+
+_REFUSED = {
+    errno.ENAMETOOLONG: "getconf NAME_MAX .   # the longest name here, in bytes",
+    errno.EACCES: "ls -ld {path}   # who may use it; `namei -l` shows each folder above it",
+    errno.EPERM: "lsattr -d {path}   # or its owner is another user",
+    errno.EROFS: "findmnt -T {path}   # its file system is mounted read-only",
+    errno.ELOOP: "readlink {path}   # its links lead back to themselves",
+    errno.ENOTDIR: "namei -l {path}   # what of it is a file?",
+    errno.EISDIR: "ls -ld {path}   # a folder, where a file should be",
+}
+"""Numbers of errors that are the path's fault, each with a command that shows more."""
+_SHOWN_PATH = 200
+
+
+def unusable(error: OSError) -> MilesError | None:
+    """Return the error for users where the operating system refuses a path for what the path is;
+    None for any other error."""
+    if error.filename is None or error.errno not in _REFUSED:
+        return None
+    path = os.fsdecode(error.filename) if not isinstance(error.filename, int) else ""
+    if len(path) > _SHOWN_PATH:
+        path = f"{path[: _SHOWN_PATH // 2]}...{path[-_SHOWN_PATH // 2 :]}"
+    return MilesError(
+        f"`{path}` cannot be used",
+        why=error.strerror,
+        fix=_REFUSED[error.errno].format(path=shlex.quote(path)),
+    )
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -223,3 +223,21 @@ def test_the_help_of_a_verb_has_examples(miles: Miles, verb: str) -> None:
         and f"miles {verb}" in said.out
         and "--json" in said.out
     )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["status", "LONG"],
+        ["export", "LONG", "--to", "out"],
+        ["data", "check", "LONG"],
+        ["launch", "--recipe", "quickstart", "--dry-run", "--set", "data.prompts=LONG"],
+        ["recipes", "show", "LONG"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_a_path_that_no_file_can_have_is_an_error_of_its_own(miles: Miles, argv: list[str]) -> None:
+    said = miles(*(word.replace("LONG", 5000 * "9") for word in argv), "--json")
+    error = json.loads(said.err.splitlines()[-1])
+    assert said.code == ExitCode.FAILED and error["why"] == os.strerror(errno.ENAMETOOLONG)
+    assert len(error["error"]) < 300

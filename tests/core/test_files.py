@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.core.files import UnreadableFile, last_records, read_regular_bytes
+from milescli.core.files import UnreadableFile, last_records, read_regular_bytes, unusable
 
 
 def test_the_last_records_are_read_without_those_long_before(tmp_path: Path) -> None:
@@ -40,3 +41,11 @@ def test_what_is_no_file_is_named_and_not_waited_for(
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
         assert isinstance(error, OSError) and error.strerror == what_it_is
         assert error.why.startswith(what_it_is) and str(tmp_path / "x") in error.what
+
+
+def test_what_the_system_refuses_for_the_path_s_sake_is_an_error_for_users() -> None:
+    locked = unusable(PermissionError(errno.EACCES, "Permission denied", "/their data/rows.jsonl"))
+    assert locked is not None and locked.what == "`/their data/rows.jsonl` cannot be used"
+    assert locked.fixes[0].startswith("ls -ld '/their data/rows.jsonl'")
+    assert unusable(OSError(errno.EIO, "Input/output error", "rows.jsonl")) is None
+    assert unusable(OSError(errno.EACCES, "Permission denied")) is None
