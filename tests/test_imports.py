@@ -26,6 +26,7 @@ VERBS = (
     "recipes",
     "runs",
     "ui",
+    "mcp",
     "help",
 )
 

@@ -41,6 +41,7 @@ from milescli.commands import (
     importing,
     launch,
     logs,
+    mcp,
     models,
     note,
     plugins,
@@ -110,6 +111,7 @@ miles {version}: post-train language models with reinforcement learning
   miles note RUN TEXT                 keep a note about a run
   miles status RUN --watch            follow whether it learns and where time goes
   miles ui                            watch your runs in the browser
+  miles mcp                           let an assistant read your runs
   miles report RUN --to FILE.html     write a report to share
   miles compare RUN OTHER             compare the settings and results of two runs
   miles why RUN                       explain why a run ended
@@ -150,7 +152,7 @@ app = typer.Typer(
 for module in (
     *(launch, simulate, resume, fork, evaluate, chat, serve, export, convert),
     *(data, rewards, importing, models, recipes, algorithms, env, plugins),
-    *(runs, status, stop, logs, note, rm, ui, report, compare, why, profile, doctor, help),
+    *(runs, status, stop, logs, note, rm, ui, mcp, report, compare, why, profile, doctor, help),
 ):
     module.register(app)
 

@@ -167,7 +167,7 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
         return respond
 
     async def runs(request: Request) -> Response:
-        return await site.reply(request, lambda: _runs(site), threads=site.readers)
+        return await site.reply(request, lambda: list_runs(site), threads=site.readers)
 
     async def live(request: Request) -> Stream | Response:
         if request.method == "HEAD":  # which has no body that could end
@@ -318,7 +318,8 @@ def _control_state(site: Site, names: Mapping[str, Any]) -> Json:
     return control.chat_of(names["number"]).as_json() if "number" in names else control.jobs()
 
 
-def _runs(site: Site) -> Json:
+def list_runs(site: Site) -> Json:
+    """List the runs that are shown, newest first, with their states."""
     lines = [_line(site, shown) for shown in site.shown.all()]
     return {"runs": lines, "can_control": site.control is not None}
 

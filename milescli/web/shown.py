@@ -62,7 +62,9 @@ class ShownRuns:
         raise NotFound(
             f"there is no run `{run_id[:100]}`",
             why=f"{len(runs)} runs are shown" + (f", of {self.folder}" if self.folder else ""),
-            fix=f"ask for `{guess}`" if guess else "/api/runs lists them",
+            fix=f"ask for `{guess}`"
+            if guess
+            else "list the runs first: /api/runs, or the tool `runs`",
         )
 
     def _runs(self) -> dict[str, ShownRun]:

@@ -28,6 +28,7 @@ VERBS = (
         "note",
         "rm",
         "ui",
+        "mcp",
         "report",
         "compare",
         "chat",

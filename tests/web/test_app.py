@@ -154,7 +154,7 @@ def test_a_fault_of_ours_is_told_and_shows_no_key(
     def broken(*_: object, **__: object) -> object:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr(app, "_runs", broken)
+    monkeypatch.setattr(app, "list_runs", broken)
     monkeypatch.setattr(live, "state_of", broken)
     with client_of(site) as client:
         client._transport.raise_server_exceptions = False  # type: ignore[attr-defined]
