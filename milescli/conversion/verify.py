@@ -5,6 +5,7 @@ checkpoint in separate processes, with the effect of rounding on Megatron-Core's
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -136,13 +137,13 @@ def _choose_dtype(
 def _prompts(folder: Path, vocab_size: int) -> list[list[int]]:
     """Texts by the model's tokenizer, as chats where it has a template; random ids where it has no
     tokenizer, or one of another vocabulary."""
+    from milescli.data.chat_template import passing_over_errors
     from milescli.data.tokenizer import load_tokenizer
 
-    try:
+    rows = list[list[int]]()
+    with contextlib.suppress(DataError), passing_over_errors():
         tokenizer = load_tokenizer(folder)
         rows = tokenizer.encode_chats([[{"role": "user", "content": text}] for text in _TEXTS])
-    except DataError:
-        rows = []
     if rows and max(map(max, rows)) < vocab_size:
         return rows
     chance = random.Random(0)

@@ -42,26 +42,50 @@ def own_template(wanted: str) -> str | None:
 
 def template_of_file(path: str) -> str:
     """Return the template in a file, which must be Jinja. Raises DataError."""
-    import jinja2
-
     try:
         text = read_regular_text(Path(path).expanduser())
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
-            re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
-        )
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"`data.chat_template` cannot be read: {path}",
             why=str(error),
             fix=f"--set data.chat_template={AUTO}   # or none, chatml, or a file",
         ) from error
-    except jinja2.TemplateSyntaxError as error:
+    if fault := syntax_fault(text):
+        line, message = fault
         raise DataError(
             f"{path} is not a valid chat template",
-            why=f"line {error.lineno}: {error.message}",
-            fix=f"sed -n {error.lineno}p {path}   # fix it",
-        ) from error
+            why=f"line {line}: {message}",
+            fix=f"sed -n {line}p {path}   # fix it",
+        )
     return text
+
+
+def template_of_folder(template: object, folder: Path) -> str:
+    """Return the template that a model's folder has. Raises DataError if it is no Jinja."""
+    fault = (1, "it is no text") if not isinstance(template, str) else syntax_fault(template)
+    if fault is not None:
+        raise DataError(
+            f"the chat template of the tokenizer in {folder} is not valid",
+            why=f"line {fault[0]}: {fault[1]}",
+            fix=[
+                "--set data.chat_template=chatml   # or a file with the template of its family",
+                f"copy chat_template.jinja or tokenizer_config.json of the model into {folder}",
+            ],
+        )
+    return str(template)
+
+
+def syntax_fault(text: str) -> tuple[int, str] | None:
+    """Return (line, message) of what is no Jinja in a template, or None."""
+    import jinja2
+
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
+            re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
+        )
+    except jinja2.TemplateSyntaxError as error:
+        return error.lineno, str(error.message)
+    return None
 
 
 _RENDER_CPU_S = 10.0

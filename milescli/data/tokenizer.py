@@ -21,6 +21,7 @@ from milescli.data.chat_template import (
     no_template,
     own_template,
     passing_over_errors,
+    template_of_folder,
 )
 from milescli.data.images import PromptImages, prompt_images
 from milescli.data.prompt_encoder import Message
@@ -384,13 +385,14 @@ def _template(
     if not inner.chat_template:
         raise no_template(folder)
     try:
-        return inner.get_chat_template(tools=list(tools) or None)
+        template = inner.get_chat_template(tools=list(tools) or None)
     except ValueError as error:
         raise DataError(
             f"{folder} has several chat templates",
             why=f"it has {', '.join(inner.chat_template)}, and none of them is named default",
             fix="--set data.chat_template=FILE   # copy the right one into its own file",
         ) from error
+    return template_of_folder(template, folder)
 
 
 def _raw(messages: Sequence[Message]) -> str:

@@ -29,6 +29,20 @@ def _without(tokenizer: ChatTokenizer, folder: Path, key: str) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("template", "why"),
+    [("{{ 'a' # 'b' }}", "unexpected char '#'"), ("{% for x in y %}", "endfor"), (5, "no text")],
+)
+def test_a_template_that_is_no_jinja_is_refused_with_the_folder(
+    tokenizer: ChatTokenizer, tmp_path: Path, template: object, why: str
+) -> None:
+    folder = _edited(tokenizer, tmp_path / "t", chat_template=template)
+    with pytest.raises(DataError, match="template") as refused:
+        load_tokenizer(folder)
+    assert why in refused.value.why
+    assert load_tokenizer(folder, chat_template="chatml").template
+
+
+@pytest.mark.parametrize(
     ("key", "lacks"), [("chat_template", "chat template"), ("eos_token", "end-of-sequence")]
 )
 def test_a_tokenizer_that_lacks_something_says_what_and_the_file_to_mend(
