@@ -9,7 +9,6 @@ import atexit
 import difflib
 import errno
 import gc
-import io
 import os
 import platform
 import re
@@ -21,7 +20,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -63,6 +62,12 @@ from milescli.commands.driving import remember, with_typed
 from milescli.commands.find_run import state_folder
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
+from milescli.console.standard_streams import (
+    ReaderGone,
+    open_standard_streams,
+    outlive_readers,
+    print_nothing_more,
+)
 from milescli.core.driver_pipe import say
 from milescli.core.errors import DISK_FULL, ExitCode, MachineError, MilesError, NodesJoined
 from milescli.core.files import unusable
@@ -203,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str] | None) -> int:
-    is_heard = _open_standard_streams()
+    is_heard = open_standard_streams()
     if argv is None:
         _outlive_readers(sys.argv[1:])
         atexit.register(_leave_garbage)
@@ -237,14 +242,14 @@ def _run(argv: list[str] | None) -> int:
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except _ReaderGone:  # it has what it wanted (`miles runs | head`)
-        _print_nothing_more()
+    except ReaderGone:  # it has what it wanted (`miles runs | head`)
+        print_nothing_more()
         return ExitCode.DONE
     except OSError as error:
         full = _disk_full(error) if error.errno in DISK_FULL else None
         shown = full or unusable(error) or _fault(error, argv)
         output.error(shown)
-        _print_nothing_more()
+        print_nothing_more()
         return shown.exit_code
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
         if (number := _number_in(error)) in DISK_FULL:
@@ -255,11 +260,6 @@ def _run(argv: list[str] | None) -> int:
         return ExitCode.INTERNAL
 
 
-def _print_nothing_more() -> None:
-    """Discard what is left in the buffer of standard output, which Python would try at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
 def _number_in(error: Exception) -> int:
     """The operating system's number in an error of a Rust library, such as safetensors, whose
     errors are no OSError: `I/O error: No space left on device (os error 28)`. 0: there is none."""
@@ -267,69 +267,19 @@ def _number_in(error: Exception) -> int:
     return int(found[1]) if found else 0
 
 
-def _open_standard_streams() -> bool:
-    """One that the caller has closed (`miles models >&-`) swallows what it gets: else a file that
-    is opened next has its number, and is written to by mistake. Returns whether standard output was
-    open."""
-    is_heard = sys.stdout is not None
-    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
-    return is_heard
-
-
 def _outlive_readers(argv: list[str]) -> None:
     """Keep a command from failing where its terminal was closed. One that works on something also
     outlives a reader that goes away (`miles launch | head`); others end there. A run outlives a
-    full disk under its output, too, because its files say all of it."""
+    full disk under its output, and a reader that reads no more, too: its files say all of it."""
     verb = next((word for word in argv if not word.startswith("-")), "")
     ignored = (errno.EIO, *[errno.EPIPE] * (verb in _WORKS), *DISK_FULL * (verb in _RUNS))
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        stream = getattr(sys, name)
-        if getattr(stream, "name", "") == f"<{name}>":  # a caller in Python may have its own
-            setattr(sys, name, until_closed(stream, number, ignored=ignored))
+    outlive_readers(ignored=ignored, patience_s=PATIENCE_S if verb in _RUNS else None)
 
 
 _RUNS = ("launch", "resume")
 _WORKS = (*_RUNS, "eval", "convert", "export", "fork", "report")
-
-
-class _Output(io.FileIO):
-    """A standard stream: what is printed when one of the `ignored` errors happens goes nowhere."""
-
-    ignored: tuple[int, ...] = ()
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        """Return the number of bytes that were written, or that nobody can read any more."""
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno == errno.EPIPE and error.errno not in self.ignored:
-                raise _ReaderGone from None  # typer would end with 1 where it sees EPIPE itself
-            if error.errno not in self.ignored:
-                raise
-            return len(memoryview(data).cast("B"))
-
-
-class _ReaderGone(Exception):
-    """Reports that nobody reads standard output any more."""
-
-
-def until_closed(stream: TextIO, number: int, *, ignored: tuple[int, ...] = (errno.EIO,)) -> TextIO:
-    """Return the stream, with errors of these numbers ignored."""
-    raw = _Output(number, "w", closefd=False)
-    raw.ignored = ignored
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw),
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=True,
-        write_through=stream.name == "<stderr>",
-    )
+PATIENCE_S = 60.0
+"""A run waits so long for whoever reads its output no more (Ctrl-S, a stalled connection)."""
 
 
 def _mode(argv: list[str]) -> Mode:

@@ -14,7 +14,7 @@ import pytest
 from safetensors import SafetensorError
 
 from milescli import __version__
-from milescli.commands.app import until_closed
+from milescli.console.standard_streams import until_closed
 from milescli.core.errors import ExitCode, FitError, Stopped
 from tests.commands.conftest import Miles, Replace
 
@@ -190,6 +190,20 @@ def test_what_is_printed_to_a_terminal_that_was_closed_fails_nothing() -> None:
             os.write(own, b"lost")
         print("lost", file=stream, flush=True)
     os.close(own)
+
+
+def test_a_reader_that_reads_no_more_stops_nothing_and_is_told_what_it_missed() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(os.dup(writing), "w") as plain:
+        stream = until_closed(plain, writing, patience_s=0.01)
+        for _ in range(4):
+            print("x" * 40_000, file=stream, flush=True)
+        seen = len(os.read(reading, 1_000_000))
+        print("back", file=stream, flush=True)
+        after = os.read(reading, 1_000_000).decode()
+    assert after == f"\n[{4 * 40_001 - seen} bytes were not shown: nobody read them]\nback\n"
+    os.close(reading)
+    os.close(writing)
 
 
 @pytest.mark.parametrize(
