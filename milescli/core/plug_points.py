@@ -209,7 +209,7 @@ ADVANTAGES = PlugPoint(
     builtin=_all_of(
         "milescli.train.advantages",
         *("grpo", "rloo", "reinforce", "remax", "opo", "gpg", "gigpo", "turns"),
-        *("pass_at_k", "best_of_n", "max_rl"),
+        *("pass_at_k", "best_of_n", "max_rl", "gdpo"),
     ),
     contract=f"{_TRAIN}:check_advantage",
 )

@@ -45,5 +45,6 @@ def _view(group: Group, role: str | None) -> RoleView:
             places.append((place, own))
             reward = sample.reward if role is None else sample.role_rewards[role]
             lines = [sample.trajectories[index] for index in own]
-            samples.append(replace(sample, trajectories=lines, reward=reward, role_rewards={}))
+            made = replace(sample, trajectories=lines, reward=reward, role_rewards={})
+            samples.append(made if role is None else replace(made, reward_parts={}))
     return RoleView(group=replace(group, samples=samples), places=places)

@@ -251,6 +251,11 @@ ALGORITHMS: dict[str, Algorithm] = {
         paper="arXiv 2602.02710",
         sets={"train.advantage": "max_rl"},
     ),
+    "gdpo": Algorithm(
+        about="several rewards, each normalised by itself before they are summed",
+        paper="arXiv 2601.05242",
+        sets={"train.advantage": "gdpo"},
+    ),
     "tis": Algorithm(
         about="GRPO with truncated importance weights between trainer and engine",
         paper="fengyao.notion.site/off-policy-rl",

@@ -198,7 +198,7 @@ class Train(Section):
     path to a factory `(recipe) -> Objective`."""
     advantage: str = "grpo"
     """Advantage estimator: grpo, rloo, reinforce, remax, opo, gpg, gigpo, turns, pass_at_k,
-    best_of_n, max_rl, or an import path."""
+    best_of_n, max_rl, gdpo, or an import path."""
     normalize_std: Literal["group", "batch", "none"] = "group"
     """grpo, best_of_n, gigpo, turns: divide by the std of the group's rewards, by that of the
     batch, or not at all (Dr. GRPO)."""
@@ -294,7 +294,7 @@ class Train(Section):
     draft: Draft = Draft()
 
 
-ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "turns", "best_of_n", "max_rl")
+ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "turns", "best_of_n", "max_rl", "gdpo")
 """Advantages of a group of one."""
 OF_TURNS = ("gigpo", "turns")
 COMPARING = (*ALWAYS_ZERO_ALONE, "rloo", "opo", "pass_at_k")

@@ -5,7 +5,6 @@ it; the servers whose tools a model calls while it learns are in `milescli.agent
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from typing import Any
 
 from milescli import __version__
 from milescli.core.errors import RecipeError
+from milescli.core.files import parse_json
 from milescli.web.app import READS, Endpoint, Site, list_runs
 from milescli.web.asked import Asked, Json, Question
 from milescli.web.control import Control
@@ -185,7 +185,7 @@ def _explained(call: Callable[..., Json]) -> Callable[..., Json]:
     @functools.wraps(call)
     def tool(*args: Any, **options: Any) -> Json:
         try:
-            found: Json = _shortened(json.loads(to_json(call(*args, **options))))
+            found: Json = _shortened(parse_json(to_json(call(*args, **options))))
         except Refusal as error:
             raise ToolError(f"{error.what}: {error.why}; {'; '.join(error.fixes)}") from None
         return found

@@ -210,7 +210,8 @@ def _advantages(
     step; or none, and why."""
     estimator = resolve_isolated(ADVANTAGES, recipe.train.advantage)
     name = recipe.train.advantage
-    if recipe.has_critic or getattr(estimator, "needs_greedy", False):
+    needs_more = any(getattr(estimator, f"needs_{what}", False) for what in ("greedy", "weights"))
+    if recipe.has_critic or needs_more:
         return [], f"`{name}` needs more than the rewards of kept samples"
     rows = list[list[float]]()
     for step in dict.fromkeys(steps):

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol, Union
 
 import numpy as np
@@ -24,9 +25,13 @@ AdvantageRows = Sequence[Sequence[Advantage]]
 """[groups][samples of the group]"""
 
 
+NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
+
+
 class AdvantageEstimator(Protocol):
     """Defines a plug-in of `train.advantage`. An attribute `needs_greedy = True` requests
-    `Group.greedy_reward`."""
+    `Group.greedy_reward`; `needs_weights = True` a further argument `weights`, which maps each name
+    in `Sample.reward_parts` to its weight in the reward."""
 
     def __call__(self, *, groups: Sequence[Group], settings: Train) -> AdvantageRows:
         """Of all groups of a step, before they are split into updates."""
@@ -34,17 +39,26 @@ class AdvantageEstimator(Protocol):
 
 
 def estimate(
-    estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
+    estimator: AdvantageEstimator,
+    groups: Sequence[Group],
+    *,
+    settings: Train,
+    weights: Mapping[str, float] = NO_WEIGHTS,
 ) -> AdvantageRows:
     """Return the estimator's advantages, computed separately for each role with a reward of its
-    own. Raises RecipeError if they are not one finite number per sample."""
+    own. `weights` of the recipe's rewards. Raises RecipeError if they are not one finite number per
+    sample."""
     if has_role_rewards(groups):
-        return _by_role(estimator, groups, settings=settings)
-    return _estimated(estimator, groups, settings=settings)
+        return _by_role(estimator, groups, settings=settings, weights=weights)
+    return _estimated(estimator, groups, settings=settings, weights=weights)
 
 
 def _by_role(
-    estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
+    estimator: AdvantageEstimator,
+    groups: Sequence[Group],
+    *,
+    settings: Train,
+    weights: Mapping[str, float],
 ) -> AdvantageRows:
     """For each sample [num_tokens] of each trajectory."""
     import numpy as np
@@ -57,7 +71,8 @@ def _by_role(
     for role in dict.fromkeys(role for of_group in views for role in of_group):
         numbers = [number for number, of_group in enumerate(views) if role in of_group]
         parts = [views[number][role] for number in numbers]
-        given = _estimated(estimator, [part.group for part in parts], settings=settings)
+        own_groups = [part.group for part in parts]
+        given = _estimated(estimator, own_groups, settings=settings, weights=weights)
         for number, part, values in zip(numbers, parts, given, strict=True):
             for (place, lines), value in zip(part.places, values, strict=True):
                 for order, line in enumerate(lines):
@@ -67,9 +82,14 @@ def _by_role(
 
 
 def _estimated(
-    estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
+    estimator: AdvantageEstimator,
+    groups: Sequence[Group],
+    *,
+    settings: Train,
+    weights: Mapping[str, float],
 ) -> AdvantageRows:
-    rows = estimator(groups=groups, settings=settings)
+    more = {"weights": weights} if getattr(estimator, "needs_weights", False) else {}
+    rows = estimator(groups=groups, settings=settings, **more)
     sizes, expected = [len(row) for row in rows], [len(group.samples) for group in groups]
     name = name_of(estimator)
     if sizes != expected:
@@ -132,6 +152,46 @@ def grpo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
         scale = 1.0 if settings.normalize_std == "none" else 1.0 / (std + STD_FLOOR)
         advantages.append([(reward - mean) * scale for reward in group.rewards])
     return advantages
+
+
+def gdpo(
+    *, groups: Sequence[Group], settings: Train, weights: Mapping[str, float] = NO_WEIGHTS
+) -> list[list[float]]:
+    """A_i = (s_i - mean of the batch's s) / std of the batch's s; s_i = sum over the rewards k of
+    w_k (r_ik - mean) / std, both over the group's r_k (GDPO, arXiv 2601.05242, section 3): rewards
+    of several kinds do not hide each other. What is in a reward beside its weighted parts, such as
+    a shaping, counts as one part more of weight 1; a reward without parts is its only part."""
+    scores = [_decoupled(group, weights) for group in groups]
+    values = [score for row in scores for score in row]
+    mean, scale = statistics.fmean(values), 1.0 / (std_of(values) + STD_FLOOR)
+    return [[(score - mean) * scale for score in row] for row in scores]
+
+
+gdpo.needs_weights = True  # type: ignore[attr-defined]
+
+
+def _decoupled(group: Group, weights: Mapping[str, float]) -> list[float]:
+    """For each sample the weighted sum of its rewards, each normalised over the group."""
+    names = list(dict.fromkeys(name for one in group.samples for name in one.reward_parts))
+    parts = [
+        (weights.get(name, 1.0), [one.reward_parts.get(name, 0.0) for one in group.samples])
+        for name in names
+    ]
+    rest = [
+        reward - sum(weight * part[place] for weight, part in parts)
+        for place, reward in enumerate(group.rewards)
+    ]
+    scores = [0.0] * len(rest)
+    for weight, part in [*parts, (1.0, rest)]:
+        if (std := std_of(part)) > _ROUNDING:
+            mean = statistics.fmean(part)
+            for place, value in enumerate(part):
+                scores[place] += weight * (value - mean) / (std + STD_FLOOR)
+    return scores
+
+
+_ROUNDING = 1e-9
+"""A standard deviation of what floats leave of a sum."""
 
 
 def std_of(values: Sequence[float]) -> float:

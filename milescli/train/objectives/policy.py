@@ -98,6 +98,7 @@ class Policy:
         """Use the given pieces, and those that the recipe names for the others."""
         self.settings = train = _filled_in(recipe)
         self.advantage = advantage or resolve_isolated(ADVANTAGES, train.advantage)
+        self.reward_weights = recipe.rollout.reward_weights
         self.credit = credit or CREDITS.load(train.credit)
         self.surrogate = surrogate or SURROGATES.load(train.surrogate)
         self.correction = correction or CORRECTIONS.load(train.correction.kind)
@@ -143,7 +144,7 @@ class Policy:
     def advantages(self, items: Sequence[Group]) -> AdvantageRows:
         """Return the estimator's advantages of a step's groups, which need no tokens where each is
         one number."""
-        return estimate(self.advantage, items, settings=self.settings)
+        return estimate(self.advantage, items, settings=self.settings, weights=self.reward_weights)
 
     def of_group(
         self,

@@ -252,3 +252,74 @@ def test_roles_with_rewards_of_their_own_are_compared_among_themselves(name: str
         (wanted,) = estimate(resolve_isolated(ADVANTAGES, name), [alone], settings=settings)
         for made, own in zip(rows, wanted, strict=True):
             assert last(made[place]) == pytest.approx(last(own), abs=1e-6)
+
+
+PARTS = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 2.0, 40.0])),
+        min_size=2,
+        max_size=6,
+    ),
+    min_size=2,
+    max_size=4,
+)
+"""[groups][samples] rewards of two kinds"""
+WEIGHTS = {"math": 1.0, "format": 0.25}
+
+
+def _of_parts(batch: list[list[tuple[float, float]]], shaping: float = 0.0) -> list[Group]:
+    return [
+        make_group(
+            [
+                replace(
+                    make_sample(
+                        make_trajectory([1], [2]),
+                        reward=one + 0.25 * other + shaping * (index % 2),
+                        index=index,
+                    ),
+                    reward_parts={"math": one, "format": other},
+                )
+                for index, (one, other) in enumerate(row)
+            ]
+        )
+        for row in batch
+    ]
+
+
+def _gdpo(groups: list[Group]) -> np.ndarray:
+    estimator = resolve_isolated(ADVANTAGES, "gdpo")
+    rows = estimate(estimator, groups, settings=Train(), weights=WEIGHTS)
+    return np.concatenate([np.array(row) for row in rows])
+
+
+def _normal(values: np.ndarray) -> np.ndarray:
+    std = values.std(axis=0, ddof=1)
+    return (values - values.mean(axis=0)) / np.where(std > 1e-9, std, np.inf)
+
+
+@given(PARTS, st.sampled_from([0.0, 0.5]))
+def test_gdpo_normalises_each_reward_before_their_sum(
+    batch: list[list[tuple[float, float]]], shaping: float
+) -> None:
+    scores = []
+    for row in batch:
+        rewards = _normal(np.array(row, dtype=float))
+        rest = _normal(shaping * (np.arange(len(row)) % 2.0))
+        scores.append(rewards @ np.array([1.0, 0.25]) + rest)
+    assert _gdpo(_of_parts(batch, shaping)) == pytest.approx(
+        _normal(np.concatenate(scores)), abs=1e-3
+    )
+
+
+def test_gdpo_tells_apart_what_equal_sums_hide() -> None:
+    batch = [[(1.0, 0.0), (0.0, 4.0), (0.0, 0.0)], [(1.0, 4.0), (0.0, 0.0), (0.0, 0.0)]]
+    groups = _of_parts(batch)
+    assert groups[0].rewards == [1.0, 1.0, 0.0]
+    same, apart = _of("grpo", groups)[0], _gdpo(groups)
+    assert same[0] == same[1] and apart[0] > apart[1] > apart[2]
+
+
+def test_gdpo_of_one_reward_is_grpo_normalised_over_the_batch() -> None:
+    groups = _groups([[(1.0, 1), (0.0, 1)], [(2.0, 1), (1.0, 1), (0.0, 1)]])
+    grpo = np.concatenate(_of("grpo", groups))
+    assert _gdpo(groups) == pytest.approx(_normal(grpo), abs=1e-4)
