@@ -7,13 +7,14 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers, reader
+from milescli.recipe.imports.launcher import is_launcher, read_launcher
 from milescli.recipe.imports.shell import Command, Word, read_command
 
 SHELL, YAML, TOML, PYTHON = (".sh", ".bash"), (".yaml", ".yml"), (".toml",), (".py",)
@@ -55,7 +56,7 @@ class Foreign:
         return default if found is None or found.value is None else found.value
 
 
-def read_files(paths: Sequence[Path], *, overrides: Iterable[str] = ()) -> Foreign:
+def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Foreign:
     """Read files, of which later ones override earlier ones, then `overrides` (`a.b=c`). Raises
     RecipeError for a file that is none of these forms, or not valid in its form."""
     found, variables = Foreign(), dict[str, list[Word]]()
@@ -77,7 +78,7 @@ def read_files(paths: Sequence[Path], *, overrides: Iterable[str] = ()) -> Forei
             _add_toml(found, text, path.name)
         elif suffix in PYTHON:
             found.form = found.form or "python"
-            _add_python(found, text, path.name)
+            _add_python(found, text, path.name, overrides)
         elif suffix in SHELL or text.startswith("#!"):
             found.form = found.form or "shell"
             _add_command(found, read_command(text, variables), path.name)
@@ -243,14 +244,22 @@ def _resolve(found: Foreign) -> None:
 # --- Python
 
 
-def _add_python(found: Foreign, text: str, file: str) -> None:
-    """The keywords of `SomethingConfig(...)`, of `SomethingTrainer(...)` as `trainer.NAME`, and of
-    `load_dataset(...)`; names stand for what the module assigns to them."""
+def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) -> None:
+    """The arguments of a launcher; else the keywords of `SomethingConfig(...)`, of
+    `SomethingTrainer(...)` as `trainer.NAME`, and of `load_dataset(...)`; names stand for what the
+    module assigns to them."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         why = str(error) or "it is nested too deeply"
         raise RecipeError(f"{file} is not valid Python", why=why, fix=f"correct {file}") from None
+    if is_launcher(tree):
+        words = (_OVERRIDE.fullmatch(word) for word in overrides)
+        changes = {match[1]: scalar(match[2]) for match in words if match is not None}
+        command, warnings = read_launcher(tree, text, file, changes=changes)
+        found.warnings += warnings
+        _add_command(found, command, file)
+        return
     known: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

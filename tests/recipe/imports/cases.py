@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.recipe.imports.launchers import MILES_PYTHON
+
 Case = tuple[str, dict[str, str], dict[str, Any], tuple[str, ...]]
 
 VERL_GRPO = """\
@@ -360,6 +362,19 @@ CASES: dict[str, Case] = {
             "rollout.max_staleness": 2,
         },
         ("use_miles_router",),
+    ),
+    "miles python": (
+        "miles",
+        {"run_base.py": MILES_PYTHON},
+        {
+            "model.path": "/models/Base-1B",
+            "rollout.prompts_per_step": 16,
+            "rollout.samples_per_prompt": 8,
+            "train.updates_per_step": 2,
+            "rollout.filter": "zero_variance",
+            "train.optimizer.lr": 2e-6,
+        },
+        ("save",),
     ),
     "miles reinforce++": (
         "miles",

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.recipe.imports.reading import read_files
 from milescli.recipe.imports.write import Imported, frameworks, import_files
 from milescli.recipe.keys import keys
 from milescli.recipe.load import load, value_at
 from tests.recipe.imports.cases import CASES
+from tests.recipe.imports.launchers import MILES_PYTHON
 
 
 def written(folder: Path, files: dict[str, str]) -> list[Path]:
@@ -149,3 +151,47 @@ def test_all_keys_of_all_tables_are_keys_of_a_recipe(tmp_path: Path) -> None:
         made = import_files(written(tmp_path, files))
         assert set(made.entries) | set(made.layout) <= set(keys())
         assert json.dumps({key: one.value for key, one in made.entries.items()})
+
+
+def test_a_launcher_in_python_is_read_for_its_defaults_and_for_other_settings(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "run_base.py"
+    file.write_text(MILES_PYTHON)
+    found = read_files([file])
+    line = next(n for n, text in enumerate(MILES_PYTHON.splitlines(), 1) if "--lr 2e-6" in text)
+    assert found.settings["lr"].where == f"run_base.py:{line}"
+    assert "use_tis" not in found.settings and "optimizer_cpu_offload" not in found.settings
+    assert any("depends on what only a run knows" in warning for warning in found.warnings)
+    assert any("get_default_wandb_args" in warning for warning in found.warnings)
+    assert str(found.settings["save"].value) == "{U.create_run_id()}/ckpt"
+    other = read_files([file], overrides=["size=large", "responses=2"])
+    assert other.value("hf_checkpoint") == "/models/Base-8B"
+    assert (found.value("tensor_model_parallel_size"), found.value("colocate")) == (2, True)
+    assert (other.value("lr"), other.value("n_samples_per_prompt")) == (5e-7, 2)
+    assert other.value("tensor_model_parallel_size") == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    run(args)",
+        "    x = 'a' * 10**9\n    U.execute_train(train_args='--lr 1 ' + x)",
+        "    x = '--lr 1 '\n" + 200 * "    x += x\n" + "    U.execute_train(train_args=x)",
+        "    U.execute_train(train_args=9**9**9)",
+        "    x = 3\n" + 99 * "    x *= x\n" + "    U.execute_train(train_args=f'--lr {x}')",
+        "    U.execute_train(train_args='%99999999d' % 1)",
+        "    x = 'a' * 1 + 9999 * 'a'\n    U.execute_train(train_args=x.replace('a', x))",
+        "    U.execute_train(train_args=f'{1:>99999999}')",
+        "    U.execute_train(train_args=' '.join(['a' * 9] * 10**9))",
+        "    U.execute_train(train_args=__import__('os').system('touch ran'))",
+        "    U.execute_train(train_args='--lr \\'')",
+    ],
+)
+def test_a_launcher_that_computes_too_much_or_nothing_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.py").write_text(f"def run(args):\n{body}\n    U.execute_train()\n")
+    found = read_files([Path("run.py")])
+    assert found.form == "python" and not Path("ran").exists()
