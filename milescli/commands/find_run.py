@@ -82,6 +82,14 @@ def _is_restored(folder: Path) -> bool:
         ) from error
 
 
+def find_sweep(name: str) -> Path | None:
+    """Return the directory of a sweep; None if it is not one."""
+    from milescli.sweep.folder import is_sweep
+
+    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    return next((one for one in (Path(name).expanduser(), folder / name) if is_sweep(one)), None)
+
+
 def newest_run(run: str | None) -> Path:
     """Return the directory of a run; without a name the newest. Raises CheckpointError if there is
     none."""

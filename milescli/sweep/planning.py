@@ -1,0 +1,175 @@
+"""What each trial of a sweep would run, or why it cannot: its recipe and its plan. Starts nothing,
+and imports no torch, so that the process that drives a sweep stays small."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.backends.ray.tuning import GoOn, Halving, Population, Scheduler
+from milescli.cluster.nodes import planning_machine
+from milescli.core.errors import MilesError, RecipeError
+from milescli.plan.types import Plan
+from milescli.recipe.load import LoadedRecipe, load
+from milescli.recipe.several import each_of, planned
+from milescli.recipe.sweep import Sweep
+from milescli.runtime import fork
+from milescli.runtime.inputs.model_facts import planned_facts
+from milescli.runtime.planning import plan_without_plugins, refuse_unproven
+from milescli.runtime.recording.run_records import is_below
+
+Settings = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTrial:
+    """One trial before it starts."""
+
+    number: int
+    settings: Settings
+    loaded: LoadedRecipe | None = None
+    plan: Plan | None = None
+    refusal: MilesError | None = None
+    """Why it cannot run."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Return the planned memory: of the fullest device, or on a CPU of all processes."""
+        if self.plan is None:
+            return None
+        if (forecast := self.plan.forecast) is not None:
+            return max(
+                sum(part.size_bytes for part in parts if part.name != "margin")
+                for parts in (forecast.training, forecast.rollout)
+            )
+        return sum(max(one.phases.values(), default=0) for one in self.plan.processes) or None
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Return the predicted GPU-hours; None on a CPU, where no time is predicted."""
+        forecast = self.plan.forecast if self.plan is not None else None
+        return forecast.gpu_hours if forecast is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlanner:
+    """Plans the trials of one sweep."""
+
+    sweep: Sweep
+    recipe: str
+    """Name or path."""
+    cwd: Path
+    make_plan: Callable[[LoadedRecipe], Plan] | None = None
+    """Another way to plan; None: plan for this computer."""
+
+    def words(self, settings: Settings) -> list[str]:
+        """Return everything that a trial changes in the recipe: KEY=VALUE."""
+        return [*self.sweep.fixed, *(f"{key}={value}" for key, value in settings.items())]
+
+    def load(self, settings: Settings, *, name: str | None) -> LoadedRecipe:
+        """Return the recipe of a trial. Raises RecipeError."""
+        return load(
+            self.recipe,
+            sets=self.words(settings),
+            flags={} if name is None else {"run.name": f"--name {name}"},
+            environ=dict(os.environ),
+            cwd=self.cwd,
+            home=Path.home(),
+        )
+
+    def plan(self, number: int, settings: Settings) -> PlannedTrial:
+        """Return what a trial would run, or why it cannot."""
+        loaded = None
+        try:
+            loaded = self.load(settings, name=f"{self.sweep.name}-{number}")
+            require_objective(loaded, self.sweep)
+            plan = (self.make_plan or _plan_here)(loaded)
+        except MilesError as error:
+            return PlannedTrial(number=number, settings=settings, loaded=loaded, refusal=error)
+        return PlannedTrial(number=number, settings=settings, loaded=loaded, plan=plan)
+
+    def plan_all(self, drawn: Sequence[Settings]) -> list[PlannedTrial]:
+        """Plan trials 1, 2, ... Raises the first refusal if all are refused, and at once where the
+        objective cannot be measured."""
+        made = list[PlannedTrial]()
+        for number, settings in enumerate(drawn, start=1):
+            made.append(self.plan(number, settings))
+            if isinstance(made[-1].refusal, NoObjective):
+                raise made[-1].refusal
+        if made and all(one.refusal is not None for one in made):
+            raise made[0].refusal or AssertionError
+        return made
+
+
+def _plan_here(loaded: LoadedRecipe) -> Plan:
+    facts = planned_facts(loaded.recipe)
+    refuse_unproven(loaded.recipe, facts)
+    recipe = planned(loaded, each_of(loaded))
+    return plan_without_plugins(recipe, planning_machine(loaded), facts=facts)
+
+
+class NoObjective(RecipeError):
+    """Reports that the trials of a sweep cannot be compared, or not in time for its scheduler."""
+
+
+def require_objective(loaded: LoadedRecipe, sweep: Sweep) -> None:
+    """Raise NoObjective if trials have no held-out accuracy, or too few for the scheduler."""
+    recipe, settings = loaded.recipe, sweep.settings
+    if recipe.data.eval is None:
+        raise NoObjective(
+            f"the recipe `{settings.recipe}` has no held-out prompts",
+            why="a sweep compares trials by their accuracy on `data.eval`, which is not set",
+            fix="write `set: {data.eval: test.jsonl}` into the sweep file",
+        )
+    if recipe.adapters:
+        raise NoObjective(
+            f"the recipe `{settings.recipe}` trains several adapters",
+            why="a trial of a sweep has one model, and one accuracy",
+            fix="remove `adapters` from the recipe",
+        )
+    if settings.scheduler == "none":
+        return
+    if not recipe.eval.every:
+        raise NoObjective(
+            f"`scheduler: {settings.scheduler}` has nothing to compare",
+            why="`eval.every` is 0, so trials are evaluated only at their start and end",
+            fix="write `set: {eval.every: 10}` into the sweep file",
+        )
+    if recipe.train.epochs is None and rung_steps(loaded, sweep) >= recipe.train.steps:
+        raise NoObjective(
+            f"`scheduler: {settings.scheduler}` would never act",
+            why=f"it first compares at step {rung_steps(loaded, sweep)} of {recipe.train.steps}",
+            fix=f"write `rung_steps: {max(1, recipe.train.steps // 3)}` into the sweep file, and "
+            "`eval.every` not above it",
+        )
+    if settings.scheduler == "pbt":
+        _require_forks(sweep)
+
+
+def _require_forks(sweep: Sweep) -> None:
+    for one in sweep.dimensions:
+        if not is_below(one.key, fork.MAY_CHANGE) or is_below(one.key, fork.MUST_STAY):
+            raise NoObjective(
+                f"`scheduler: pbt` cannot change `{one.key}`",
+                why="a population changes settings of trials that have begun, as `miles fork` "
+                "does, and the checkpoint was made with this one",
+                fix="write `scheduler: asha`   # or do not search this key",
+            )
+
+
+def rung_steps(loaded: LoadedRecipe, sweep: Sweep) -> int:
+    """Return the step of the scheduler's first comparison."""
+    return sweep.settings.rung_steps or loaded.recipe.eval.every
+
+
+def make_scheduler(loaded: LoadedRecipe, sweep: Sweep) -> Scheduler:
+    """Return the scheduler of a sweep. `loaded`: the recipe of any of its trials."""
+    kind, steps, rung = sweep.settings.scheduler, loaded.recipe.train.steps, 0
+    if kind == "none":
+        return GoOn()
+    rung = rung_steps(loaded, sweep)
+    if kind == "asha":
+        return Halving(max_steps=steps, rung_steps=rung, reduction=sweep.settings.reduction)
+    return Population(sweep.dimensions, max_steps=steps, rung_steps=rung, seed=sweep.settings.seed)
