@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands.options import DryRunOption, PriceOption, verb
+from milescli.commands.options import DryRunOption, OnOption, PriceOption, planned_machine, verb
 from milescli.console.output import Output
 
 EXAMPLES = [
-    "miles sweep sweep.yaml --dry-run",
+    "miles sweep sweep.yaml --dry-run --on 8xH100 --price-per-gpu-hour 2.5",
     "miles sweep sweep.yaml",
     "miles resume my-sweep",
     "miles report my-sweep",
@@ -31,6 +31,7 @@ def sweep(
     ],
     *,
     dry_run: DryRunOption = False,
+    on: OnOption = None,
     price: PriceOption = None,
 ) -> None:
     """Search settings of a recipe: run trials with different settings, compare them by their
@@ -40,11 +41,12 @@ def sweep(
     from milescli.sweep.begin import begin_sweep, planned_trials
 
     output: Output = context.obj
-    if price is not None and not dry_run:
-        raise typer.BadParameter("--price-per-gpu-hour only applies to a plan: add --dry-run")
+    machine = planned_machine(on, price=price, dry_run=dry_run)
     wanted = read_sweep(file.expanduser())
     require_packages(wanted.settings.searcher)
-    planned = planned_trials(wanted, cwd=Path.cwd(), checks_data=dry_run, output=output)
+    planned = planned_trials(
+        wanted, cwd=Path.cwd(), machine=machine, checks_data=dry_run, output=output
+    )
     if dry_run:
         from milescli.commands.show.sweep import show_planned
 

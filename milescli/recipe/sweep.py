@@ -22,6 +22,8 @@ RANGES: tuple[Kind, ...] = ("uniform", "loguniform", "randint")
 OWN_KEYS = ("run.name", "run.dir", "adapters")
 """Keys that a sweep sets itself, or cannot have."""
 DEFAULT_TRIALS = 10
+EXAMPLE = "recipe: quickstart\\nsearch: {train.optimizer.lr: {loguniform: [1e-4, 1e-3]}}\\n"
+"""For advice: what `printf` writes into a new file."""
 
 
 class SweepSettings(Section):
@@ -91,6 +93,12 @@ class Sweep:
 def read_sweep(path: Path, *, source: str | None = None) -> Sweep:
     """Read a sweep.yaml. `source` is its name in errors. Raises RecipeError with file and line."""
     source = source or str(path)
+    if not path.exists():
+        raise RecipeError(
+            f"there is no sweep file `{source}`",
+            why="`miles sweep` reads a .yaml file with the keys `recipe` and `search`",
+            fix=f"printf '{EXAMPLE}' > {source}   # an example to start from",
+        )
     text = layers.read_text(path, what="sweep file")
     root = read(text, source=source)
     if not isinstance(root.value, dict) or not root.value:
@@ -111,9 +119,6 @@ def read_sweep(path: Path, *, source: str | None = None) -> Sweep:
     )
     _refuse(sweep, source=source)
     return sweep
-
-
-EXAMPLE = "recipe: quickstart\\nsearch: {train.optimizer.lr: {loguniform: [1e-4, 1e-3]}}\\n"
 
 
 def _settings(nodes: dict[str, YamlNode], *, source: str) -> SweepSettings:

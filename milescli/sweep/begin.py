@@ -9,6 +9,7 @@ from pathlib import Path
 from milescli.backends.ray.tuning import make_searcher
 from milescli.console.output import Output
 from milescli.core.errors import MachineError
+from milescli.platform.machine import Machine
 from milescli.recipe.sweep import Sweep
 from milescli.sweep.folder import create_sweep
 from milescli.sweep.planning import PlannedTrial, TrialPlanner
@@ -18,11 +19,11 @@ FIRST_DRAWS = 10
 
 
 def planned_trials(
-    sweep: Sweep, *, cwd: Path, checks_data: bool, output: Output
+    sweep: Sweep, *, cwd: Path, machine: Machine | None, checks_data: bool, output: Output
 ) -> list[PlannedTrial]:
-    """Return the trials that can be known before any has run, planned for this computer.
-    `checks_data`: read the data of the first trial, too, as `miles launch --dry-run` does. Raises
-    MilesError if trials cannot be compared, or if none can run."""
+    """Return the trials that can be known before any has run, planned for a machine; None: for this
+    one. `checks_data`: read the data of the first trial, too, as `miles launch --dry-run` does.
+    Raises MilesError if trials cannot be compared, or if none can run."""
     count = sweep.num_trials
     if sweep.settings.searcher == "optuna":
         count = min(count, FIRST_DRAWS)
@@ -33,7 +34,7 @@ def planned_trials(
         seed=sweep.settings.seed,
         known=[],
     )
-    planner = TrialPlanner(sweep=sweep, recipe=sweep.settings.recipe, cwd=cwd)
+    planner = TrialPlanner(sweep=sweep, recipe=sweep.settings.recipe, cwd=cwd, machine=machine)
     planned = planner.plan_all([searcher.ask(number) for number in range(1, count + 1)])
     _refuse_shared_devices(sweep, planned)
     first = next(one for one in planned if one.loaded is not None and one.refusal is None)
@@ -41,7 +42,7 @@ def planned_trials(
         from milescli.runtime.dry_run import dry_run
 
         assert first.loaded is not None, "a trial that fits was loaded"
-        dry_run(first.loaded, None, output=output)
+        dry_run(first.loaded, machine, output=output)
     return planned
 
 

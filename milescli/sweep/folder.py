@@ -125,6 +125,8 @@ class SweepDir:
             latest[trial.number] = trial
         for trial in latest.values():
             trial.state = self._state(trial)
+            if trial.state is TrialState.DONE:
+                trial.error = {}  # a user mended it, and resumed its run
         return [latest[number] for number in sorted(latest)]
 
     def _state(self, trial: Trial) -> TrialState:

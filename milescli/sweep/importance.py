@@ -14,6 +14,12 @@ from milescli.recipe.sweep import Dimension
 
 FEWEST_TRIALS = 4
 """With an accuracy each; fewer rank nothing."""
+RELIABLE_TRIALS = 30
+"""Of simulated sweeps over one setting that matters and one that does not, PED-ANOVA ranked 25 of
+25 correctly with 30 trials, and 16 to 25 with 12."""
+BETTER_HALF = 0.5
+"""PED-ANOVA compares this share of the trials, the best, with all. With optuna's default of a tenth
+it ranked 15 of 25 correctly with 30 trials where a choice of names mattered."""
 PED_ANOVA, RANKS = "PED-ANOVA (optuna)", "rank correlation"
 
 
@@ -79,8 +85,9 @@ def _ped_anova(
             study.add_trial(
                 optuna.create_trial(params=params, distributions=spaces, value=accuracy)
             )
+        evaluator = PedAnovaImportanceEvaluator(target_quantile=BETTER_HALF)
         try:
-            found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+            found = get_param_importances(study, evaluator=evaluator)
         except (ValueError, RuntimeError):
             return None
     return {one.key: float(found.get(one.key, 0.0)) for one in dimensions}

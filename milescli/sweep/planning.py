@@ -4,7 +4,7 @@ and imports no torch, so that the process that drives a sweep stays small."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from milescli.backends.ray.tuning import GoOn, Halving, Population, Scheduler
 from milescli.cluster.nodes import planning_machine
 from milescli.core.errors import MilesError, RecipeError
 from milescli.plan.types import Plan
+from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe, load
-from milescli.recipe.several import each_of, planned
 from milescli.recipe.sweep import Sweep
 from milescli.runtime import fork
 from milescli.runtime.inputs.model_facts import planned_facts
@@ -61,8 +61,8 @@ class TrialPlanner:
     recipe: str
     """Name or path."""
     cwd: Path
-    make_plan: Callable[[LoadedRecipe], Plan] | None = None
-    """Another way to plan; None: plan for this computer."""
+    machine: Machine | None = None
+    """Machine to plan for; None: this computer, or the recipe's cluster."""
 
     def words(self, settings: Settings) -> list[str]:
         """Return everything that a trial changes in the recipe: KEY=VALUE."""
@@ -85,7 +85,7 @@ class TrialPlanner:
         try:
             loaded = self.load(settings, name=f"{self.sweep.name}-{number}")
             require_objective(loaded, self.sweep)
-            plan = (self.make_plan or _plan_here)(loaded)
+            plan = _plan(loaded, self.machine)
         except MilesError as error:
             return PlannedTrial(number=number, settings=settings, loaded=loaded, refusal=error)
         return PlannedTrial(number=number, settings=settings, loaded=loaded, plan=plan)
@@ -103,11 +103,10 @@ class TrialPlanner:
         return made
 
 
-def _plan_here(loaded: LoadedRecipe) -> Plan:
+def _plan(loaded: LoadedRecipe, machine: Machine | None) -> Plan:
     facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
-    recipe = planned(loaded, each_of(loaded))
-    return plan_without_plugins(recipe, planning_machine(loaded), facts=facts)
+    return plan_without_plugins(loaded, machine or planning_machine(loaded), facts=facts)
 
 
 class NoObjective(RecipeError):

@@ -4,7 +4,7 @@ winner. Reads the ledger and the runs; writes the report and the winner's recipe
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from milescli.report.formats import INTERVAL, accuracy, interval, made_by
 from milescli.report.markdown import MARK, code, table, text
 from milescli.rollout.evaluation.statistics import Estimate
 from milescli.sweep.folder import SweepDir, Trial, TrialState
-from milescli.sweep.importance import Importance, importance_of
+from milescli.sweep.importance import FEWEST_TRIALS, RELIABLE_TRIALS, Importance, importance_of
 from milescli.sweep.planning import TrialPlanner
 
 
@@ -98,8 +98,12 @@ def _result(folder: SweepDir, trial: Trial) -> TrialResult:
     )
 
 
-def _notes(folder: SweepDir, compared: Sequence[TrialResult], winner: TrialResult | None):  # type: ignore[no-untyped-def]
+def _notes(
+    folder: SweepDir, compared: Sequence[TrialResult], winner: TrialResult | None
+) -> Iterator[str]:
     """Yield what weakens the comparison."""
+    if len(compared) > 1 and len({one.accuracy for one in compared}) == 1:
+        yield "all trials are equally accurate: the winner is the first, and may be any"
     if winner is not None and winner.interval is not None:
         low = winner.interval.low
         rivals = [
@@ -120,6 +124,8 @@ def _notes(folder: SweepDir, compared: Sequence[TrialResult], winner: TrialResul
             "the best of several trials is partly luck: evaluate the winner on prompts that the "
             "sweep did not use, or train it with other seeds"
         )
+    if FEWEST_TRIALS <= len(compared) < RELIABLE_TRIALS:
+        yield f"with less than {RELIABLE_TRIALS} trials the order of importances is uncertain"
     if any(one.state is TrialState.STOPPED_EARLY for one in compared):
         yield "trials that stopped early count with the accuracy of an earlier step"
     if folder.sweep.settings.scheduler == "pbt" and winner is not None:
@@ -175,7 +181,7 @@ def markdown(result: SweepResult, folder: SweepDir) -> str:
     head, rows = rows_of(result)
     cells = [[text(str(cell)) for cell in row] for row in rows]
     parts = [MARK, f"## Sweep {text(result.name)}", f"**{text(headline(result))}**"]
-    parts += [f"- {text(note)}" for note in result.notes]
+    parts.append("\n".join(f"- {text(note)}" for note in result.notes))
     parts.append(table([text(one) for one in head], cells))
     if result.importance is not None:
         found = [[code(key), f"{share:.2f}"] for key, share in result.importance.by_key.items()]
@@ -187,4 +193,4 @@ def markdown(result: SweepResult, folder: SweepDir) -> str:
             parts.append(f"{text(one.run)} {one.state}: {text(said)}")
     if result.winner is not None:
         parts.append(f"Train the winner again: `miles launch {folder.shown}/winner.yaml`")
-    return "\n\n".join([*parts, made_by(time.time())]) + "\n"
+    return "\n\n".join(part for part in [*parts, made_by(time.time())] if part) + "\n"

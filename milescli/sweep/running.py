@@ -30,6 +30,12 @@ LOOK_S = 0.5
 def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
     """Run all trials that have not ended, and return all. Raises Stopped if the user stopped the
     sweep, MilesError if another process works on it, or if every trial failed."""
+    if is_locked(RunDir(folder.path)):
+        raise MilesError(
+            f"the sweep {folder.name} is running",
+            why=f"another miles process works on {folder.shown}",
+            fix=[f"miles report {folder.shown}", f"miles stop {folder.shown}"],
+        )
     with lock(RunDir(folder.path)):
         sweeping = _Sweeping(folder, output=output)
         try:

@@ -14,7 +14,14 @@ from milescli.recipe.sweep import Sweep
 from milescli.report import make
 from milescli.sweep.folder import SweepDir, open_sweep
 from milescli.sweep.planning import PlannedTrial
-from milescli.sweep.results import SweepResult, headline, markdown, read_results, rows_of
+from milescli.sweep.results import (
+    SweepResult,
+    headline,
+    markdown,
+    read_results,
+    rows_of,
+    write_results,
+)
 
 
 def show_planned(
@@ -111,6 +118,7 @@ def report_sweep(path: Path, *, to: Path | None, force: bool, output: Output) ->
     kind of file."""
     folder = open_sweep(path)
     result = read_results(folder)
+    write_results(folder, result)
     made = markdown(result, folder)
     if to is None:
         show_results(folder, result, output=output)
