@@ -131,14 +131,14 @@ class SweepDir:
 
     def _state(self, trial: Trial) -> TrialState:
         run = self.run_of(trial)
-        is_over = trial.state in (TrialState.STOPPED_EARLY, TrialState.REFUSED, TrialState.PAUSED)
-        if is_over or not run.is_run:
-            return trial.state if is_over or trial.state in ENDED else TrialState.WAITING
-        state = state_of(run)
-        if state == "failed" and trial.state is not TrialState.FAILED:
-            return TrialState.STOPPED  # the sweep was not there to see why: it tries again
-        known = {"not started": TrialState.WAITING, "killed": TrialState.STOPPED}
-        return known.get(state) or TrialState(state)
+        state = state_of(run) if run.is_run else "not started"
+        if trial.state in (*ENDED, TrialState.PAUSED):
+            is_mended = trial.state is TrialState.FAILED and state == "done"
+            return TrialState.DONE if is_mended else trial.state
+        # a failure that the sweep was not there to see is tried again
+        again = {"not started": TrialState.WAITING, "killed": TrialState.STOPPED}
+        again["failed"] = TrialState.STOPPED
+        return again.get(state) or TrialState(state)
 
 
 def is_sweep(folder: Path) -> bool:

@@ -204,10 +204,9 @@ class _Sweeping:
         self._wait_for(run)
         discard_unborn(run.path)
         if run.is_run:
-            history = read_history(run)
-            if history.num_steps and step_saved(run.events()) == history.num_steps:
+            if _is_complete(run):
                 trial.state = TrialState.DONE  # it was stopped after its last step
-                self._end(trial, history.evaluations)
+                self._end(trial, read_history(run).evaluations)
                 return
             words = ["resume", str(run.path)]
         else:
@@ -247,7 +246,8 @@ class _Sweeping:
             self._judge(one, evaluation)
         if state is not None:
             self.active.remove(one)
-            one.trial.state = state
+            was_stopped = state is one.wanted and _is_complete(one.run)
+            one.trial.state = TrialState.DONE if was_stopped else state
             self._end(one.trial, one.reader.history.evaluations)
 
     def _judge(self, one: TrialProcess, evaluation: Evaluation) -> None:
@@ -310,6 +310,8 @@ class _Sweeping:
             return False
         for exchange in self.scheduler.exchanges():
             trial, donor = self.trials[exchange.number - 1], self.trials[exchange.donor - 1]
+            if TrialState.DONE in (trial.state, donor.state):
+                continue  # it went on to its end before it heard that it was to wait
             try:
                 made = fork(
                     self.folder.run_of(donor).path,
@@ -339,3 +341,9 @@ class _Sweeping:
             if not (self.folder.path.parent / name).exists():
                 yield name
             number += 1
+
+
+def _is_complete(run: RunDir) -> bool:
+    """Return True if a run has saved its last step."""
+    num_steps = read_history(run).num_steps
+    return num_steps is not None and step_saved(run.events()) == num_steps

@@ -159,6 +159,7 @@ class _Optuna:
     def __init__(
         self, dimensions: Sequence[Dimension], *, seed: int, known: Sequence[Settings]
     ) -> None:
+        from numpy.random import SeedSequence
         from ray.tune.search.optuna import OptunaSearch
 
         logging.getLogger("optuna").setLevel(logging.WARNING)
@@ -169,7 +170,7 @@ class _Optuna:
             metric=METRIC,
             mode="max",
             # the same seed again would draw what the first attempt has drawn
-            seed=seed + len(known),
+            seed=int(SeedSequence([seed, len(known)]).generate_state(1)[0]),
             points_to_evaluate=[_heard(dimensions, one) for one in known] or None,
         )
 
