@@ -38,7 +38,8 @@ def sweep(
     held-out accuracy, and write the recipe of the best. Each trial is a run like any other."""
     from milescli.backends.ray.tuning import require_packages
     from milescli.recipe.sweep import read_sweep
-    from milescli.sweep.begin import begin_sweep, planned_trials
+    from milescli.sweep.folder import create_sweep
+    from milescli.sweep.planning import planned_trials
 
     output: Output = context.obj
     machine = planned_machine(on, price=price, dry_run=dry_run)
@@ -52,8 +53,12 @@ def sweep(
 
         show_planned(wanted, planned, price=price, output=output)
         return
-    folder = begin_sweep(wanted, planned, environ=os.environ, output=output)
-    run_and_show(folder, output=output)
+    refused = sum(one.refusal is not None for one in planned)
+    if refused:
+        output.warn(f"{refused} of {len(planned)} trials cannot run, and are left out")
+    folder = create_sweep(wanted, environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    output.note(f"sweep directory {folder.shown}, {wanted.num_trials} trials")
+    run_and_show(folder.path, output=output)
 
 
 def run_and_show(path: Path, *, output: Output) -> None:

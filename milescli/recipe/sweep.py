@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from milescli.core.errors import RecipeError, nearest
 from milescli.recipe import layers
-from milescli.recipe.keys import keys
+from milescli.recipe.keys import keys, sections
 from milescli.recipe.reader import YamlNode, as_written, read
 from milescli.recipe.section import NonNegative, Positive, Section
 
@@ -59,9 +59,9 @@ class Dimension:
     """Dotted, as `--set` takes it."""
     kind: Kind
     values: tuple[str, ...] = ()
-    """Of a choice or grid: each value as `--set` takes it."""
+    """Values of a choice or grid, as `--set` takes them."""
     low: float = 0.0
-    """Of a range: its ends. `randint` excludes `high`, as in Ray Tune."""
+    """Ends of a range; `randint` excludes `high`, as in Ray Tune."""
     high: float = 0.0
 
     @property
@@ -160,7 +160,7 @@ def _mapping(nodes: dict[str, YamlNode], name: str, *, source: str) -> dict[str,
         )
     for key, child in node.value.items():
         where = f"{source}:{child.line}"
-        if key not in keys():
+        if key not in keys() and not (name == "set" and key in sections()):
             raise layers.unknown_key(
                 key, where=where, fix=lambda guess, where=where: f"write `{guess}` at {where}"
             )

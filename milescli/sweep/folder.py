@@ -154,7 +154,7 @@ def create_sweep(sweep: Sweep, *, environ: Mapping[str, str], cwd: Path, home: P
     if is_sweep(folder):
         shown = RunDir(folder.absolute()).shown
         raise RecipeError(
-            f"the sweep {shown} is there already",
+            f"the sweep {shown} already exists",
             why="a new sweep never overwrites an old one",
             fix=[
                 f"miles resume {shown}   # continue it",

@@ -4,13 +4,14 @@ and imports no torch, so that the process that drives a sweep stays small."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.backends.ray.tuning import GoOn, Halving, Population, Scheduler
+from milescli.backends.ray.tuning import Halving, Population, Scheduler, make_searcher
 from milescli.cluster.nodes import planning_machine
-from milescli.core.errors import MilesError, RecipeError
+from milescli.console.output import Output
+from milescli.core.errors import MachineError, MilesError, RecipeError
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe, load
@@ -90,18 +91,6 @@ class TrialPlanner:
             return PlannedTrial(number=number, settings=settings, loaded=loaded, refusal=error)
         return PlannedTrial(number=number, settings=settings, loaded=loaded, plan=plan)
 
-    def plan_all(self, drawn: Sequence[Settings]) -> list[PlannedTrial]:
-        """Plan trials 1, 2, ... Raises the first refusal if all are refused, and at once where the
-        objective cannot be measured."""
-        made = list[PlannedTrial]()
-        for number, settings in enumerate(drawn, start=1):
-            made.append(self.plan(number, settings))
-            if isinstance(made[-1].refusal, NoObjective):
-                raise made[-1].refusal
-        if made and all(one.refusal is not None for one in made):
-            raise made[0].refusal or AssertionError
-        return made
-
 
 def _plan(loaded: LoadedRecipe, machine: Machine | None) -> Plan:
     facts = planned_facts(loaded.recipe)
@@ -165,10 +154,65 @@ def rung_steps(loaded: LoadedRecipe, sweep: Sweep) -> int:
 
 def make_scheduler(loaded: LoadedRecipe, sweep: Sweep) -> Scheduler:
     """Return the scheduler of a sweep. `loaded`: the recipe of any of its trials."""
-    kind, steps, rung = sweep.settings.scheduler, loaded.recipe.train.steps, 0
+    kind, steps = sweep.settings.scheduler, loaded.recipe.train.steps
     if kind == "none":
-        return GoOn()
+        return Scheduler()
     rung = rung_steps(loaded, sweep)
     if kind == "asha":
         return Halving(max_steps=steps, rung_steps=rung, reduction=sweep.settings.reduction)
     return Population(sweep.dimensions, max_steps=steps, rung_steps=rung, seed=sweep.settings.seed)
+
+
+FIRST_DRAWS = 10
+"""Draws of optuna that do not depend on results."""
+
+
+def planned_trials(
+    sweep: Sweep, *, cwd: Path, machine: Machine | None, checks_data: bool, output: Output
+) -> list[PlannedTrial]:
+    """Return the trials that can be known before any has run, planned for a machine; None: for this
+    one. `checks_data`: read the data of the first trial, too, as `miles launch --dry-run` does.
+    Raises MilesError if trials cannot be compared, or if none can run."""
+    count = sweep.num_trials
+    if sweep.settings.searcher == "optuna":
+        count = min(count, FIRST_DRAWS)
+    searcher = make_searcher(
+        sweep.dimensions,
+        kind=sweep.settings.searcher,
+        trials=sweep.num_trials,
+        seed=sweep.settings.seed,
+        known=[],
+    )
+    planner = TrialPlanner(sweep=sweep, recipe=sweep.settings.recipe, cwd=cwd, machine=machine)
+    planned = [planner.plan(number, searcher.ask(number)) for number in range(1, count + 1)]
+    refusals = [one.refusal for one in planned if one.refusal is not None]
+    lacking = next((one for one in refusals if isinstance(one, NoObjective)), None)
+    if lacking is not None or len(refusals) == count:
+        raise lacking or refusals[0]
+    _refuse_shared_devices(sweep, planned)
+    first = next(one for one in planned if one.loaded is not None and one.refusal is None)
+    if checks_data:
+        from milescli.runtime.dry_run import dry_run
+
+        assert first.loaded is not None, "a trial that fits was loaded"
+        dry_run(first.loaded, machine, output=output)
+    return planned
+
+
+def _refuse_shared_devices(sweep: Sweep, planned: list[PlannedTrial]) -> None:
+    """Runs on one machine take the same devices, unless Ray assigns them."""
+    for one in planned:
+        if one.plan is None or one.loaded is None or sweep.settings.at_once == 1:
+            continue
+        machine = one.loaded.recipe.machine
+        if one.plan.device_kind != "cpu" and machine.address is None:
+            raise MachineError(
+                f"{sweep.settings.at_once} trials at once would use the same "
+                f"{len(one.plan.slots)} devices",
+                why="runs that are not on one Ray cluster do not know of each other",
+                fix=[
+                    "write `at_once: 1` into the sweep file",
+                    "ray start --head --port=6379   # then write `set: {machine.address: "
+                    "127.0.0.1:6379, machine.gpus: N}`, the GPUs of one trial",
+                ],
+            )

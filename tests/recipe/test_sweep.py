@@ -23,7 +23,8 @@ def test_a_file_means_what_it_says(tmp_path: Path) -> None:
     sweep = sweep_of(
         tmp_path,
         "recipe: quickstart\n"
-        "set: {train.steps: 12, eval.every: 4, run.trackers: [tensorboard, wandb]}\n"
+        "set: {train.steps: 12, eval.every: 4, run.trackers: [tensorboard, wandb],"
+        " model.scratch: null}\n"
         "trials: 7\n"
         "search:\n"
         "  train.optimizer.lr: {loguniform: [1e-5, 1e-2]}\n"
@@ -31,7 +32,12 @@ def test_a_file_means_what_it_says(tmp_path: Path) -> None:
         "  rollout.samples_per_prompt: {randint: [2, 9]}\n",
     )
     assert (sweep.name, sweep.num_trials) == ("mine", 7)
-    assert "run.trackers=[tensorboard, wandb]" in sweep.fixed and "train.steps=12" in sweep.fixed
+    assert sweep.fixed == (
+        "train.steps=12",
+        "eval.every=4",
+        "run.trackers=[tensorboard, wandb]",
+        "model.scratch=null",
+    )
     rate, algorithm, samples = sweep.dimensions
     assert (rate.low, rate.high, rate.is_range) == (1e-5, 1e-2, True)
     assert (algorithm.values, algorithm.is_range) == (("grpo", "gspo"), False)

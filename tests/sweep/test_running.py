@@ -154,7 +154,7 @@ def test_an_existing_sweep_or_trial_is_never_overwritten(
     toys: type[ToyTrial], new_sweep: NewSweep
 ) -> None:
     folder = new_sweep("trials: 2")
-    with pytest.raises(RecipeError, match="there already") as refused:
+    with pytest.raises(RecipeError, match="already exists") as refused:
         new_sweep("trials: 2")
     assert refused.value.fixes[0].startswith(f"miles resume {folder.shown}")
     other = folder.path.parent / "other-2"

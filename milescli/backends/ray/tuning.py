@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from milescli.core.errors import MachineError
 from milescli.recipe.sweep import Dimension
@@ -33,24 +33,29 @@ class Verdict(StrEnum):
     PAUSE = "pause"
 
 
-class Searcher(Protocol):
-    """Draws the settings of trials."""
+class Searcher:
+    """Draws the settings of trials: those of a list, whatever the results."""
+
+    def __init__(self, settings: Sequence[Settings]) -> None:
+        self._settings = settings
 
     def ask(self, number: int) -> Settings:
         """Return the settings of trial `number`, from 1; each number is asked once, in order."""
+        return self._settings[number - 1]
 
     def tell(self, number: int, accuracy: float | None) -> None:
         """Take the final accuracy of a trial; None: it has none."""
 
 
-class Scheduler(Protocol):
-    """Judges running trials."""
+class Scheduler:
+    """Judges running trials: lets each run to its end."""
 
     def add(self, number: int, settings: Settings) -> None:
         """Take a trial that will run."""
 
     def judge(self, number: int, *, step: int, accuracy: float) -> Verdict:
         """Take an evaluation of a trial, and decide about it."""
+        return Verdict.GO_ON
 
     def end(self, number: int) -> None:
         """Take that a trial has ended, however."""
@@ -80,7 +85,7 @@ def make_searcher(
     """Return a searcher whose first draws are `known`, those of a sweep that is continued."""
     if kind == "optuna":
         return _Optuna(dimensions, seed=seed, known=known)
-    return _Drawn([*known, *draws(dimensions, kind=kind, trials=trials, seed=seed)[len(known) :]])
+    return Searcher([*known, *draws(dimensions, kind=kind, trials=trials, seed=seed)[len(known) :]])
 
 
 def draws(dimensions: Sequence[Dimension], *, kind: str, trials: int, seed: int) -> list[Settings]:
@@ -140,20 +145,7 @@ def _heard(dimensions: Sequence[Dimension], settings: Settings) -> dict[str, Any
     }
 
 
-class _Drawn:
-    """Settings that do not depend on results."""
-
-    def __init__(self, settings: Sequence[Settings]) -> None:
-        self._settings = settings
-
-    def ask(self, number: int) -> Settings:
-        return self._settings[number - 1]
-
-    def tell(self, number: int, accuracy: float | None) -> None:
-        pass
-
-
-class _Optuna:
+class _Optuna(Searcher):
     """Tune's OptunaSearch: a tree-structured Parzen estimator. Its first ten draws are random."""
 
     def __init__(
@@ -182,21 +174,7 @@ class _Optuna:
         self._search.on_trial_complete(str(number), result=result, error=result is None)
 
 
-class GoOn:
-    """Lets every trial run to its end."""
-
-    def add(self, number: int, settings: Settings) -> None:
-        """Do nothing."""
-
-    def judge(self, number: int, *, step: int, accuracy: float) -> Verdict:
-        """Let it go on."""
-        return Verdict.GO_ON
-
-    def end(self, number: int) -> None:
-        """Do nothing."""
-
-
-class Halving:
+class Halving(Scheduler):
     """ASHA, asynchronous successive halving (Li et al. 2018, arXiv 1810.05934): at steps
     rung_steps, rung_steps x reduction, ..., a trial stops unless it is among the best 1 / reduction
     of those that were there before."""
@@ -226,9 +204,6 @@ class Halving:
         said = self._scheduler.on_trial_result(None, trial, {TIME: step, METRIC: accuracy})
         return Verdict.STOP if said == self._scheduler.STOP else Verdict.GO_ON
 
-    def end(self, number: int) -> None:
-        """Do nothing: what it has shown stays a measure for others."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
@@ -239,7 +214,7 @@ class Exchange:
     settings: Settings
 
 
-class Population:
+class Population(Scheduler):
     """Population-based training (Jaderberg et al. 2017, arXiv 1711.09846, appendix A.1): every
     `rung_steps` all trials wait for each other; then the worst quarter copies the best quarter.
 
