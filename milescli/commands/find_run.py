@@ -43,6 +43,12 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
     for candidate in (Path(run).expanduser(), folder / run):
         if run and (_is_run(candidate) or _is_restored(candidate)):
             return candidate
+    if run and (sweep := find_sweep(run)) is not None:
+        raise CheckpointError(
+            f"`{run}` is a sweep, not a run",
+            why="its trials are runs, and are named after it",
+            fix=[f"miles report {run}   # lists its trials", f"use `{sweep.name}-1`"],
+        )
     names = run_names(folder)
     guess = nearest(Path(run).name, names)
     is_folder = Path(run).is_dir() or (folder / run).is_dir()

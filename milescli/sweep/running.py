@@ -12,7 +12,7 @@ from milescli.backends.ray.tuning import Population, Scheduler, Verdict, make_se
 from milescli.checkpoint.run_dir import RunDir, is_locked, step_saved
 from milescli.checkpoint.run_lock import lock
 from milescli.console.output import Output
-from milescli.core.errors import MilesError, RecipeError, Stopped, WaitTimeout
+from milescli.core.errors import MilesError, Stopped, WaitTimeout
 from milescli.core.history import Evaluation
 from milescli.insight.reader import read_history
 from milescli.report.evaluations import evaluations_of
@@ -102,10 +102,11 @@ class _Sweeping:
 
     def stop_all(self) -> None:
         """Have all trials saved and stopped; interrupted again, stopped at once."""
-        self.output.note(f"saving and stopping {len(self.active)} trials")
+        self.output.note(f"saving and stopping {len(self.active)} running trials")
+        asked = [one for one in self.active if one.wanted is None]
         while self.active:
             try:
-                for one in self.active:
+                for one in asked:
                     one.stop(TrialState.STOPPED)
                 while self.active:
                     for one in list(self.active):
@@ -113,6 +114,7 @@ class _Sweeping:
                     time.sleep(LOOK_S)
             except (KeyboardInterrupt, SystemExit):
                 self.output.note("stopping at once, without saving")
+                asked = self.active
 
     # --- which trial is next
 
@@ -121,10 +123,11 @@ class _Sweeping:
         told = list[tuple[Evaluation, Trial]]()
         for trial in self.trials:
             self.searcher.ask(trial.number)
-            if trial.state is TrialState.REFUSED:
-                trial.state = TrialState.WAITING  # the machine may be another
-            if self._scheduler(trial) is None:
+            if trial.state is TrialState.REFUSED:  # the machine may be another
+                trial.state, trial.error = TrialState.WAITING, {}
+                self._fits(trial)
                 continue
+            self._add(trial)
             evaluations = read_history(self.folder.run_of(trial)).evaluations
             told += [(one, trial) for one in evaluations]
             if trial.state in ENDED:
@@ -180,22 +183,18 @@ class _Sweeping:
     def _fits(self, trial: Trial) -> bool:
         planned = self.planner.plan(trial.number, trial.settings)
         if planned.refusal is None:
-            self._scheduler(trial)
+            self._add(trial)
             return True
         trial.state, trial.error = TrialState.REFUSED, planned.refusal.as_dict()
         self._end(trial, [])
         return False
 
-    def _scheduler(self, trial: Trial) -> Scheduler | None:
-        """Add a trial to the scheduler, which the first one makes; None if it has no recipe."""
-        try:
-            if self.scheduler is None:
-                loaded = self.planner.load(trial.settings, name=None)
-                self.scheduler = make_scheduler(loaded, self.sweep)
-        except RecipeError:
-            return None
+    def _add(self, trial: Trial) -> None:
+        """Add a trial to the scheduler, which the first one makes."""
+        if self.scheduler is None:
+            loaded = self.planner.load(trial.settings, name=None)
+            self.scheduler = make_scheduler(loaded, self.sweep)
         self.scheduler.add(trial.number, trial.settings)
-        return self.scheduler
 
     # --- one trial
 
@@ -268,13 +267,17 @@ class _Sweeping:
                 "accuracy": evaluation.accuracy,
             },
         )
+        if one.wanted is not None:
+            return  # it is being stopped
         assert self.scheduler is not None, "a trial runs that the scheduler does not know"
         verdict = self.scheduler.judge(
             trial.number, step=evaluation.step, accuracy=evaluation.accuracy
         )
-        if verdict is not Verdict.GO_ON and one.wanted is None:
+        if verdict is not Verdict.GO_ON:
             is_pause = verdict is Verdict.PAUSE
-            one.stop(TrialState.PAUSED if is_pause else TrialState.STOPPED_EARLY)
+            trial.state = TrialState.PAUSED if is_pause else TrialState.STOPPED_EARLY
+            self.folder.note(trial)
+            one.stop(trial.state)
 
     def _end(self, trial: Trial, evaluations: list[Evaluation]) -> None:
         """Note how a trial ended, or that it pauses."""

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from milescli.core.history import Evaluation
 from milescli.core.run_processes import state_of
 from milescli.insight.reader import RunReader
 from milescli.sweep.folder import SweepDir, Trial, TrialState
-from milescli.workers.guard import end_with_parent
 
 STOP_TIMEOUT_S, NOW_TIMEOUT_S = 600.0, 60.0
 """Bounds on the end of a trial that was asked to save and stop, or to stop at once."""
+MAIN = "milescli.sweep.trial_main"
 SILENT_S = 900.0
 """Without an event for so long, a trial is worth a look."""
 _SUSPENDED = ("T", "t")
@@ -51,13 +50,12 @@ class TrialProcess:
         with open(self.log, "ab") as log:
             self._said_before = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "milescli", *words, "--json"],
+                [sys.executable, "-m", MAIN, str(os.getpid()), *words, "--json"],
                 cwd=folder.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C is for the sweep, which passes it on
-                preexec_fn=partial(end_with_parent, os.getpid(), by=signal.SIGTERM),
             )
 
     def new_evaluations(self) -> Iterator[Evaluation]:

@@ -75,5 +75,7 @@ def test_options_of_runs_are_refused_where_a_sweep_is_continued(miles: Miles) ->
     (folder / "sweep.yaml").write_text(f"recipe: quickstart\n{LR}\n")
     said = miles("report", "mine")
     assert said.code == 6 and "place.json" in said.err
+    said = miles("status", "mine")
+    assert said.code == 6 and "miles report mine" in said.err
     said = miles("stop", "mine")
     assert said.code == 0 and "was not running" in said.err
