@@ -216,7 +216,7 @@ def _dimension(key: str, node: YamlNode, *, where: str) -> Dimension:
         many = "two numbers, [LOW, HIGH]" if kind in RANGES else "a list of at least one value"
         raise _bad_space(key, kind, f"it takes {many}; it has `{children[kind].text[:60]}`", where)
     if kind in LISTS:
-        values = tuple(item.text for item in items)
+        values = tuple(one.value if isinstance(one.value, str) else one.text for one in items)
         if len(set(values)) < len(values):
             raise _bad_space(key, kind, f"`{children[kind].text[:60]}` has a value twice", where)
         return Dimension(key=key, kind=kind, values=values)

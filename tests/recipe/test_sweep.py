@@ -28,7 +28,7 @@ def test_a_file_means_what_it_says(tmp_path: Path) -> None:
         "trials: 7\n"
         "search:\n"
         "  train.optimizer.lr: {loguniform: [1e-5, 1e-2]}\n"
-        "  train.algorithm: {choice: [grpo, gspo]}\n"
+        '  train.algorithm: {choice: [grpo, "gspo"]}\n'
         "  rollout.samples_per_prompt: {randint: [2, 9]}\n",
     )
     assert (sweep.name, sweep.num_trials) == ("mine", 7)

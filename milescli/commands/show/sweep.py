@@ -107,7 +107,7 @@ def show_results(folder: SweepDir, result: SweepResult, *, output: Output) -> No
         output.next_steps(
             {
                 f"miles launch {folder.shown}/winner.yaml": "train with the best settings",
-                f"miles report {folder.path.parent / result.winner.run}": "read about the winner",
+                f"miles report {Path(folder.shown).parent / result.winner.run}": "read about it",
                 f"miles report {folder.shown} --to sweep.md": "the table to share",
             }
         )
