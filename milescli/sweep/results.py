@@ -50,7 +50,7 @@ class SweepResult:
     num_trials: int
     """Number of trials when all are done."""
     trials: Sequence[TrialResult]
-    """The most accurate first; those without an accuracy last."""
+    """The most accurate first; those that failed or run last."""
     importance: Importance | None
     winner: TrialResult | None
     """The most accurate trial that did all its steps; None if none did."""
@@ -65,7 +65,7 @@ class SweepResult:
 def read_results(folder: SweepDir) -> SweepResult:
     """Read what a sweep, which may still run, has found."""
     found = [_result(folder, trial) for trial in folder.trials()]
-    found.sort(key=lambda one: (one.accuracy is None, -(one.accuracy or 0.0), one.number))
+    found.sort(key=lambda one: (not one.is_comparable, -(one.accuracy or 0.0), one.number))
     compared = [one for one in found if one.is_comparable]
     winner = next((one for one in compared if one.state is TrialState.DONE), None)
     return SweepResult(
@@ -116,8 +116,9 @@ def _notes(
         ]
         if rivals:
             yield (
-                f"the intervals of {len(rivals)} other trials overlap the winner's: "
-                "`miles compare` tests two runs on the same prompts"
+                f"the winner's interval overlaps that of {', '.join(rivals[:3])}"
+                f"{f' and {len(rivals) - 3} more' if len(rivals) > 3 else ''}: `miles compare` "
+                "tests two runs on the same prompts"
             )
     if len(compared) > 1:
         yield (
@@ -158,7 +159,7 @@ def rows_of(result: SweepResult) -> tuple[list[str], list[list[object]]]:
             accuracy(one.accuracy),
             interval(one.interval),
             str(one.step) if one.step is not None else "-",
-            str(one.state),
+            f"{one.state}: {one.error.get('error')}" if one.error else str(one.state),
         ]
         for one in result.trials
     ]

@@ -283,10 +283,10 @@ class _Sweeping:
         """Note how a trial ended, or that it pauses."""
         self.folder.note(trial)
         if trial.error:
-            self.output.warn(
-                f"{trial.run_name} {trial.state}: {trial.error.get('error')}\n"
-                f"  why: {trial.error.get('why')}"
-            )
+            run = self.folder.run_of(trial)
+            more = f"fix: miles why {run.shown}" if run.is_run else f"why: {trial.error.get('why')}"
+            said = trial.error.get("error")
+            self.output.warn(f"{trial.run_name} {trial.state}: {said}\n  {more}")
         else:
             self.output.note(f"{trial.run_name} is {trial.state}")
         self.output.json(
