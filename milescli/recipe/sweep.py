@@ -4,6 +4,7 @@ Strict, as recipes are. Knows no searcher and no machine."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +15,7 @@ from milescli.core.errors import RecipeError, nearest
 from milescli.recipe import layers
 from milescli.recipe.keys import keys, sections
 from milescli.recipe.reader import YamlNode, as_written, read
-from milescli.recipe.section import NonNegative, Positive, Section
+from milescli.recipe.section import NonNegative, Positive, Rule, Section, refuse
 
 Kind = Literal["choice", "grid", "uniform", "loguniform", "randint"]
 LISTS: tuple[Kind, ...] = ("choice", "grid")
@@ -86,7 +87,7 @@ class Sweep:
     def num_trials(self) -> int:
         """Return how many trials the sweep has."""
         if self.settings.searcher == "grid":
-            return math.prod(len(one.values) for one in self.dimensions)
+            return math.prod(max(1, len(one.values)) for one in self.dimensions)
         return self.settings.trials or DEFAULT_TRIALS
 
 
@@ -212,61 +213,74 @@ def _dimension(key: str, node: YamlNode, *, where: str) -> Dimension:
             fix=f"write `{key}: {{{guess or 'choice'}: [...]}}` at {where}",
         )
     items = children[kind].value
-    if not isinstance(items, list) or not items or (kind in RANGES and len(items) != 2):
-        many = "two numbers, [LOW, HIGH]" if kind in RANGES else "a list of at least one value"
-        raise _bad_space(key, kind, f"it takes {many}; it has `{children[kind].text[:60]}`", where)
+    items = items if isinstance(items, list) else []
+    values = tuple(one.value if isinstance(one.value, str) else one.text for one in items)
+    ends = [float(one.value) for one in items if _is_number(one.value)]
+    if not _is_valid(kind, values, ends):
+        raise RecipeError(
+            f"the `{kind}` of `{key}` cannot be searched",
+            why=f"{where}: it takes {_WANTS[kind][0]}; it has `{children[kind].text[:60]}`",
+            fix=f"write `{key}: {{{kind}: {_WANTS[kind][1]}}}` at {where}",
+        )
     if kind in LISTS:
-        values = tuple(one.value if isinstance(one.value, str) else one.text for one in items)
-        if len(set(values)) < len(values):
-            raise _bad_space(key, kind, f"`{children[kind].text[:60]}` has a value twice", where)
         return Dimension(key=key, kind=kind, values=values)
-    ends = [item.value for item in items]
-    if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
-        raise _bad_space(key, kind, f"`{children[kind].text[:60]}` are not numbers", where)
-    low, high = (float(end) for end in ends)
-    if not low < high or not math.isfinite(high - low) or (kind == "loguniform" and low <= 0):
-        above = "0 < LOW < HIGH" if kind == "loguniform" else "LOW < HIGH"
-        raise _bad_space(key, kind, f"`{children[kind].text[:60]}` must be {above}", where)
-    if kind == "randint" and (low % 1 or high % 1):
-        raise _bad_space(key, kind, f"`{children[kind].text[:60]}` are not whole numbers", where)
-    return Dimension(key=key, kind=kind, low=low, high=high)
+    return Dimension(key=key, kind=kind, low=ends[0], high=ends[1])
 
 
-def _bad_space(key: str, kind: str, why: str, where: str) -> RecipeError:
-    example = {"loguniform": "[1e-6, 1e-5]", "uniform": "[0.0, 1.0]", "randint": "[1, 9]"}
-    return RecipeError(
-        f"the `{kind}` of `{key}` cannot be searched",
-        why=f"{where}: {why}",
-        fix=f"write `{key}: {{{kind}: {example.get(kind, '[A, B]')}}}` at {where}",
-    )
+_WANTS: Mapping[str, tuple[str, str]] = {
+    "choice": ("a list of different values", "[A, B]"),
+    "grid": ("a list of different values", "[A, B]"),
+    "uniform": ("two numbers, LOW < HIGH", "[0.0, 1.0]"),
+    "loguniform": ("two numbers, 0 < LOW < HIGH", "[1e-6, 1e-5]"),
+    "randint": ("two whole numbers, LOW < HIGH", "[1, 9]"),
+}
+"""What each kind takes, with an example."""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_valid(kind: str, values: Sequence[str], ends: Sequence[float]) -> bool:
+    if kind in LISTS:
+        return 0 < len(values) == len(set(values))
+    if len(values) != 2 or len(ends) != 2 or not math.isfinite(ends[1] - ends[0]):
+        return False
+    is_whole = not any(end % 1 for end in ends)
+    return ends[0] < ends[1] and {"loguniform": ends[0] > 0, "randint": is_whole}.get(kind, True)
 
 
 def _refuse(sweep: Sweep, *, source: str) -> None:
     """Raise RecipeError for a combination that cannot be searched."""
-    settings = sweep.settings
-    ranges = [one for one in sweep.dimensions if one.is_range]
-    if settings.searcher == "grid" and ranges:
-        raise RecipeError(
-            f"a grid cannot search the range of `{ranges[0].key}`",
-            why=f"{source}: `searcher: grid` runs every combination of listed values",
-            fix=[f"write `{ranges[0].key}: {{grid: [A, B, C]}}`", "write `searcher: random`"],
-        )
-    if settings.searcher == "grid" and settings.trials not in (None, sweep.num_trials):
-        raise RecipeError(
-            f"the grid has {sweep.num_trials} trials, not {settings.trials}",
-            why=f"{source}: `searcher: grid` runs every combination once",
-            fix=["remove `trials`", "write `searcher: random`   # draws so many of them"],
-        )
-    if settings.scheduler == "pbt" and settings.searcher == "optuna":
-        raise RecipeError(
-            "`scheduler: pbt` cannot be combined with `searcher: optuna`",
-            why=f"{source}: population-based training changes the settings of running trials, so "
-            "no result belongs to the settings that a searcher drew",
-            fix="write `searcher: random`",
-        )
-    if settings.scheduler == "pbt" and sweep.num_trials < 2:
-        raise RecipeError(
-            "a population needs at least two trials",
-            why=f"{source}: `scheduler: pbt` with {sweep.num_trials} trial",
-            fix="write `trials: 4`",
-        )
+    settings, num = sweep.settings, sweep.num_trials
+    ranged = next((one.key for one in sweep.dimensions if one.is_range), "")
+    is_grid, is_population = settings.searcher == "grid", settings.scheduler == "pbt"
+    refuse(
+        [
+            Rule(
+                is_grid and ranged,
+                f"a grid cannot search the range of `{ranged}`",
+                why=f"{source}: `searcher: grid` runs every combination of listed values",
+                fix=[f"write `{ranged}: {{grid: [A, B, C]}}`", "write `searcher: random`"],
+            ),
+            Rule(
+                is_grid and settings.trials not in (None, num),
+                f"the grid has {num} trials, not {settings.trials}",
+                why=f"{source}: `searcher: grid` runs every combination once",
+                fix=["remove `trials`", "write `searcher: random`   # draws so many of them"],
+            ),
+            Rule(
+                is_population and settings.searcher == "optuna",
+                "`scheduler: pbt` cannot be combined with `searcher: optuna`",
+                why=f"{source}: population-based training changes the settings of running "
+                "trials, so no result belongs to the settings that a searcher drew",
+                fix="write `searcher: random`",
+            ),
+            Rule(
+                is_population and num < 2,
+                "a population needs at least two trials",
+                why=f"{source}: `scheduler: pbt` with {num} trial",
+                fix="write `trials: 4`",
+            ),
+        ]
+    )

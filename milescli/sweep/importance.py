@@ -112,11 +112,13 @@ def rank_correlations(
     for one in dimensions:
         texts = [chosen[one.key] for chosen in settings]
         try:
-            numbers = [float(text) for text in texts]
+            places = _ranks([float(text) for text in texts])
         except ValueError:
-            found[one.key] = _correlation_ratio(texts, ranks)
-        else:
-            found[one.key] = _correlation(_ranks(numbers), ranks)
+            # a correlation with the mean of one's name is the correlation ratio
+            means = {name: ranks[[name == text for text in texts]].mean() for name in set(texts)}
+            places = np.asarray([means[text] for text in texts])
+        varies = places.std() > 0 and ranks.std() > 0
+        found[one.key] = abs(float(np.corrcoef(places, ranks)[0, 1])) if varies else 0.0
     return found
 
 
@@ -125,16 +127,3 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
     array = np.asarray(values, dtype=np.float64)
     below = (array[None, :] < array[:, None]).sum(axis=1)
     return below + ((array[None, :] == array[:, None]).sum(axis=1) - 1) / 2
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return abs(float((a * b).sum())) / scale if scale else 0.0
-
-
-def _correlation_ratio(names: Sequence[str], ranks: np.ndarray) -> float:
-    total = float(((ranks - ranks.mean()) ** 2).sum())
-    groups = [ranks[[name == one for one in names]] for name in dict.fromkeys(names)]
-    between = sum(len(group) * (group.mean() - ranks.mean()) ** 2 for group in groups)
-    return float(np.sqrt(between / total)) if total else 0.0

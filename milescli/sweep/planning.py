@@ -11,10 +11,11 @@ from pathlib import Path
 from milescli.backends.ray.tuning import Halving, Population, Scheduler, make_searcher
 from milescli.cluster.nodes import planning_machine
 from milescli.console.output import Output
-from milescli.core.errors import MachineError, MilesError, RecipeError
+from milescli.core.errors import MachineError, MilesError
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe, load
+from milescli.recipe.section import Rule, refuse
 from milescli.recipe.sweep import Sweep
 from milescli.runtime import fork
 from milescli.runtime.inputs.model_facts import planned_facts
@@ -85,7 +86,6 @@ class TrialPlanner:
         loaded = None
         try:
             loaded = self.load(settings, name=f"{self.sweep.name}-{number}")
-            require_objective(loaded, self.sweep)
             plan = _plan(loaded, self.machine)
         except MilesError as error:
             return PlannedTrial(number=number, settings=settings, loaded=loaded, refusal=error)
@@ -98,53 +98,51 @@ def _plan(loaded: LoadedRecipe, machine: Machine | None) -> Plan:
     return plan_without_plugins(loaded, machine or planning_machine(loaded), facts=facts)
 
 
-class NoObjective(RecipeError):
-    """Reports that the trials of a sweep cannot be compared, or not in time for its scheduler."""
-
-
 def require_objective(loaded: LoadedRecipe, sweep: Sweep) -> None:
-    """Raise NoObjective if trials have no held-out accuracy, or too few for the scheduler."""
-    recipe, settings = loaded.recipe, sweep.settings
-    if recipe.data.eval is None:
-        raise NoObjective(
-            f"the recipe `{settings.recipe}` has no held-out prompts",
-            why="a sweep compares trials by their accuracy on `data.eval`, which is not set",
-            fix="write `set: {data.eval: test.jsonl}` into the sweep file",
-        )
-    if recipe.adapters:
-        raise NoObjective(
-            f"the recipe `{settings.recipe}` trains several adapters",
-            why="a trial of a sweep has one model, and one accuracy",
-            fix="remove `adapters` from the recipe",
-        )
-    if settings.scheduler == "none":
-        return
-    if not recipe.eval.every:
-        raise NoObjective(
-            f"`scheduler: {settings.scheduler}` has nothing to compare",
-            why="`eval.every` is 0, so trials are evaluated only at their start and end",
-            fix="write `set: {eval.every: 10}` into the sweep file",
-        )
-    if recipe.train.epochs is None and rung_steps(loaded, sweep) >= recipe.train.steps:
-        raise NoObjective(
-            f"`scheduler: {settings.scheduler}` would never act",
-            why=f"it first compares at step {rung_steps(loaded, sweep)} of {recipe.train.steps}",
-            fix=f"write `rung_steps: {max(1, recipe.train.steps // 3)}` into the sweep file, and "
-            "`eval.every` not above it",
-        )
-    if settings.scheduler == "pbt":
-        _require_forks(sweep)
-
-
-def _require_forks(sweep: Sweep) -> None:
-    for one in sweep.dimensions:
-        if not is_below(one.key, fork.MAY_CHANGE) or is_below(one.key, fork.MUST_STAY):
-            raise NoObjective(
-                f"`scheduler: pbt` cannot change `{one.key}`",
+    """Raise RecipeError if trials have no held-out accuracy, or not when the scheduler needs it."""
+    recipe, scheduler, name = loaded.recipe, sweep.settings.scheduler, sweep.settings.recipe
+    schedules, rung = scheduler != "none", rung_steps(loaded, sweep)
+    fixed = next((one.key for one in sweep.dimensions if not _may_fork(one.key)), "")
+    refuse(
+        [
+            Rule(
+                recipe.data.eval is None,
+                f"the recipe `{name}` has no held-out prompts",
+                why="a sweep compares trials by their accuracy on `data.eval`, which is not set",
+                fix="write `set: {data.eval: test.jsonl}` into the sweep file",
+            ),
+            Rule(
+                recipe.adapters,
+                f"the recipe `{name}` trains several adapters",
+                why="a trial of a sweep has one model, and one accuracy",
+                fix="remove `adapters` from the recipe",
+            ),
+            Rule(
+                schedules and not recipe.eval.every,
+                f"`scheduler: {scheduler}` has nothing to compare",
+                why="`eval.every` is 0, so trials are evaluated only at their start and end",
+                fix="write `set: {eval.every: 10}` into the sweep file",
+            ),
+            Rule(
+                schedules and recipe.train.epochs is None and rung >= recipe.train.steps,
+                f"`scheduler: {scheduler}` would never act",
+                why=f"it first compares at step {rung} of {recipe.train.steps}",
+                fix=f"write `rung_steps: {max(1, recipe.train.steps // 3)}` into the sweep file, "
+                "and `eval.every` not above it",
+            ),
+            Rule(
+                scheduler == "pbt" and fixed,
+                f"`scheduler: pbt` cannot change `{fixed}`",
                 why="a population changes settings of trials that have begun, as `miles fork` "
                 "does, and the checkpoint was made with this one",
                 fix="write `scheduler: asha`   # or do not search this key",
-            )
+            ),
+        ]
+    )
+
+
+def _may_fork(key: str) -> bool:
+    return is_below(key, fork.MAY_CHANGE) and not is_below(key, fork.MUST_STAY)
 
 
 def rung_steps(loaded: LoadedRecipe, sweep: Sweep) -> int:
@@ -185,17 +183,18 @@ def planned_trials(
     )
     planner = TrialPlanner(sweep=sweep, recipe=sweep.settings.recipe, cwd=cwd, machine=machine)
     planned = [planner.plan(number, searcher.ask(number)) for number in range(1, count + 1)]
-    refusals = [one.refusal for one in planned if one.refusal is not None]
-    lacking = next((one for one in refusals if isinstance(one, NoObjective)), None)
-    if lacking is not None or len(refusals) == count:
-        raise lacking or refusals[0]
+    loaded = next((one.loaded for one in planned if one.loaded is not None), None)
+    if loaded is not None:
+        require_objective(loaded, sweep)
+    if all(one.refusal is not None for one in planned):
+        raise planned[0].refusal or AssertionError
     _refuse_shared_devices(sweep, planned)
-    first = next(one for one in planned if one.loaded is not None and one.refusal is None)
     if checks_data:
         from milescli.runtime.dry_run import dry_run
 
-        assert first.loaded is not None, "a trial that fits was loaded"
-        dry_run(first.loaded, machine, output=output)
+        fitting = next(one.loaded for one in planned if one.plan is not None)
+        assert fitting is not None, "a trial that has a plan was loaded"
+        dry_run(fitting, machine, output=output)
     return planned
 
 

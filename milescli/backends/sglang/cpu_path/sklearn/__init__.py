@@ -1,5 +1,5 @@
-"""Import stand-in on a CPU engine's PYTHONPATH: transformers imports scikit-learn where it is there,
-for assisted generation, and it needs the whole of scipy."""
+"""Import stand-in on a CPU engine's PYTHONPATH: transformers imports scikit-learn, where it is
+installed, for assisted generation, and that needs the scipy which is replaced."""
 
 from miles_absent import stand_in
 
