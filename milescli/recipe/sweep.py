@@ -22,6 +22,11 @@ LISTS: tuple[Kind, ...] = ("choice", "grid")
 RANGES: tuple[Kind, ...] = ("uniform", "loguniform", "randint")
 OWN_KEYS = ("run.name", "run.dir", "adapters")
 """Keys that a sweep sets itself, or cannot have."""
+MEASURES = (
+    *("eval", "data.eval", "rollout.reward", "rollout.reward_model", "rollout.remote_reward"),
+    "rollout.harbor",
+)
+"""Keys and sections that say how accuracy is measured: equal in all trials."""
 DEFAULT_TRIALS = 10
 EXAMPLE = "recipe: quickstart\\nsearch: {train.optimizer.lr: {loguniform: [1e-4, 1e-3]}}\\n"
 """For advice: what `printf` writes into a new file."""
@@ -170,6 +175,13 @@ def _mapping(nodes: dict[str, YamlNode], name: str, *, source: str) -> dict[str,
                 f"`{key}` cannot be set in a sweep",
                 why=f"{where} sets it, but a sweep names its trials and has one model in each",
                 fix=f"remove it from {where}; `name` names the sweep",
+            )
+        if name == "search" and any(key == one or key.startswith(f"{one}.") for one in MEASURES):
+            raise RecipeError(
+                f"`{key}` cannot be searched",
+                why=f"{where}: it changes how accuracy is measured, so trials with different "
+                "values could not be compared",
+                fix="write it below `set`   # equal in all trials",
             )
     return node.value
 
