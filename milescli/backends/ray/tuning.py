@@ -229,6 +229,7 @@ class Population(Scheduler):
         random.seed(seed)  # the scheduler has no generator of its own
         logging.getLogger("ray.tune.schedulers.pbt").setLevel(logging.ERROR)
         self._dimensions, self._max_steps = dimensions, max_steps
+        self._rung_steps = rung_steps
         self._members = _Members()
         self._scheduler = PopulationBasedTraining(
             time_attr=TIME,
@@ -254,6 +255,9 @@ class Population(Scheduler):
             return Verdict.GO_ON
         member = self._members.by_number[number]
         member.last_result = {TIME: step, METRIC: accuracy}
+        # a population that is continued begins at a later exchange than Tune's count of them
+        if step >= self._scheduler._next_perturbation_sync + self._rung_steps:
+            self._scheduler._next_perturbation_sync = step
         said = self._scheduler.on_trial_result(self._members, member, member.last_result)
         if said == self._scheduler.CONTINUE:
             return Verdict.GO_ON
@@ -282,7 +286,9 @@ class Population(Scheduler):
             last.status = "RUNNING"
             self._scheduler.on_trial_result(self._members, last, last.last_result)
             last.status = "PAUSED"
-            member = self._scheduler.choose_trial_to_run(self._members)
+            member = self._scheduler.choose_trial_to_run(self._members) or min(
+                waiting, key=lambda one: one.last_result[TIME]
+            )
         return member.number if member is not None else None
 
     def run(self, number: int) -> None:

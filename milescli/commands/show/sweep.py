@@ -100,7 +100,7 @@ def show_results(folder: SweepDir, result: SweepResult, *, output: Output) -> No
             title=f"by {result.importance.method}, {result.importance.num_trials} trials",
         )
         output.blank()
-    output.success(headline(result))
+    (output.success if result.winner is not None else output.note)(headline(result))
     for note in result.notes:
         output.note(note)
     if result.winner is not None:

@@ -106,6 +106,21 @@ def test_a_population_goes_on_without_a_trial_that_ended() -> None:
     assert [(one.number, one.donor) for one in trials.exchanges()] == [(2, 3)]
 
 
+def test_a_population_that_is_continued_later_goes_on_to_its_end() -> None:
+    trials = population(trials=3)
+    trials.end(1)
+    for number in (2, 3):
+        assert trials.judge(number, step=20, accuracy=number / 10) is Verdict.PAUSE
+    assert [(one.number, one.donor) for one in trials.exchanges()] == [(2, 3)]
+    for _ in range(2):
+        number = trials.next()
+        assert number is not None
+        trials.run(number)
+        assert trials.judge(number, step=30, accuracy=0.5) is Verdict.GO_ON
+        trials.end(number)
+    assert trials.next() is None
+
+
 @pytest.mark.parametrize(("module", "searcher"), [("ray.tune", "random"), ("optuna", "optuna")])
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, module: str, searcher: str
