@@ -15,7 +15,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from milescli.checkpoint.run_dir import RunDir, create, read_jsonl, refuse_taken, write_json
+from milescli.checkpoint.run_dir import (
+    RunDir,
+    create,
+    read_jsonl,
+    refuse_bad_name,
+    refuse_taken,
+    write_json,
+)
 from milescli.checkpoint.run_lock import state_of
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.core.files import read_json
@@ -107,7 +114,8 @@ class SweepDir:
 
     def note(self, trial: Trial) -> None:
         """Write a trial to the ledger, before anything depends on it."""
-        line = json.dumps(asdict(trial), ensure_ascii=False) + "\n"
+        # a line that was torn by the death of whoever wrote it spoils none after it
+        line = "\n" + json.dumps(asdict(trial), ensure_ascii=False)
         with open(self.path / LEDGER, "a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
@@ -120,6 +128,7 @@ class SweepDir:
         for line in read_jsonl(self.path / LEDGER):
             try:
                 trial = Trial(**{**line, "state": TrialState(str(line["state"]))})  # type: ignore[arg-type]
+                refuse_bad_name(trial.run_name)
             except (TypeError, ValueError, KeyError):
                 continue  # another version's, or damaged
             latest[trial.number] = trial
@@ -182,6 +191,8 @@ def open_sweep(folder: Path) -> SweepDir:
     sweep = read_sweep(path / SWEEP_FILE, source=f"{RunDir(path).shown}/{SWEEP_FILE}")
     try:
         place = read_json(path / "place.json")
+        if not Path(place["cwd"]).is_dir():
+            raise FileNotFoundError(f"the folder {place['cwd']}, where it was begun, is gone")
         return SweepDir(
             path=path,
             sweep=replace(sweep, name=path.name),

@@ -201,7 +201,7 @@ class _Sweeping:
     def _start(self, trial: Trial) -> None:
         run = self.folder.run_of(trial)
         self._wait_for(run)
-        discard_unborn(run.path)
+        discard_unborn(run)
         if run.is_run:
             if _is_complete(run):
                 trial.state = TrialState.DONE  # it was stopped after its last step

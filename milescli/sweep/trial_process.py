@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_control import driver_of
@@ -131,8 +130,8 @@ class TrialProcess:
         self._told = set(found)
 
 
-def discard_unborn(path: Path) -> None:
-    """Remove the folder of a run whose process was killed before it wrote a recipe."""
-    run = RunDir(path)
-    if run.path.is_dir() and not run.is_run and any(run.path.iterdir()):
-        run.discard_if_unused()
+def discard_unborn(run: RunDir) -> None:
+    """Empty the folder of a run whose process was killed before it wrote a recipe; what is not
+    miles' stays, and `miles launch` refuses the folder."""
+    if run.path.is_dir() and [*run.path.iterdir()] == [run.lock_file]:
+        run.lock_file.unlink()

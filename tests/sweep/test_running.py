@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Mode, Output
 from milescli.core.errors import MilesError, RecipeError, Stopped
 from milescli.recipe.load import load
@@ -14,6 +15,7 @@ from milescli.sweep import running
 from milescli.sweep.folder import SweepDir, Trial, TrialState, create_sweep, open_sweep
 from milescli.sweep.results import headline, markdown, read_results, write_results
 from milescli.sweep.running import run_sweep
+from milescli.sweep.trial_process import discard_unborn
 from tests.sweep.conftest import STEPS, ToyTrial
 
 QUIET = Output(Mode.QUIET)
@@ -134,7 +136,7 @@ def test_the_worst_of_a_population_goes_on_as_a_fork_of_the_best(
 
     def fork(path, *, step, name, steps, sets, output):  # type: ignore[no-untyped-def]
         """A copy, which has no events of its own."""
-        run = running.RunDir(path.parent / name)
+        run = RunDir(path.parent / name)
         run.path.mkdir()
         run.recipe_file.write_text((path / "recipe.yaml").read_text())
         forks.append((path.name, name))
@@ -150,6 +152,37 @@ def test_the_worst_of_a_population_goes_on_as_a_fork_of_the_best(
     assert forks == [("lr-3", "lr-1-2")]
     assert (trials[0].run_name, trials[0].earlier_runs) == ("lr-1-2", ["lr-1"])
     assert folder.trials()[0].settings == trials[0].settings != trials[2].settings
+
+
+def test_a_ledger_that_is_torn_or_foreign_is_read_as_far_as_it_is_sound(
+    new_sweep: NewSweep,
+) -> None:
+    folder = new_sweep("trials: 3")
+    ledger = folder.path / "trials.jsonl"
+    folder.note(Trial(number=1, settings={}, run_name="lr-1", state=TrialState.DONE))
+    outside = Trial(number=2, settings={}, run_name="../../elsewhere")
+    folder.note(outside)
+    with ledger.open("a") as file:
+        file.write('\n{"number": 3, "set')
+    folder.note(Trial(number=3, settings={}, run_name="lr-3"))
+    assert [(one.number, str(one.state)) for one in folder.trials()] == [
+        (1, "done"),
+        (3, "waiting"),
+    ]
+
+
+def test_a_folder_of_others_with_the_name_of_a_trial_is_left_alone(
+    toys: type[ToyTrial], new_sweep: NewSweep
+) -> None:
+    folder = new_sweep("trials: 1")
+    theirs = folder.path.parent / "lr-1"
+    theirs.mkdir()
+    (theirs / "notes.txt").write_text("mine")
+    discard_unborn(RunDir(theirs))
+    assert (theirs / "notes.txt").read_text() == "mine"
+    (theirs / "notes.txt").rename(theirs / ".lock")
+    discard_unborn(RunDir(theirs))
+    assert not [*theirs.iterdir()]
 
 
 def test_an_existing_sweep_or_trial_is_never_overwritten(
