@@ -82,7 +82,7 @@ class SweepDir:
     recipe: str
     """Path of the copy of the recipe."""
     cwd: Path
-    """Folder in which the sweep was begun: relative paths of the recipe mean it."""
+    """Folder in which the sweep started: relative paths of the recipe mean it."""
 
     @property
     def name(self) -> str:
@@ -192,7 +192,7 @@ def open_sweep(folder: Path) -> SweepDir:
     try:
         place = read_json(path / "place.json")
         if not Path(place["cwd"]).is_dir():
-            raise FileNotFoundError(f"the folder {place['cwd']}, where it was begun, is gone")
+            raise FileNotFoundError(f"the folder {place['cwd']}, in which it started, is gone")
         return SweepDir(
             path=path,
             sweep=replace(sweep, name=path.name),
