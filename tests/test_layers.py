@@ -52,6 +52,7 @@ FLOORS = {
     "doctor": 7,
     "web": 7,
     "listings": 7,
+    "sweep": 7,
     "commands": 8,
 }
 """Room -> floor. A room imports from lower floors, and from nothing of its own floor but itself."""
@@ -71,6 +72,7 @@ OWNERS = {
     "opentelemetry": ("trackers",),
     "pydantic": ("recipe",),
     "simpy": ("simulate",),
+    "optuna": ("sweep",),
     "torch": (
         "models",
         "platform",

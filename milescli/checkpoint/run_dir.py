@@ -390,14 +390,19 @@ def _content(file: Path) -> str:
         return ""
 
 
-def refuse_taken(base: Path, name: str) -> None:
-    """Raises RecipeError if `name` is no folder name, or if a run of this name is in `base`."""
+def refuse_bad_name(name: str) -> None:
+    """Raises RecipeError if `name` is no folder name."""
     if "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
         raise RecipeError(
             f"`{name[:40]}{'...' * (len(name) > 40)}` is not a valid name for a run",
             why=f"it must be a single folder name of at most {LONGEST_NAME} bytes",
             fix="--name my-run",
         )
+
+
+def refuse_taken(base: Path, name: str) -> None:
+    """Raises RecipeError if `name` is no folder name, or if a run of this name is in `base`."""
+    refuse_bad_name(name)
     run = RunDir(base / name)
     if not run.path.exists() or not any(run.path.iterdir()):
         return

@@ -55,6 +55,7 @@ from milescli.commands import (
     simulate,
     status,
     stop,
+    sweep,
     ui,
     why,
 )
@@ -110,6 +111,7 @@ miles {version}: post-train language models with reinforcement learning
   miles data check train.jsonl        check a data file before a run uses it
   miles import run_grpo.sh            make a recipe of another framework's configuration
   miles launch quickstart             train a model
+  miles sweep sweep.yaml              search the best settings of a recipe
   miles simulate RECIPE --on 8xH100   predict speed and cost on another machine
   miles runs                          list your runs
   miles stop RUN, logs RUN, rm RUN    stop a run, read its logs, delete it
@@ -155,7 +157,7 @@ app = typer.Typer(
     add_completion=True,
 )
 for module in (
-    *(launch, simulate, resume, fork, evaluate, chat, serve, export, convert),
+    *(launch, sweep, simulate, resume, fork, evaluate, chat, serve, export, convert),
     *(data, rewards, importing, models, recipes, algorithms, env, plugins),
     *(runs, status, stop, logs, note, rm, ui, mcp, report, compare, why, profile, doctor, help),
 ):
@@ -276,7 +278,7 @@ def _outlive_readers(argv: list[str]) -> None:
     outlive_readers(ignored=ignored, patience_s=PATIENCE_S if verb in _RUNS else None)
 
 
-_RUNS = ("launch", "resume")
+_RUNS = ("launch", "resume", "sweep")
 _WORKS = (*_RUNS, "eval", "convert", "export", "fork", "report")
 PATIENCE_S = 60.0
 """A run waits so long for whoever reads its output no more (Ctrl-S, a stalled connection)."""
@@ -295,6 +297,7 @@ OTHER_NAMES = {
     "launch": ("train", "run", "start", "rl", "sft", "grpo", "fit"),
     "resume": ("continue", "restart"),
     "simulate": ("sim", "predict", "estimate"),
+    "sweep": ("tune", "search", "hpo", "optimize", "optimise"),
     "runs": ("list", "ls", "ps", "jobs"),
     "stop": ("kill", "cancel", "end"),
     "rm": ("delete", "remove", "del"),

@@ -43,6 +43,12 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
     for candidate in (Path(run).expanduser(), folder / run):
         if run and (_is_run(candidate) or _is_restored(candidate)):
             return candidate
+    if run and (sweep := find_sweep(run)) is not None:
+        raise CheckpointError(
+            f"`{run}` is a sweep, not a run",
+            why="its trials are runs, and are named after it",
+            fix=[f"miles report {run}   # lists its trials", f"use `{sweep.name}-1`"],
+        )
     names = run_names(folder)
     guess = nearest(Path(run).name, names)
     is_folder = Path(run).is_dir() or (folder / run).is_dir()
@@ -80,6 +86,14 @@ def _is_restored(folder: Path) -> bool:
             why=f"a checkpoint of the run has it, but: {error.strerror or error}",
             fix=f"ls -ld {folder}   # who owns it, and is the disk full?",
         ) from error
+
+
+def find_sweep(name: str) -> Path | None:
+    """Return the directory of a sweep; None if it is not one."""
+    from milescli.sweep.folder import is_sweep
+
+    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    return next((one for one in (Path(name).expanduser(), folder / name) if is_sweep(one)), None)
 
 
 def newest_run(run: str | None) -> Path:

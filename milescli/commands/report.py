@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from milescli.commands import suggest
-from milescli.commands.find_run import find_run
+from milescli.commands.find_run import find_run, find_sweep
 from milescli.commands.options import RunArgument, verb
 from milescli.console.output import Output
 
@@ -62,6 +62,11 @@ def report(
         if file.suffix.lower() not in (*make.HTML, *make.MARKDOWN):
             raise typer.BadParameter(f"`{file}` must end with .html or .md")
         make.require_writable(file, force=force)
+    if other is None and (sweep := find_sweep(run)) is not None:
+        from milescli.commands.show.sweep import report_sweep
+
+        report_sweep(sweep, to=file, force=force, output=output)
+        return
     folders = [find_run(name) for name in (run, other) if name is not None]
     html = file is not None and make.is_html(file)
     made: Reported = (

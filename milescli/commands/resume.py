@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from milescli.commands.driving import SupervisedOption, drive, go_on_with
-from milescli.commands.find_run import find_run
+from milescli.commands.find_run import find_run, find_sweep
 from milescli.commands.options import AddressOption, RunArgument, SetOption, StepsOption, verb
 from milescli.console.output import Output
 
@@ -31,10 +31,17 @@ def resume(
     address: AddressOption = None,
     supervised: SupervisedOption = False,
 ) -> None:
-    """Continue a stopped run, or train a finished run further. You may change where it runs
-    (machine, run, parallel, engines), but not what it learns, except for --steps."""
-    folder = find_run(run)
+    """Continue a stopped run or sweep, or train a finished run further. You may change where a run
+    happens (machine, run, parallel, engines), but not what it learns, except for --steps."""
     output: Output = context.obj
+    if (sweep := find_sweep(run)) is not None:
+        from milescli.commands.sweep import run_and_show
+
+        if steps or sets or address or supervised:
+            raise typer.BadParameter("a sweep is continued without options: sweep.yaml has them")
+        run_and_show(sweep, output=output)
+        return
+    folder = find_run(run)
     drive(
         lambda: go_on_with(folder, output=output, steps=steps, sets=sets, address=address),
         output=output,

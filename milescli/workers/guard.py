@@ -21,10 +21,11 @@ MAX_ROUNDS = 64
 one ended."""
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Have the kernel end this process when the thread that started it ends. `parent`: id of the
-    process that started it; this one exits at once if that has ended already."""
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+def end_with_parent(parent: int | None = None, *, by: int = signal.SIGKILL) -> None:
+    """Have the kernel end this process when the thread that started it ends, `by` a signal.
+    `parent`: id of the process that started it; this one exits at once if that has ended
+    already."""
+    ctypes.CDLL(None).prctl(PDEATHSIG, by)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from milescli.backends.sglang.launch.command import CPU_PATH
 
 
-def _run(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(CPU_PATH)}
+def _run(code: str, *further: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(map(str, (CPU_PATH, *further)))
+    environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400
     )
@@ -39,3 +41,15 @@ def test_what_is_called_says_that_it_is_missing() -> None:
         "NotImplementedError: torchvision.ops.nms has no CPU implementation here, and"
         in done.stderr
     )
+
+
+@pytest.mark.slow
+def test_an_engine_starts_where_scikit_learn_is_installed(tmp_path: Path) -> None:
+    """It needs the scipy that the stand-in replaces, and transformers imports it if it is there."""
+    (tmp_path / "sklearn").mkdir()
+    (tmp_path / "sklearn" / "__init__.py").write_text("")
+    (tmp_path / "sklearn" / "metrics.py").write_text(
+        "import scipy.sparse\nscipy.sparse.issparse(1)"
+    )
+    done = _run("from transformers import AutoProcessor", tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,197 @@
+"""What a sweep has found: the accuracy of each trial with its interval, which settings matter, the
+winner. Reads the ledger and the runs; writes the report and the winner's recipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from milescli.checkpoint.store import write_atomically
+from milescli.core.private import without_paths
+from milescli.insight.reader import read_history
+from milescli.recipe.resolved import resolved_yaml
+from milescli.report.evaluations import evaluations_of
+from milescli.report.formats import INTERVAL, accuracy, interval, made_by
+from milescli.report.markdown import MARK, code, table, text
+from milescli.rollout.evaluation.statistics import Estimate
+from milescli.sweep.folder import SweepDir, Trial, TrialState
+from milescli.sweep.importance import FEWEST_TRIALS, RELIABLE_TRIALS, Importance, importance_of
+from milescli.sweep.planning import TrialPlanner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """One trial, and the last evaluation of its run."""
+
+    number: int
+    run: str
+    settings: Mapping[str, str]
+    state: TrialState
+    step: int | None
+    """Step of the last evaluation; None where there is none."""
+    accuracy: float | None
+    interval: Estimate | None
+    error: Mapping[str, Any]
+
+    @property
+    def is_comparable(self) -> bool:
+        """Return True if it has an accuracy that counts in the comparison of settings."""
+        ended = self.state in (TrialState.DONE, TrialState.STOPPED_EARLY)
+        return ended and self.accuracy is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """Everything that a sweep has found so far."""
+
+    name: str
+    num_trials: int
+    """Number of trials when all are done."""
+    trials: Sequence[TrialResult]
+    """The most accurate first; those that failed or run last."""
+    importance: Importance | None
+    winner: TrialResult | None
+    """The most accurate trial that did all its steps; None if none did."""
+    notes: Sequence[str]
+    """What weakens the comparison."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return everything for programs."""
+        return asdict(self)
+
+
+def read_results(folder: SweepDir) -> SweepResult:
+    """Read what a sweep, which may still run, has found."""
+    found = [_result(folder, trial) for trial in folder.trials()]
+    found.sort(key=lambda one: (not one.is_comparable, -(one.accuracy or 0.0), one.number))
+    compared = [one for one in found if one.is_comparable]
+    winner = next((one for one in compared if one.state is TrialState.DONE), None)
+    return SweepResult(
+        name=folder.name,
+        num_trials=folder.sweep.num_trials,
+        trials=found,
+        importance=importance_of(
+            folder.sweep.dimensions,
+            [one.settings for one in compared],
+            [one.accuracy or 0.0 for one in compared],
+        ),
+        winner=winner,
+        notes=list(_notes(folder, compared, winner)),
+    )
+
+
+def _result(folder: SweepDir, trial: Trial) -> TrialResult:
+    run = folder.run_of(trial)
+    shown = evaluations_of(run, read_history(run)) if run.path.is_dir() else []
+    last = shown[-1] if shown else None
+    return TrialResult(
+        number=trial.number,
+        run=trial.run_name,
+        settings=trial.settings,
+        state=trial.state,
+        step=last.step if last else None,
+        accuracy=last.accuracy if last else None,
+        interval=last.interval if last else None,
+        error=trial.error,
+    )
+
+
+def _notes(
+    folder: SweepDir, compared: Sequence[TrialResult], winner: TrialResult | None
+) -> Iterator[str]:
+    """Yield what weakens the comparison."""
+    if len(compared) > 1 and len({one.accuracy for one in compared}) == 1:
+        yield "all trials are equally accurate: the winner is the first, and may be any"
+    if winner is not None and winner.interval is not None:
+        low = winner.interval.low
+        rivals = [
+            one.run
+            for one in compared
+            if one is not winner
+            and one.state is TrialState.DONE
+            and one.interval is not None
+            and one.interval.high >= low
+        ]
+        if rivals:
+            yield (
+                f"the winner's interval overlaps that of {', '.join(rivals[:3])}"
+                f"{f' and {len(rivals) - 3} more' if len(rivals) > 3 else ''}: `miles compare` "
+                "tests two runs on the same prompts"
+            )
+    if len(compared) > 1:
+        yield (
+            "the best of several trials is partly luck: evaluate the winner on prompts that the "
+            "sweep did not use, or train it with other seeds"
+        )
+    if FEWEST_TRIALS <= len(compared) < RELIABLE_TRIALS:
+        yield f"with less than {RELIABLE_TRIALS} trials the order of importances is uncertain"
+    if any(one.state is TrialState.STOPPED_EARLY for one in compared):
+        yield "trials that stopped early count with the accuracy of an earlier step"
+    if folder.sweep.settings.scheduler == "pbt" and winner is not None:
+        yield "the winner's settings are those of its last part: see `forked from` in its report"
+
+
+def write_results(folder: SweepDir, result: SweepResult) -> None:
+    """Write the report, and the winner's recipe, which `miles launch` takes."""
+    write_atomically(folder.report_file, markdown(result, folder))
+    if result.winner is None:
+        return
+    planner = TrialPlanner(sweep=folder.sweep, recipe=folder.recipe, cwd=folder.cwd)
+    loaded = planner.load(result.winner.settings, name=None)
+    head = f"# Trial {result.winner.run} of the sweep {folder.name}: {_shown(result.winner)}\n"
+    write_atomically(folder.winner_file, head + resolved_yaml(loaded))
+
+
+def _shown(one: TrialResult) -> str:
+    said = f"accuracy {accuracy(one.accuracy)}"
+    return f"{said} ({interval(one.interval)})" if one.interval is not None else said
+
+
+def rows_of(result: SweepResult) -> tuple[list[str], list[list[object]]]:
+    """Return the columns and rows of the table of trials."""
+    searched = [*dict.fromkeys(key for one in result.trials for key in one.settings)]
+    rows: list[list[object]] = [
+        [
+            one.run,
+            *(one.settings.get(key, "") for key in searched),
+            accuracy(one.accuracy),
+            interval(one.interval),
+            str(one.step) if one.step is not None else "-",
+            f"{one.state}: {one.error.get('error')}" if one.error else str(one.state),
+        ]
+        for one in result.trials
+    ]
+    return ["trial", *searched, "accuracy", INTERVAL, "at step", "state"], rows
+
+
+def headline(result: SweepResult) -> str:
+    """Return the result in one sentence."""
+    ended = sum(one.is_comparable for one in result.trials)
+    if result.winner is None:
+        return (
+            f"{ended} of {result.num_trials} trials have an accuracy; none has done all its steps"
+        )
+    settings = ", ".join(f"{key} {value}" for key, value in result.winner.settings.items())
+    return f"best of {ended} trials: {result.winner.run} with {settings}, {_shown(result.winner)}"
+
+
+def markdown(result: SweepResult, folder: SweepDir) -> str:
+    """Return the report of a sweep."""
+    head, rows = rows_of(result)
+    cells = [[text(str(cell)) for cell in row] for row in rows]
+    parts = [MARK, f"## Sweep {text(result.name)}", f"**{text(headline(result))}**"]
+    parts.append("\n".join(f"- {text(note)}" for note in result.notes))
+    parts.append(table([text(one) for one in head], cells))
+    if result.importance is not None:
+        found = [[code(key), f"{share:.2f}"] for key, share in result.importance.by_key.items()]
+        method = f"{result.importance.method}, {result.importance.num_trials} trials"
+        parts.append(table(["importance", method], found))
+    for one in result.trials:
+        if one.error:
+            said = without_paths(f"{one.error.get('error')}; {one.error.get('why')}")
+            parts.append(f"{text(one.run)} {one.state}: {text(said)}")
+    if result.winner is not None:
+        parts.append(f"Train the winner again: `miles launch {folder.shown}/winner.yaml`")
+    return "\n\n".join(part for part in [*parts, made_by(time.time())] if part) + "\n"

@@ -1,0 +1,137 @@
+"""One trial while it runs: the `miles launch` or `miles resume` that trains it, in a process of its
+own, and what its run has written so far. Ends with the sweep: the run is saved then."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from milescli.checkpoint.run_control import driver_of
+from milescli.checkpoint.run_dir import RunDir, read_jsonl
+from milescli.core.errors import ExitCode, MilesError
+from milescli.core.files import last_log_lines
+from milescli.core.history import Evaluation
+from milescli.core.run_processes import state_of
+from milescli.insight.reader import RunReader
+from milescli.sweep.folder import SweepDir, Trial, TrialState
+
+STOP_TIMEOUT_S, NOW_TIMEOUT_S = 600.0, 60.0
+"""Bounds on the end of a trial that was asked to save and stop, or to stop at once."""
+MAIN = "milescli.sweep.trial_main"
+SILENT_S = 900.0
+"""Without an event for so long, a trial is worth a look."""
+_SUSPENDED = ("T", "t")
+_STOPPED = (ExitCode.RESUMABLE, ExitCode.INTERRUPTED, ExitCode.TERMINATED, -signal.SIGTERM)
+
+
+class TrialProcess:
+    """Starts when it is made."""
+
+    def __init__(self, folder: SweepDir, trial: Trial, words: Sequence[str]) -> None:
+        """`words`: what follows `miles`."""
+        self.trial, self.run = trial, folder.run_of(trial)
+        self.reader = RunReader(self.run)
+        self.reader.update()
+        self.judged_step = max((one.step for one in self.reader.history.evaluations), default=-1)
+        """Evaluations up to here were reported already."""
+        self.wanted: TrialState | None = None
+        """State of the trial after it was asked to stop."""
+        self._stop_by, self._signals = math.inf, [signal.SIGTERM, signal.SIGINT, signal.SIGKILL]
+        self._told, self._began_s = set[str](), time.time()
+        self.log = folder.log_file(trial)
+        with open(self.log, "ab") as log:
+            self._said_before = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MAIN, str(os.getpid()), *words, "--json"],
+                cwd=folder.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is for the sweep, which passes it on
+            )
+
+    def new_evaluations(self) -> Iterator[Evaluation]:
+        """Yield evaluations that its run has made since the last call."""
+        self.reader.update()
+        for one in list(self.reader.history.evaluations):
+            if one.step > self.judged_step:
+                self.judged_step = one.step
+                yield one
+
+    def stop(self, wanted: TrialState) -> None:
+        """Ask it to save and stop, as `miles stop` does; asked again, to stop at once, without
+        saving. Returns at once."""
+        self.wanted = self.wanted or wanted
+        number = self._signals.pop(0) if len(self._signals) > 1 else self._signals[0]
+        timeout_s = STOP_TIMEOUT_S if number == signal.SIGTERM else NOW_TIMEOUT_S
+        self._stop_by = time.monotonic() + timeout_s
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)  # a suspended one hears nothing else
+
+    def ended(self) -> TrialState | None:
+        """Return the state of a trial that has ended, with its error; None while it runs. One that
+        was asked to stop and exceeds the bound is asked more firmly."""
+        code = self._process.poll()
+        if code is None:
+            if time.monotonic() > self._stop_by:
+                self.stop(TrialState.STOPPED)
+            return None
+        if code == ExitCode.DONE:
+            return TrialState.DONE
+        if code in _STOPPED or (self.wanted and code == -signal.SIGKILL):
+            return self.wanted or TrialState.STOPPED
+        self.trial.error = self._error(code)
+        return TrialState.FAILED
+
+    def _error(self, code: int) -> dict[str, Any]:
+        """What its process said last, else the verdict of its run."""
+        said = [line for line in read_jsonl(self.log) if line.get("kind") == "error"]
+        if said and self.log.stat().st_size > self._said_before:
+            return {key: said[-1][key] for key in ("error", "why", "fix") if key in said[-1]}
+        verdict = (self.run.verdict() or {}) if self.run.path.exists() else {}
+        if isinstance(error := verdict.get("error"), dict):
+            return error
+        return MilesError(
+            f"trial {self.trial.run_name} ended with exit code {code}",
+            why=f"it said nothing; the last lines of its log:\n{last_log_lines(self.log, 3)}",
+            fix=f"less {self.log}",
+        ).as_dict()
+
+    def doubts(self) -> Iterator[str]:
+        """Yield what a user should know of a trial that does not go on, once each."""
+        found = dict[str, str]()
+        pids = [self._process.pid]
+        with suppress(MilesError, OSError):
+            driver = driver_of(self.run) if self.run.path.exists() else None
+            pids += [driver.pid] if driver is not None else []
+        name = self.trial.run_name
+        if held := [pid for pid in pids if state_of(pid) in _SUSPENDED]:
+            found["suspended"] = (
+                f"{name} is suspended (SIGSTOP), and the sweep waits for it: "
+                f"kill -CONT {' '.join(map(str, held))}"
+            )
+        last_s = self.reader.history.last_s
+        since_s = time.time() - max(self._began_s, 0.0 if math.isnan(last_s) else last_s)
+        if since_s > SILENT_S:
+            found["silent"] = (
+                f"{name} has written nothing for {since_s / 60:.0f} min: "
+                f"miles status {self.run.shown}"
+            )
+        for kind in found.keys() - self._told:
+            yield found[kind]
+        self._told = set(found)
+
+
+def discard_unborn(run: RunDir) -> None:
+    """Empty the folder of a run whose process was killed before it wrote a recipe; what is not
+    miles' stays, and `miles launch` refuses the folder."""
+    if run.path.is_dir() and [*run.path.iterdir()] == [run.lock_file]:
+        run.lock_file.unlink()
