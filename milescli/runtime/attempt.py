@@ -38,6 +38,7 @@ from milescli.runtime.recovery.engine_keepers import (
 )
 from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.recovery.healing_trainer import HealingTrainer
+from milescli.runtime.recovery.mirror import Mirror
 from milescli.runtime.recovery.peer_copies import Copies, keepers_of_ranks, start_keepers
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
@@ -93,6 +94,11 @@ class Attempt:
         return None if None in saved else min(step for step in saved if step is not None)
 
     @property
+    def mirrors(self) -> list[Mirror]:
+        """Return what copies checkpoints to an object store; empty where nothing does."""
+        return [one.mirror for one in self.trainings if one.mirror is not None]
+
+    @property
     def taking_turns(self) -> bool:
         """Engines and trainer share device memory, so that the trainer can only start beside
         sleeping engines."""
@@ -121,6 +127,8 @@ class Attempt:
     async def _release(self) -> None:
         for one in self.trainings:
             await one.saver.close()
+        for mirror in self.mirrors:
+            mirror.close()
         if self.trainer is not None:
             await self.trainer.close()
         await self.engines.stop()
@@ -156,6 +164,9 @@ class Attempt:
         detail = f"{plan.trainer.world_size} trainer ranks, {plan.engines.num} engines"
         self.bus.emit(PhaseStarted(phase="start", detail=detail))
         self.probes += [self._check_ray, self._check_watchdog, self._watch_start()]
+        for mirror in self.mirrors:
+            mirror.begin()
+            self.probes.append(partial(self._look_at_mirror, mirror))
         await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
         if self.spec.wished is not None:
@@ -187,6 +198,7 @@ class Attempt:
         for one in self.trainings:
             await one.saver.settle()
             one.saver.require_saved(one.step)
+        await self._finish_mirrors(lambda: self.stop.is_set)
 
     def _watch_start(self) -> Probe:
         return StartWatch(
@@ -206,6 +218,15 @@ class Attempt:
             self._num_watchdogs = number
             text = "the watchdog ended or was stopped; a new one has started"
             self.bus.emit(Notice(text=text, level="warning"))
+
+    async def _look_at_mirror(self, mirror: Mirror) -> None:
+        mirror.emit_news(self.bus)
+
+    async def _finish_mirrors(self, gives_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait for the copies of the last checkpoints; the machine's grace period is a bound."""
+        bound_s = self.spec.recipe.machine.step_timeout_s
+        for mirror in self.mirrors:
+            await mirror.finish(self.bus, bound_s=bound_s, gives_up=gives_up)
 
     async def _settle(self) -> None:
         for one in self.trainings:
@@ -318,6 +339,7 @@ class Attempt:
         begun = [one for one in self.trainings if one.has_learned]
         for one in begun:
             await one.save_last()
+        await self._finish_mirrors()
         is_whole = len(begun) == len(self.trainings)
         if isinstance(stopped, NodesJoined) and is_whole:
             raise stopped

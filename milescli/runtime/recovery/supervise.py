@@ -155,6 +155,11 @@ class StopFlag:
         self._event = asyncio.Event()
         self._joined: NodesJoined | None = None
 
+    @property
+    def is_set(self) -> bool:
+        """Return True if the end was requested."""
+        return self._event.is_set()
+
     def set(self) -> None:
         """Request the end."""
         self._event.set()
