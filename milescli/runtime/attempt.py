@@ -5,9 +5,10 @@ join."""
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -40,6 +41,7 @@ from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.recovery.healing_trainer import HealingTrainer
 from milescli.runtime.recovery.mirror import Mirror
 from milescli.runtime.recovery.peer_copies import Copies, keepers_of_ranks, start_keepers
+from milescli.runtime.recovery.preemption import Pace, Preemption, PreemptionWatch
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
 from milescli.runtime.recovery.supervise import (
@@ -74,6 +76,10 @@ class Attempt:
             adapter_trainings(self) if spec.adapters else [Training(self, spec, bus=bus)]
         )
         """One; or one for each of several adapters."""
+        self._pace = Pace()
+        bus.listeners.append(self._pace)
+        self._preemption: Preemption | None = None
+        """The notice that this machine is taken away; None: there was none."""
         self.probes: list[Probe] = [one.saver.probe for one in self.trainings]
         self._changing, self._turn = asyncio.Lock(), asyncio.Lock()
         """Of adapters: see `AdapterDevices`."""
@@ -113,10 +119,13 @@ class Attempt:
     async def main(self) -> None:
         """The whole attempt, watched."""
         try:
-            signals = StopSignals(on_stop=self._on_stop, again=self._resume)
-            await run_watched(
-                self._begin(), self.probes, signals, cause_grace_s=self.session.cause_grace_s
+            signals = StopSignals(
+                on_stop=self._on_stop, again=self._resume, on_notice=self._on_notice
             )
+            with self._preemption_watched(signals):
+                await run_watched(
+                    self._begin(), self.probes, signals, cause_grace_s=self.session.cause_grace_s
+                )
         finally:
             try:
                 await self._release()
@@ -156,6 +165,47 @@ class Attempt:
         )
         self.stop.set()
         return True
+
+    def _on_notice(self, notice: Preemption) -> bool:
+        """Finish the step if it and a save fit before the end, else save at once. In no case does
+        the step go on when the save would not fit any more."""
+        if not any(one.has_learned for one in self.trainings):
+            return False
+        self._preemption, self.stop.why = notice, notice.why
+        left_s = notice.deadline_s - time.time() - self._pace.save_s
+        finishes = self._pace.step_left_s <= left_s
+        if finishes:
+            self.stop.is_after_step = True
+            asyncio.get_running_loop().call_later(left_s, self.stop.set)
+        else:
+            self.stop.set()
+        what = f"finishing step {self.step + 1}, then saving" if finishes else "saving at once"
+        self.bus.emit(PhaseStarted(phase="stop", detail=f"{notice.why}: {what}"))
+        return True
+
+    @contextmanager
+    def _preemption_watched(self, signals: StopSignals) -> Iterator[None]:
+        """Ask the cloud within it, where the recipe names one."""
+        if (cloud := self.spec.recipe.machine.preemption) == "none":
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def here(call: Callable[[T], object], argument: T) -> None:
+            with suppress(RuntimeError):  # the loop has just ended
+                loop.call_soon_threadsafe(call, argument)
+
+        watch = PreemptionWatch(
+            cloud,
+            environ=os.environ,
+            on_notice=lambda notice: here(signals.notify, notice),
+            on_trouble=lambda text: here(self.bus.emit, Notice(text=text, level="warning")),
+        )
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.close()
 
     async def _begin(self) -> None:
         """Trainer and engines start side by side, and what comes before the first step does not
@@ -225,6 +275,8 @@ class Attempt:
     async def _finish_mirrors(self, gives_up: Callable[[], bool] = lambda: False) -> None:
         """Wait for the copies of the last checkpoints; the machine's grace period is a bound."""
         bound_s = self.spec.recipe.machine.step_timeout_s
+        if self._preemption is not None:
+            bound_s = min(bound_s, max(0.0, self._preemption.deadline_s - time.time()))
         for mirror in self.mirrors:
             await mirror.finish(self.bus, bound_s=bound_s, gives_up=gives_up)
 
@@ -345,7 +397,7 @@ class Attempt:
             raise stopped
         steps = ", ".join(f"{one.adapter or ''} {one.reached}".strip() for one in self.trainings)
         what = f"after {steps}, and saved" if begun else "before the first step"
-        why = "Ctrl-C, SIGTERM or SIGHUP" + ("" if is_whole else "; nothing had been trained yet")
+        why = self.stop.why + ("" if is_whole else "; nothing had been trained yet")
         raise Stopped(f"stopped {what}", why=why, fix=self._resume())
 
 

@@ -198,6 +198,8 @@ class Training:
 
     async def _evaluate_where_due(self, step: int) -> None:
         recipe = self.spec.recipe
+        if self.attempt.stop.is_after_step and step < recipe.train.steps:
+            return  # the next thing is the save
         if _is_due(step, recipe.eval.every) or step == recipe.train.steps:
             await self.work.evaluate(step)
 

@@ -41,10 +41,11 @@ def restore(url: str, *, runs: Path, output: Output) -> Path:
             ],
         )
     store = open_store(url, instead="miles runs   # lists those that are here")
+    complete = _complete_steps(store)
     part = runs / f".{target.name}.fetched"
     part.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.rmtree(RunDir(part).journal_dir, ignore_errors=True)  # of another checkpoint
-    step = _newest_whole(store, part, output=output)
+    step = _newest_whole(store, complete, part, output=output)
     recipe = load_resolved(part / RECIPE_FILE).recipe
     needed = recipe.reference_step(step)
     if (recipe.keeps_reference or recipe.caches_reference) and needed != step:
@@ -56,33 +57,42 @@ def restore(url: str, *, runs: Path, output: Output) -> Path:
     return target
 
 
-def _newest_whole(store: ObjectStore, part: Path, *, output: Output) -> int:
+def _complete_steps(store: ObjectStore) -> list[int]:
+    """Return the steps whose copy was completed, the newest first. Raises CheckpointError if there
+    is none."""
     found = objects_of_steps(store)
-    complete = sorted(step for step, names in found.items() if MANIFEST_NAME in names)
+    if complete := sorted(
+        (n for n, names in found.items() if MANIFEST_NAME in names), reverse=True
+    ):
+        return complete
+    below = (re.match(rf"([^/]+)/{PREFIX}\d+/", name) for name in store.sizes())
+    runs = sorted({match[1] for match in below if match})
+    why = "nothing is there that `checkpoint.mirror` wrote"
+    if runs:
+        why = f"it holds the runs {', '.join(runs)}"
+    elif found:
+        why = "the copy of its first checkpoint was cut short"
+    raise CheckpointError(
+        f"there is no complete checkpoint in {store.url}",
+        why=why,
+        fix=[f"miles resume {store.url}/{name}" for name in runs[:4]]
+        or "miles runs   # lists those that are here",
+    )
+
+
+def _newest_whole(store: ObjectStore, steps: list[int], part: Path, *, output: Output) -> int:
     damages = []
-    for step in reversed(complete):
+    for step in steps:
         try:
             _fetch_step(store, step, part, output=output, with_records=True)
             return step
         except CheckpointError as error:
             output.warn(f"{error.what}: {error.why}")
             damages.append(f"{error.what}: {error.why}")
-    if damages:
-        raise CheckpointError(
-            f"no checkpoint in {store.url} is intact",
-            why="\n".join(damages),
-            fix="restore the objects, for example by the bucket's versions",
-        )
-    names = {name.partition("/")[0] for name in store.sizes() if re.search(rf"/{PREFIX}\d", name)}
     raise CheckpointError(
-        f"there is no complete checkpoint in {store.url}",
-        why=f"it holds the runs {', '.join(sorted(names))}"
-        if names
-        else "the copy of its first checkpoint was cut short"
-        if found
-        else "nothing is there that `checkpoint.mirror` writes",
-        fix=[f"miles resume {store.url}/{name}" for name in sorted(names)[:4]]
-        or "miles runs   # lists those that are here",
+        f"no checkpoint in {store.url} is intact",
+        why="\n".join(damages),
+        fix="restore the objects, for example from the bucket's older versions",
     )
 
 
