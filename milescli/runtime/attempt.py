@@ -179,7 +179,7 @@ class Attempt:
             asyncio.get_running_loop().call_later(left_s, self.stop.set)
         else:
             self.stop.set()
-        what = f"finishing step {self.step + 1}, then saving" if finishes else "saving at once"
+        what = "finishing the current step, then saving" if finishes else "saving at once"
         self.bus.emit(PhaseStarted(phase="stop", detail=f"{notice.why}: {what}"))
         return True
 

@@ -103,7 +103,7 @@ def fetch(
             why = f"it should have {wanted.size_bytes} bytes, but {has}"
             raise damaged(store, _join(below, name), why=why)
         file.parent.mkdir(parents=True, exist_ok=True)
-        store.get(_join(below, name), file, progress=progress)
+        store.get(_join(below, name), file, size_bytes=wanted.size_bytes, progress=progress)
         if (now := sha256_of(file)) != wanted.sha256:
             why = f"its SHA-256 should be {wanted.sha256[:12]}... and is {now[:12]}..."
             file.unlink()

@@ -38,6 +38,8 @@ _NO_LOGIN = {
 """Names of what the clients raise that found no credentials: most of them are not installed."""
 _MOST_SAID = 300
 """Characters of what a library said."""
+CALL_S, SLOWEST = 60.0, 128 * 1024
+"""Seconds for one call, and bytes a second below which a transfer counts as hung."""
 
 
 class StoreError(MachineError):
@@ -55,9 +57,9 @@ def open_store(url: str, *, instead: str) -> ObjectStore:
 
 
 class ObjectStore:
-    """The objects below one URL, by their paths relative to it. Each call may take as long as the
-    client's own bounds let it (of S3: 15 s without a byte, five tries). May be used from any one
-    thread at a time. Every call raises StoreError."""
+    """The objects below one URL, by their paths relative to it. A call that takes longer than
+    CALL_S, and for its bytes at SLOWEST, has failed. May be used from any one thread at a time.
+    Every call raises StoreError."""
 
     def __init__(self, url: str, *, instead: str) -> None:
         """Connect lazily. `instead`: how the user goes on without the store."""
@@ -75,7 +77,7 @@ class ObjectStore:
         with self._explained("listing it"), suppress(NotADirectoryError):
             if self._scheme == "file" and not self._fs.isdir(root):
                 return {}
-            found = self._fs.find(root, detail=True)
+            found = self._fs.find(root, detail=True, **self._bound())
             return {
                 name.removeprefix(f"{root}/"): int(info["size"])
                 for name, info in found.items()
@@ -87,14 +89,14 @@ class ObjectStore:
         """Return the bytes of a small object; None if there is none."""
         with self._explained(f"reading {name}"):
             try:
-                return self._fs.cat_file(self._at(name))
+                return self._fs.cat_file(self._at(name), **self._bound())
             except FileNotFoundError:
                 return None
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small object; it has its old bytes or all of the new ones."""
         with self._explained(f"writing {name}"):
-            self._fs.pipe_file(self._at(name), data)
+            self._fs.pipe_file(self._at(name), data, **self._bound())
 
     def put(self, file: Path, name: str, *, progress: Callable[[int], object]) -> None:
         """Upload a file, which does not change meanwhile. `progress` gets the number of newly sent
@@ -102,16 +104,21 @@ class ObjectStore:
         size = file.stat().st_size
 
         def sent(callback: Any) -> int:
-            self._fs.put_file(str(file), self._at(name), callback=callback)
+            bound = self._bound(size)
+            self._fs.put_file(str(file), self._at(name), callback=callback, **bound)
             return size
 
         self._move(f"writing {name}", progress, sent)
 
-    def get(self, name: str, file: Path, *, progress: Callable[[int], object]) -> None:
-        """Download an object to a file. `progress` gets the number of newly received bytes."""
+    def get(
+        self, name: str, file: Path, *, size_bytes: int, progress: Callable[[int], object]
+    ) -> None:
+        """Download an object of this size to a file. `progress` gets the number of newly received
+        bytes."""
 
         def received(callback: Any) -> int:
-            self._fs.get_file(self._at(name), str(file), callback=callback)
+            bound = self._bound(size_bytes)
+            self._fs.get_file(self._at(name), str(file), callback=callback, **bound)
             return file.stat().st_size
 
         self._move(f"reading {name}", progress, received)
@@ -138,7 +145,11 @@ class ObjectStore:
         """Remove objects, in this order; one that is not there counts as removed."""
         for name in names:
             with self._explained(f"removing {name}"), suppress(FileNotFoundError):
-                self._fs.rm_file(self._at(name))
+                self._fs.rm_file(self._at(name), **self._bound())
+
+    def _bound(self, size_bytes: int = 0) -> dict[str, float]:
+        """Return the argument by which fsspec bounds a call of a client that speaks to a server."""
+        return {"timeout": CALL_S + size_bytes / SLOWEST} if self._fs.async_impl else {}
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -160,7 +171,9 @@ class ObjectStore:
         bucket = f"{scheme}://{shown.partition('://')[2].partition('/')[0]}"
         look = [f"{_LISTS[scheme]} {bucket}   # what is there?"] if scheme in _LISTS else []
         what, fixes, is_final = f"{shown} does not answer as it should", look, False
-        if isinstance(error, ImportError):
+        if "FSTimeoutError" in names:
+            why = f"{doing}: no reply in time"
+        elif isinstance(error, ImportError):
             package = PACKAGES[scheme]
             what, fixes = f"{shown} needs the package {package}", [f"pip install {package}"]
             is_final = True
