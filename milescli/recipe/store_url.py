@@ -23,7 +23,7 @@ PACKAGES = {
     "file": "fsspec",
 }
 """Scheme -> the package through which fsspec speaks to it."""
-EXAMPLE = "s3://bucket/runs"
+BUCKET = "s3://bucket"
 _URL = re.compile(r"([a-zA-Z][\w+.-]*)://(.*)", re.DOTALL)
 _COPY = {"s3": "aws s3 sync {0} {1}", "gs": "gcloud storage rsync -r {0} {1}"}
 
@@ -46,7 +46,7 @@ def require_store_url(text: str, *, key: str) -> str:
         raise RecipeError(
             f"`{key}` cannot be `{without_private(text)}`",
             why=fault,
-            fix=f"--set {key}={EXAMPLE}" if "." in key else f"{key} {EXAMPLE}/my-model",
+            fix=f"--set {key}={BUCKET}/runs" if "." in key else f"{key} {BUCKET}/my-model",
         )
     return text.rstrip("/")
 

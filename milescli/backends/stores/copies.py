@@ -36,8 +36,8 @@ def upload(
 ) -> int:
     """Copy files to a folder of the store, by their paths in it; `last` is written last. `sha256`
     holds the digests that are known. Objects of an earlier copy that differ are removed first, and
-    equal ones are not sent again. Returns the bytes that were sent. Raises StoreError, and OSError
-    if a file cannot be read."""
+    equal ones are not sent again; `progress` counts them. Returns the bytes that were sent. Raises
+    StoreError, and OSError if a file cannot be read."""
     wanted = {
         name: Stored(size_bytes=file.stat().st_size, sha256=sha256.get(name) or sha256_of(file))
         for name, file in files.items()
@@ -55,6 +55,7 @@ def upload(
     if before != wanted:
         text = json.dumps({name: asdict(one) for name, one in sorted(wanted.items())}, indent=1)
         store.write(_join(below, RECORD), text.encode())
+    progress(sum(wanted[name].size_bytes for name in is_equal))
     sent = 0
     for name in sorted(wanted.keys() - is_equal, key=lambda name: (name == last, name)):
         store.put(files[name], _join(below, name), progress=progress)

@@ -109,9 +109,9 @@ class Gcp:
     def ask(self) -> Preemption | None:
         """Return the notice if there is one. Raises OSError."""
         text = _reply(self._url, {"Metadata-Flavor": "Google"})
-        if text is None:
+        if text is None or (told := text.strip()) not in ("TRUE", "FALSE"):
             raise OSError("it does not know `preempted`: is this a Compute Engine instance?")
-        if text.strip() != "TRUE":
+        if told == "FALSE":
             return None
         why = f"Google preempts this instance in {GCE_GRACE_S:g} s"
         return Preemption(why=why, deadline_s=time.time() + GCE_GRACE_S)

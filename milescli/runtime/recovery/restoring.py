@@ -44,7 +44,6 @@ def restore(url: str, *, runs: Path, output: Output) -> Path:
     complete = _complete_steps(store)
     part = runs / f".{target.name}.fetched"
     part.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.rmtree(RunDir(part).journal_dir, ignore_errors=True)  # of another checkpoint
     step = _newest_whole(store, complete, part, output=output)
     recipe = load_resolved(part / RECIPE_FILE).recipe
     needed = recipe.reference_step(step)
@@ -83,10 +82,12 @@ def _complete_steps(store: ObjectStore) -> list[int]:
 def _newest_whole(store: ObjectStore, steps: list[int], part: Path, *, output: Output) -> int:
     damages = []
     for step in steps:
+        shutil.rmtree(RunDir(part).journal_dir, ignore_errors=True)  # of another checkpoint
         try:
             _fetch_step(store, step, part, output=output, with_records=True)
             return step
         except CheckpointError as error:
+            shutil.rmtree(RunDir(part).checkpoints / f"{PREFIX}{step}", ignore_errors=True)
             output.warn(f"{error.what}: {error.why}")
             damages.append(f"{error.what}: {error.why}")
     raise CheckpointError(
@@ -107,8 +108,9 @@ def _fetch_step(
             why="its list of objects is missing or incomplete",
             fix="use another copy",
         )
-    if not with_records:
-        record = {name: one for name, one in record.items() if not name.startswith(prefix)}
+    names = [name for name in record if with_records or not name.startswith(prefix)]
+    # as a save, a fetch that is cut short leaves no manifest
+    record = {name: record[name] for name in sorted(names, key=MANIFEST_NAME.__eq__)}
 
     def into(name: str) -> Path:
         if name.startswith(prefix):
