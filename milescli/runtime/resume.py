@@ -131,10 +131,12 @@ def _pasts(
 
 def _look_at_mirror(recipe: Recipe, run: RunDir, *, output: Output) -> None:
     """Warn if the store cannot be written now: the run may be resumed without anybody watching.
-    Raises RecipeError if it holds another run."""
+    Raises RecipeError if it holds another run, StoreError if its package is not installed."""
     try:
         require_mirror(recipe, run)
     except StoreError as error:
+        if isinstance(error.__cause__, ImportError):
+            raise
         output.warn(f"checkpoints cannot be copied now: {error.what}: {error.why}")
 
 

@@ -28,7 +28,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.store import PREFIX, CheckpointStore, steps_to_forget
 from milescli.core.errors import RecipeError
 from milescli.core.events import CheckpointMirrored, Event, EventBus, Notice
-from milescli.core.files import read_json
+from milescli.core.files import read_json, sha256_of
 from milescli.core.units import format_duration
 from milescli.recipe.schema import Recipe
 
@@ -83,15 +83,14 @@ class Mirror:
     ) -> None:
         self.store, self._run, self._checkpoints = store, run, checkpoints
         self._pauses_s = pauses_s
-        self.seconds = 0.0
-        """That the newest copy took; 0.0: there is none yet."""
         self.failure = ""
         """Why the checkpoint that was tried last is not there; empty if it is."""
         self._news: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._sha256_of_made: dict[str, str] = {}
         self._waiting: list[int] = []
         self._current: int | None = None
         self._changed = threading.Condition()
-        self._is_closed = False
+        self._is_closed = self._is_removal_told = False
         self._thread = threading.Thread(target=self._live, name="mirror", daemon=True)
 
     @classmethod
@@ -178,7 +177,6 @@ class Mirror:
             began = time.monotonic()
             try:
                 num_bytes = self._copy(step)
-                self._forget(step)
             except Exception as error:  # nothing that happens here may end the run
                 if step not in self._checkpoints.steps():
                     return  # removed by a newer save before its turn came
@@ -187,11 +185,16 @@ class Mirror:
                 if pause_s is None or is_final or self._is_overtaken(pause_s):
                     return
                 continue
-            self.seconds, self.failure = time.monotonic() - began, ""
-            event = CheckpointMirrored(
-                step=step, url=self.store.url, size_bytes=num_bytes, seconds=self.seconds
+            self.failure = ""
+            self._news.put(
+                CheckpointMirrored(
+                    step=step,
+                    url=self.store.url,
+                    size_bytes=num_bytes,
+                    seconds=time.monotonic() - began,
+                )
             )
-            self._news.put(event)
+            self._forget(step)
             return
 
     def _is_overtaken(self, pause_s: float) -> bool:
@@ -211,8 +214,13 @@ class Mirror:
 
     def _copy(self, step: int) -> int:
         """Upload what is missing. Returns the bytes that were sent."""
-        made = dict(_made_by(self._run))
-        sent = upload(self.store, made, sha256={}, last=max(made), below=MADE) if made else 0
+        made, sent = dict(_made_by(self._run)), 0
+        for name, file in made.items():
+            if name not in self._sha256_of_made:
+                self._sha256_of_made[name] = sha256_of(file)
+        if made:
+            known = self._sha256_of_made
+            sent = upload(self.store, made, sha256=known, last=max(made), below=MADE)
         folder = self._checkpoints.path(step)
         manifest = read_json(folder / MANIFEST_NAME)
         names = [*manifest["files"], MANIFEST_NAME]
@@ -233,19 +241,25 @@ class Mirror:
 
     def _forget(self, newest: int) -> None:
         """Remove the copies that the disk does not keep either."""
-        found = objects_of_steps(self.store)
-        complete = [step for step, names in found.items() if MANIFEST_NAME in names]
-        doomed = steps_to_forget(
-            complete,
-            [step for step in found if step not in complete],
-            newest=newest,
-            keep=self._checkpoints.keep,
-            protect=self._checkpoints.protect,
-        )
-        for step in doomed:
-            # without its manifest, a copy that is removed by half is seen to be incomplete
-            names = sorted(found[step], key=lambda name: name != MANIFEST_NAME)
-            self.store.remove([f"{PREFIX}{step}/{name}" for name in names])
+        try:
+            found = objects_of_steps(self.store)
+            complete = [step for step, names in found.items() if MANIFEST_NAME in names]
+            doomed = steps_to_forget(
+                complete,
+                [step for step in found if step not in complete],
+                newest=newest,
+                keep=self._checkpoints.keep,
+                protect=self._checkpoints.protect,
+            )
+            for step in doomed:
+                # without its manifest, a copy that is removed by half is seen to be incomplete
+                names = sorted(found[step], key=lambda name: name != MANIFEST_NAME)
+                self.store.remove([f"{PREFIX}{step}/{name}" for name in names])
+        except StoreError as error:
+            if not self._is_removal_told:
+                self._is_removal_told = True
+                text = f"old copies in {self.store.url} could not be removed: {error.why}"
+                self._news.put(Notice(text=text, level="warning"))
 
 
 def objects_of_steps(store: ObjectStore) -> dict[int, list[str]]:

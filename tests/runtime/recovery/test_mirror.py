@@ -29,8 +29,13 @@ from tests.waiting import BOUND_S, until
 class Moody(ObjectStore):
     """A store that fails while `is_down`, and notes how often it was called meanwhile."""
 
-    is_down = is_final = False
+    is_down = is_final = keeps_all = False
     refused = 0
+
+    def remove(self, names: list[str]) -> None:
+        if names and self.keeps_all:
+            raise StoreError("access is denied", why="an object lock", fix="wait")
+        super().remove(names)
 
     def sizes(self, below: str = "") -> dict[str, int]:
         if self.is_down:
@@ -151,6 +156,14 @@ def test_what_is_final_is_not_tried_again(rig: Rig) -> None:
     assert "lacks the newest checkpoint, which is in" in rig.warnings[-1]
 
 
+def test_a_store_that_removes_nothing_still_takes_copies(rig: Rig) -> None:
+    rig.store.keeps_all = True
+    _mirrored(rig, 1, 2, 3, 4)
+    rig.finish()
+    assert rig.copied == [1, 2, 3, 4] == rig.complete()
+    assert [told.rpartition(": ")[2] for told in rig.warnings] == ["an object lock"]
+
+
 def test_the_end_waits_within_its_bound_and_says_what_is_missing(rig: Rig) -> None:
     rig.store.is_down = True
     rig.mirror = Mirror(rig.store, rig.run, rig.checkpoints, pauses_s=(BOUND_S,))
@@ -258,7 +271,7 @@ def test_a_server_that_dies_during_a_copy_and_comes_back_has_all_later_ones(
         rig = Rig(tmp_path, store=store)
         rig.mirror.begin()
         rig.save(1)
-        rig.until_copied(1)
+        until(lambda: not rig.mirror.is_behind)
         server.kill()
         rig.save(2)
 
