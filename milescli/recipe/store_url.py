@@ -25,7 +25,11 @@ PACKAGES = {
 """Scheme -> the package through which fsspec speaks to it."""
 BUCKET = "s3://bucket"
 _URL = re.compile(r"([a-zA-Z][\w+.-]*)://(.*)", re.DOTALL)
-_COPY = {"s3": "aws s3 sync {0} {1}", "gs": "gcloud storage rsync -r {0} {1}"}
+_COPY = {
+    "s3": ("aws s3 sync", "aws s3 cp"),
+    "gs": ("gcloud storage rsync -r", "gcloud storage cp"),
+}
+"""Scheme -> what copies a folder here, and a file."""
 
 
 def is_store_url(text: str) -> bool:
@@ -44,7 +48,7 @@ def require_store_url(text: str, *, key: str) -> str:
     RecipeError if it names no place in a store, or holds a password."""
     if (fault := _fault_of(text)) is not None:
         raise RecipeError(
-            f"`{key}` cannot be `{without_private(text)}`",
+            f"`{key}` cannot be `{without_private(text.partition('?')[0])}`",
             why=fault,
             fix=f"--set {key}={BUCKET}/runs" if "." in key else f"{key} {BUCKET}/my-model",
         )
@@ -64,7 +68,7 @@ def _fault_of(text: str) -> str | None:
         )
     if scheme not in PACKAGES:
         return f"miles knows {', '.join(f'{name}://' for name in PACKAGES)}"
-    parts = place.strip("/").split("/")
+    parts = place.rstrip("/").removeprefix("/" * (scheme == "file")).split("/")
     if not parts[0] or not set(parts).isdisjoint((".", "..", "")) or not place.isprintable():
         return "it must be SCHEME://BUCKET/PATH"
     return None
@@ -82,23 +86,18 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         "run with one policy are copied",
         fix="--set checkpoint.mirror=null",
     )
-    named = {
-        "model.path": recipe.model.path,
-        "model.adapter": recipe.model.adapter,
-        **{
-            f"data.{name}": getattr(data, name)
-            for name in ("prompts", "eval", "train", "validation", "demonstrations")
-        },
-    }
-    for key, value in named.items():
-        for text in value if isinstance(value, list) else [value]:
-            is_remote = isinstance(text, str) and is_store_url(text)
-            url, folder = without_private(str(text)), f"./{key.rpartition('.')[2]}"
-            copy = _COPY.get(scheme_of(url), "copy {0} to {1}").format(url, folder)
-            yield Rule(
-                is_remote,
-                f"`{key}` cannot be in an object store",
-                why=f"miles reads it from a folder of this computer or from the Hugging Face hub, "
-                f"not from {url}",
-                fix=f"{copy}   # then --set {key}={folder}",
-            )
+    named: list[tuple[str, object]] = [("model.path", recipe.model.path)]
+    for name in ("prompts", "eval", "train", "validation", "demonstrations"):
+        value = getattr(data, name)
+        values = value if isinstance(value, list) else [value]
+        named += [(f"data.{name}", one) for one in values]
+    for key, value in named:
+        url = without_private(str(value))
+        here, is_file = f"./{url.rstrip('/').rpartition('/')[2]}", key != "model.path"
+        copy = _COPY.get(scheme_of(url), ("copy", "copy"))[is_file]
+        yield Rule(
+            isinstance(value, str) and is_store_url(value),
+            f"`{key}` cannot be in an object store",
+            why="miles reads a folder of this computer, or the Hugging Face hub",
+            fix=f"{copy} {url} {here}   # then --set {key}={here}",
+        )

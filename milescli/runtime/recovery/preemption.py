@@ -66,92 +66,69 @@ def of_signal(environ: Mapping[str, str]) -> Preemption:
     )
 
 
-class Aws:
-    """Asks EC2's metadata service, version 2, about its spot instance."""
-
-    address = "http://169.254.169.254"
-
-    def __init__(self, base: str) -> None:
-        self._base, self._token = base, ""
-
-    def ask(self) -> Preemption | None:
-        """Return the notice if there is one. Raises OSError, ValueError."""
-        if not self._token:
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-            token = _reply(f"{self._base}/latest/api/token", headers, method="PUT")
-            if token is None:
-                raise OSError("it gives no token: is this an EC2 instance?")
-            self._token = token
-        headers = {"X-aws-ec2-metadata-token": self._token}
-        try:
-            text = _reply(f"{self._base}/latest/meta-data/spot/instance-action", headers)
-        except PermissionError:
-            self._token = ""  # it has expired
-            return None
-        if text is None:
-            return None
-        told = parse_json(text)
-        deadline_s = parse_time(told["time"])
-        return Preemption(
-            why=f"AWS will {told['action']} this spot instance at {told['time']}",
-            deadline_s=time.time() + GRACE_S if math.isnan(deadline_s) else deadline_s,
-        )
+Ask = Callable[[str, dict[str, str]], Preemption | None]
+"""(base address, what to keep until the next question) -> the notice if there is one. Raises
+OSError, ValueError, LookupError, TypeError if the service says something else."""
 
 
-class Gcp:
-    """Asks Google's metadata server whether this instance was preempted."""
+def _aws(base: str, kept: dict[str, str]) -> Preemption | None:
+    """Ask EC2's metadata service, version 2, about a spot instance."""
+    if "token" not in kept:
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+        kept["token"] = _reply(f"{base}/latest/api/token", headers, method="PUT") or ""
+    headers = {"X-aws-ec2-metadata-token": kept["token"]}
+    try:
+        text = _reply(f"{base}/latest/meta-data/spot/instance-action", headers, none_is_404=True)
+    except PermissionError:
+        del kept["token"]  # it has expired
+        return None
+    if text is None:
+        return None
+    told = parse_json(text)
+    why = f"AWS will {told['action']} this spot instance at {told['time']}"
+    deadline_s = parse_time(told["time"])
+    return Preemption(
+        why=why, deadline_s=time.time() + GRACE_S if math.isnan(deadline_s) else deadline_s
+    )
 
-    address = "http://169.254.169.254"
 
-    def __init__(self, base: str) -> None:
-        self._url = f"{base}/computeMetadata/v1/instance/preempted"
-
-    def ask(self) -> Preemption | None:
-        """Return the notice if there is one. Raises OSError."""
-        text = _reply(self._url, {"Metadata-Flavor": "Google"})
-        if text is None or (told := text.strip()) not in ("TRUE", "FALSE"):
-            raise OSError("it does not know `preempted`: is this a Compute Engine instance?")
-        if told == "FALSE":
-            return None
-        why = f"Google preempts this instance in {GCE_GRACE_S:g} s"
-        return Preemption(why=why, deadline_s=time.time() + GCE_GRACE_S)
+def _gcp(base: str, _: dict[str, str]) -> Preemption | None:
+    """Ask Google's metadata server whether this instance was preempted."""
+    headers = {"Metadata-Flavor": "Google"}
+    text = _reply(f"{base}/computeMetadata/v1/instance/preempted", headers)
+    if (told := (text or "").strip()) not in ("TRUE", "FALSE"):
+        raise ValueError(f"`preempted` is `{told[:20]}`")
+    why = f"Google preempts this instance in {GCE_GRACE_S:g} s"
+    return Preemption(why=why, deadline_s=time.time() + GCE_GRACE_S) if told == "TRUE" else None
 
 
-class Azure:
-    """Asks Azure for scheduled events of this machine."""
-
-    address = "http://169.254.169.254"
-
-    def __init__(self, base: str) -> None:
-        self._base, self._name = base, ""
-
-    def ask(self) -> Preemption | None:
-        """Return the notice if there is one. Raises OSError, ValueError."""
-        headers = {"Metadata": "true"}
-        if not self._name:
-            url = f"{self._base}/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-            self._name = (_reply(url, headers) or "").strip()
-        url = f"{self._base}/metadata/scheduledevents?api-version=2020-07-01"
-        text = _reply(url, headers)
-        if text is None:
-            raise OSError("it knows no scheduled events: is this an Azure machine?")
-        for event in parse_json(text)["Events"]:
-            names = event.get("Resources") or [self._name]
-            if event["EventType"] not in _ENDING or (self._name and self._name not in names):
-                continue
-            now, told = time.time(), event.get("NotBefore")  # empty: it has begun
-            deadline_s = parsedate_to_datetime(told).timestamp() if told else now
+def _azure(base: str, kept: dict[str, str]) -> Preemption | None:
+    """Ask Azure for scheduled events of this machine."""
+    headers, instance = {"Metadata": "true"}, f"{base}/metadata/instance/compute/name"
+    if "name" not in kept:
+        kept["name"] = (
+            _reply(f"{instance}?api-version=2021-02-01&format=text", headers) or ""
+        ).strip()
+    text = _reply(f"{base}/metadata/scheduledevents?api-version=2020-07-01", headers)
+    for event in parse_json(text or "")["Events"]:
+        if event["EventType"] in _ENDING and kept["name"] in event["Resources"]:
+            told = event.get("NotBefore")  # empty: it has begun
+            deadline_s = parsedate_to_datetime(told).timestamp() if told else time.time()
             why = f"Azure: {event['EventType']} of this machine {told or 'now'}"
             return Preemption(why=why, deadline_s=deadline_s)
-        return None
+    return None
 
 
-CLOUDS: dict[str, type[Aws] | type[Gcp] | type[Azure]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
+_CLOUDS: dict[str, Ask] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
+_ADDRESS = "http://169.254.169.254"
+"""Of the metadata service, in each of these clouds."""
 
 
-def _reply(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | None:
-    """Return the text; None if there is no such thing. Raises OSError, PermissionError if the token
-    is not accepted."""
+def _reply(
+    url: str, headers: Mapping[str, str], *, method: str = "GET", none_is_404: bool = False
+) -> str | None:
+    """Return the text; None if there is no such thing and `none_is_404`. Raises OSError,
+    PermissionError if the token is not accepted."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with _OPENER.open(request, timeout=ANSWER_S) as reply:
@@ -160,7 +137,7 @@ def _reply(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str 
         error.close()
         if error.code == 401:
             raise PermissionError("HTTP 401") from None
-        if error.code == 404:
+        if error.code == 404 and none_is_404:
             return None
         raise
 
@@ -178,8 +155,8 @@ class PreemptionWatch:
         every_s: float = EVERY_S,
     ) -> None:
         """`on_notice`, `on_trouble`: called once at most each, in the thread."""
-        base = environ.get(ADDRESS_VARIABLE) or CLOUDS[cloud].address
-        self._cloud, self._base, self._every_s = CLOUDS[cloud](base.rstrip("/")), base, every_s
+        self._base = (environ.get(ADDRESS_VARIABLE) or _ADDRESS).rstrip("/")
+        self._cloud, self._kept, self._every_s = _CLOUDS[cloud], dict[str, str](), every_s
         self._on_notice, self._on_trouble = on_notice, on_trouble
         self._is_over, self._is_told = threading.Event(), False
         self._thread = threading.Thread(target=self._live, name="preemption", daemon=True)
@@ -201,7 +178,7 @@ class PreemptionWatch:
 
     def _ask(self) -> Preemption | None:
         try:
-            return self._cloud.ask()
+            return self._cloud(self._base, self._kept)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, MilesError) as error:
             if not self._is_told and not self._is_over.is_set():
                 self._is_told = True
