@@ -79,8 +79,9 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
     mirror, data = recipe.checkpoint.mirror, recipe.data
     if mirror is not None:
         require_store_url(mirror, key="checkpoint.mirror")
+    own = [one.get("checkpoint") or {} for one in recipe.adapters.values()]
     yield Rule(
-        mirror is not None and recipe.adapters,
+        own and (mirror is not None or any("mirror" in one for one in own)),
         "`checkpoint.mirror` cannot copy several adapters",
         why=f"each of {', '.join(recipe.adapters)} has checkpoints of its own, and only those of a "
         "run with one policy are copied",

@@ -61,6 +61,9 @@ def test_models_and_data_are_copied_here_first(tmp_path: Path) -> None:
 
 
 def test_several_adapters_are_not_copied(tmp_path: Path) -> None:
-    sets = ["checkpoint.mirror=s3://bucket/x", "adapters={a: {train: {steps: 2}}}"]
-    with pytest.raises(RecipeError, match="several adapters"):
-        load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    for sets in (
+        ["checkpoint.mirror=s3://bucket/x", "adapters={a: {train: {steps: 2}}}"],
+        ["adapters={a: {checkpoint: {mirror: s3://bucket/x}}}"],
+    ):
+        with pytest.raises(RecipeError, match="several adapters"):
+            load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
