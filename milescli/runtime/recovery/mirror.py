@@ -87,6 +87,8 @@ class Mirror:
         """Why the checkpoint that was tried last is not there; empty if it is."""
         self._news: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._sha256_of_made: dict[str, str] = {}
+        self._copied: set[int] = set()
+        """Steps that this attempt has copied."""
         self._waiting: list[int] = []
         self._current: int | None = None
         self._changed = threading.Condition()
@@ -101,17 +103,16 @@ class Mirror:
 
     def begin(self) -> None:
         """Start the thread, with what an earlier attempt may have left undone."""
-        complete = self._checkpoints.steps()
-        for step in complete:
-            if step in self._checkpoints.protect or step == complete[-1]:
-                self.tell(step)
+        if complete := self._checkpoints.steps():
+            self.tell(complete[-1])
         self._thread.start()
 
     def tell(self, step: int) -> None:
-        """A checkpoint is complete; never waits."""
+        """A checkpoint is complete; never waits. Those that the run needs for its reference come
+        first, until they were copied."""
         with self._changed:
-            kept = self._checkpoints.protect
-            self._waiting = [one for one in self._waiting if one in kept and one != step] + [step]
+            needed = self._checkpoints.protect - self._copied - {step}
+            self._waiting = [one for one in self._checkpoints.steps() if one in needed] + [step]
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -186,6 +187,7 @@ class Mirror:
                     return
                 continue
             self.failure = ""
+            self._copied.add(step)
             self._news.put(
                 CheckpointMirrored(
                     step=step,

@@ -146,6 +146,18 @@ def test_an_outage_is_told_once_and_later_saves_are_copied(rig: Rig) -> None:
     assert rig.complete() == [3] and len(rig.warnings) == 1
 
 
+def test_a_reference_that_could_not_be_copied_is_copied_later(rig: Rig) -> None:
+    rig.checkpoints.protect = {0}
+    rig.store.is_down = rig.store.is_final = True
+    rig.mirror.begin()
+    rig.save(0, 1)
+    until(lambda: rig.store.refused and not rig.mirror.is_behind)
+    rig.store.is_down = False
+    rig.save(2)
+    rig.until_copied(2)
+    assert rig.complete() == [0, 2]
+
+
 def test_what_is_final_is_not_tried_again(rig: Rig) -> None:
     rig.store.is_down = rig.store.is_final = True
     rig.mirror.begin()
