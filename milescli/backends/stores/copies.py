@@ -49,6 +49,8 @@ def upload(
         for name, size in there.items()
         if name in wanted and before.get(name) == wanted[name] and size == wanted[name].size_bytes
     }
+    if is_equal != wanted.keys():
+        is_equal.discard(last)  # whatever is missing, the copy is not complete meanwhile
     ours = there.keys() & (before.keys() | wanted.keys())
     stale = sorted(ours - is_equal, key=lambda name: name != last)
     store.remove([_join(below, name) for name in stale])

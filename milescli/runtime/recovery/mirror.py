@@ -28,7 +28,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.store import PREFIX, CheckpointStore, steps_to_forget
 from milescli.core.errors import RecipeError
 from milescli.core.events import CheckpointMirrored, Event, EventBus, Notice
-from milescli.core.files import read_json, sha256_of
+from milescli.core.files import parse_json, read_regular_bytes, sha256_of
 from milescli.core.units import format_duration
 from milescli.recipe.schema import Recipe
 
@@ -215,7 +215,12 @@ class Mirror:
         self.failure = why
 
     def _copy(self, step: int) -> int:
-        """Upload what is missing. Returns the bytes that were sent."""
+        """Upload what is missing; a copy that is complete stays as it is. Returns the bytes that
+        were sent."""
+        folder = self._checkpoints.path(step)
+        text = read_regular_bytes(folder / MANIFEST_NAME)
+        if self.store.read(f"{folder.name}/{MANIFEST_NAME}") == text:
+            return 0
         made, sent = dict(_made_by(self._run)), 0
         for name, file in made.items():
             if name not in self._sha256_of_made:
@@ -223,8 +228,7 @@ class Mirror:
         if made:
             known = self._sha256_of_made
             sent = upload(self.store, made, sha256=known, last=max(made), below=MADE)
-        folder = self._checkpoints.path(step)
-        manifest = read_json(folder / MANIFEST_NAME)
+        manifest = parse_json(text)
         names = [*manifest["files"], MANIFEST_NAME]
         snapshot = self._run.path / _SNAPSHOT
         try:

@@ -195,7 +195,14 @@ def test_the_next_attempt_completes_what_was_cut_short(rig: Rig) -> None:
     assert rig.complete() == []
     rig.mirror = rig.new_mirror()
     rig.mirror.begin()
-    until(lambda: rig.complete() == [1])
+    until(lambda: rig.complete() == [1] and not rig.mirror.is_behind)
+    record = rig.store.read("step_1/.miles-upload.json")
+    rig.run.events_file.write_text('{"event": "RunEnded", "step": 1}\n')
+    rig.mirror.close()
+    rig.mirror = rig.new_mirror()  # a copy that is complete is not touched
+    rig.mirror.begin()
+    until(lambda: not rig.mirror.is_behind)
+    assert rig.store.read("step_1/.miles-upload.json") == record
 
 
 def test_another_run_of_the_same_name_is_not_overwritten(rig: Rig, tmp_path: Path) -> None:
