@@ -74,7 +74,7 @@ def export(
     with folder_for(to, output=output) as place:
         summary = export_weights(
             folder,
-            to=place.folder,
+            to=place,
             format=chosen,
             step=step,
             role=role.value,
@@ -84,5 +84,4 @@ def export(
             private=private,
             output=output,
         )
-        summary = replace(summary, path=place.finish())
-    show_export(summary, to=to, output=output)
+    show_export(replace(summary, path=to), to=to, output=output)

@@ -4,9 +4,8 @@ an object store afterwards. Called by the command."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from milescli.backends.stores.copies import RECORD, read_record, upload
@@ -20,34 +19,21 @@ from milescli.recipe.store_url import is_store_url, require_store_url
 ADAPTER_CONFIG = "adapter_config.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A folder to write to."""
-
-    folder: Path
-    finish: Callable[[], str]
-    """Brings the written folder to where the user wants it; returns that place."""
-
-
 @contextmanager
-def folder_for(to: str, *, output: Output) -> Iterator[Place]:
-    """Open the place that `--to` names. A store is checked before anything is written: it must be
-    writable, and hold nothing but what an upload to the same URL has left. Raises RecipeError,
-    CheckpointError, StoreError."""
+def folder_for(to: str, *, output: Output) -> Iterator[Path]:
+    """Give the folder to write to, and upload it afterwards if `--to` names a store. That is
+    checked before anything is written: it must be writable, and hold nothing but what an upload to
+    the same URL has left. Raises RecipeError, CheckpointError, StoreError."""
     if not is_store_url(to):
-        yield Place(folder=Path(to), finish=lambda: to)
+        yield Path(to)
         return
     url = require_store_url(to, key="--to")
     store = open_store(url, instead="--to DIR   # a folder on this computer")
     _require_unused(store)
     with tempfile.TemporaryDirectory(prefix="miles-export-") as scratch:
         folder = Path(scratch) / url.rpartition("/")[2]
-
-        def finish() -> str:
-            _upload(folder, store, output=output)
-            return url
-
-        yield Place(folder=folder, finish=finish)
+        yield folder
+        _upload(folder, store, output=output)
 
 
 def _require_unused(store: ObjectStore) -> None:
