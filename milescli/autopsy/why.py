@@ -263,11 +263,15 @@ def _log_of(worker: str | None, log_dir: Path) -> Path | None:
 
 def _timeline(events: list[Record], log_dir: Path) -> list[tuple[str, str]]:
     steps = [event for event in events if event["event"] in STEP_EVENTS]
-    saves = [event for event in events if event["event"] == "CheckpointSaved"]
+    saves, copies = (
+        [event for event in events if event["event"] == kind]
+        for kind in ("CheckpointSaved", "CheckpointMirrored")
+    )
+    earlier = [*steps[:-1], *saves[:-1], *copies[:-1]]
     recent = [
         (str(event.get("time", "")), text)
         for event in events
-        if (text := _moment(event)) and not (event in steps[:-1] or event in saves[:-1])
+        if (text := _moment(event)) and event not in earlier
     ]
     logs = [
         (format_time(file.stat().st_mtime), f"{file.name} was the last to be written")
@@ -287,6 +291,8 @@ def _moment(event: Record) -> str | None:
         return f"step {event['step']} of {event['num_steps']} was done"
     if kind == "CheckpointSaved":
         return f"checkpoint of step {event['step']} was complete"
+    if kind == "CheckpointMirrored":
+        return f"checkpoint of step {event['step']} was complete in {event['url']}"
     if kind == "WorkerSilent":
         return f"{event['worker']} had been silent for {event['seconds']:.0f} s: {event['why']}"
     if kind == "WorkerLost":

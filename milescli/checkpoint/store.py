@@ -51,6 +51,8 @@ class CheckpointStore:
         """Keep the `keep` newest checkpoints, and always the steps in `protect`, which do not
         count. `watch` observes the progress of reading a checkpoint."""
         self.folder, self.keep, self.protect = folder, keep, protect or set()
+        self.being_copied: frozenset[int] = frozenset()
+        """Steps that somebody reads: they are removed after a later save."""
         self._watch = watch
 
     def path(self, step: int) -> Path:
@@ -90,13 +92,12 @@ class CheckpointStore:
         return StoredCheckpoint(path=path, manifest=manifest)
 
     def _forget(self, newest: int) -> None:
-        """Steps after `newest` are of a past that the run did not go on from: they keep nothing
-        else from being kept."""
-        complete = [step for step in self.steps() if step not in self.protect and step <= newest]
-        doomed = complete[: -self.keep]
-        doomed += [step for step in self.torn() if step < newest and step not in self.protect]
+        doomed = steps_to_forget(
+            self.steps(), self.torn(), newest=newest, keep=self.keep, protect=self.protect
+        )
         for step in doomed:
-            self._remove(step)
+            if step not in self.being_copied:
+                self._remove(step)
 
     def replaced(self) -> list[str]:
         """Return what lies in place of checkpoints after the newest complete one: files and links,
@@ -254,6 +255,16 @@ class CheckpointStore:
             # without its manifest, a folder that is removed by half is seen to be torn
             (path / MANIFEST_NAME).unlink(missing_ok=True)
             shutil.rmtree(path)
+
+
+def steps_to_forget(
+    complete: list[int], torn: list[int], *, newest: int, keep: int, protect: set[int]
+) -> list[int]:
+    """Return the steps to remove when `newest` is complete: complete ones beyond the `keep` newest,
+    and torn ones before it. Steps after `newest` are of a past that the run did not go on from:
+    they keep nothing else from being kept."""
+    ours = [step for step in sorted(complete) if step not in protect and step <= newest]
+    return ours[:-keep] + [step for step in torn if step < newest and step not in protect]
 
 
 def not_written(folder: Path, why: str | OSError) -> CheckpointError:

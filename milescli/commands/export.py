@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -19,6 +19,7 @@ from milescli.commands.options import (
     PrivateOption,
     PushOption,
     RoleOption,
+    ToOption,
     verb,
 )
 from milescli.console.output import Output
@@ -28,6 +29,7 @@ EXAMPLES = [
     "miles export quickstart-1 --to my-model-fp8 --format fp8 --push my-name/my-model-fp8",
     "miles export runs/quickstart-1/checkpoints/step_20 --to my-model --format fp32",
     "miles export my-adapter --to my-model --merge",
+    "miles export quickstart-1 --to s3://bucket/my-model",
 ]
 
 
@@ -48,7 +50,7 @@ def export(
         ),
     ],
     *,
-    to: Annotated[Path, typer.Option("--to", help="The folder to create.", show_default=False)],
+    to: ToOption,
     format: FormatOption = None,
     step: CheckpointStepOption = None,
     role: RoleOption = ExportRole.POLICY,
@@ -66,18 +68,20 @@ def export(
     output.note(f"opening {folder}")  # what comes next loads torch, which takes seconds
     from milescli.commands.show.summary import show_export
     from milescli.runtime.export import export_weights
+    from milescli.runtime.uploading import folder_for
 
     chosen = format.value if format else dtype.value if dtype else None
-    summary = export_weights(
-        folder,
-        to=to,
-        format=chosen,
-        step=step,
-        role=role.value,
-        base=base,
-        merge=merge,
-        push=push,
-        private=private,
-        output=output,
-    )
-    show_export(summary, to=to, output=output)
+    with folder_for(to, output=output) as place:
+        summary = export_weights(
+            folder,
+            to=place,
+            format=chosen,
+            step=step,
+            role=role.value,
+            base=base,
+            merge=merge,
+            push=push,
+            private=private,
+            output=output,
+        )
+    show_export(replace(summary, path=to), to=to, output=output)

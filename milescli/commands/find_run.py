@@ -8,10 +8,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE
 from milescli.core.errors import CheckpointError, MachineError, nearest, unreadable
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
 
 
 def state_folder() -> Path:
@@ -63,6 +67,15 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
         fix=([f"use `{guess}`"] if guess else [])
         + (["miles runs"] if names else ["miles launch --recipe quickstart"]),
     )
+
+
+def fetched(url: str, *, output: Output) -> Path:
+    """Fetch a run from an object store into the runs folder. Returns its directory. Raises as
+    `restore`."""
+    from milescli.runtime.recovery.restoring import restore
+
+    runs = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    return restore(url, runs=runs, output=output)
 
 
 def _is_run(folder: Path) -> bool:

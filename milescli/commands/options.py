@@ -94,6 +94,24 @@ RunArgument = Annotated[
         show_default=False,
     ),
 ]
+ToOption = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="DIR|URL",
+        help="The folder to create, here or in an object store (s3://bucket/name).",
+        show_default=False,
+    ),
+]
+ResumedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run: its name, its directory, or the URL to which checkpoint.mirror copied it.",
+        autocompletion=suggest.runs,
+        show_default=False,
+    ),
+]
 NameOption = Annotated[str | None, typer.Option("--name", "-n", help="Name of the run (run.name).")]
 NodesOption = Annotated[
     int | None, typer.Option("--nodes", min=1, help="Number of nodes (machine.nodes).")

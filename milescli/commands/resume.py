@@ -5,15 +5,17 @@ from __future__ import annotations
 import typer
 
 from milescli.commands.driving import SupervisedOption, drive, go_on_with
-from milescli.commands.find_run import find_run, find_sweep
-from milescli.commands.options import AddressOption, RunArgument, SetOption, StepsOption, verb
+from milescli.commands.find_run import fetched, find_run, find_sweep
+from milescli.commands.options import AddressOption, ResumedArgument, SetOption, StepsOption, verb
 from milescli.console.output import Output
+from milescli.recipe.store_url import is_store_url
 
 EXAMPLES = [
     "miles resume quickstart-1",
     "miles resume quickstart-1 --steps 80",
     "miles resume quickstart-1 --set parallel.tp=2",
     "miles resume quickstart-1 --supervised",
+    "miles resume s3://bucket/runs/quickstart-1",
 ]
 
 
@@ -24,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def resume(
     context: typer.Context,
-    run: RunArgument,
+    run: ResumedArgument,
     *,
     steps: StepsOption = None,
     sets: SetOption = None,
@@ -41,9 +43,10 @@ def resume(
             raise typer.BadParameter("a sweep is continued without options: sweep.yaml has them")
         run_and_show(sweep, output=output)
         return
-    folder = find_run(run)
-    drive(
-        lambda: go_on_with(folder, output=output, steps=steps, sets=sets, address=address),
-        output=output,
-        supervised=supervised,
-    )
+    folder = None if is_store_url(run) else find_run(run)
+
+    def work() -> None:
+        found = folder or fetched(run, output=output)
+        go_on_with(found, output=output, steps=steps, sets=sets, address=address)
+
+    drive(work, output=output, supervised=supervised)

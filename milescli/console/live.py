@@ -22,6 +22,7 @@ from milescli.console.columns import figures, number, rate
 from milescli.console.output import Mode, Output
 from milescli.console.panel import frame
 from milescli.core.events import (
+    CheckpointMirrored,
     CheckpointSaved,
     EngineTrainerChecked,
     EvalDone,
@@ -137,6 +138,9 @@ def milestone(event: Event) -> Text | None:
             f"step {event.step}: {event.path} ({size}, {format_duration(event.seconds)})",
             theme.ACCENT,
         )
+    if isinstance(event, CheckpointMirrored):
+        where = f"{event.url} ({format_bytes(event.size_bytes)}, {format_duration(event.seconds)})"
+        return _line("copied", f"step {event.step}: {where}", theme.ACCENT)
     if isinstance(event, EngineTrainerChecked):
         is_equal = event.agreement == "equal"
         text = (

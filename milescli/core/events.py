@@ -203,6 +203,17 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMirrored:
+    """Reports that a complete copy of a checkpoint is in the object store."""
+
+    step: int
+    url: str
+    size_bytes: int
+    """Bytes that were sent."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTrainerChecked:
     """Engine and trainer scored the same samples before the first step."""
 
@@ -341,6 +352,7 @@ Event = (
     | ValidationDone
     | EvalDone
     | CheckpointSaved
+    | CheckpointMirrored
     | EngineTrainerChecked
     | WorkerSilent
     | WorkerLost

@@ -292,6 +292,10 @@ class History:
         text = f"checkpoint of step {record['step']}, {format_bytes(record['size_bytes'])}"
         self._note(record, time_s, text, seconds=record["seconds"])
 
+    def _mirrored(self, record: Record, time_s: float) -> None:
+        text = f"copied checkpoint of step {record['step']} to {record['url']}"
+        self._note(record, time_s, text, seconds=record["seconds"])
+
     def _check(self, record: Record, time_s: float) -> None:
         self.check = {**record, "after": self.step}
         text = f"engine and trainer differ by at most {record['diff_max']:.1e}"
@@ -351,6 +355,7 @@ _TAKES = {
     "PhaseStarted": History._phase,
     "Notice": History._notice,
     "CheckpointSaved": History._checkpoint,
+    "CheckpointMirrored": History._mirrored,
     "EngineTrainerChecked": History._check,
     "WorkerSilent": History._silent,
     "WorkerLost": History._lost,

@@ -66,6 +66,19 @@ def hidden_secrets() -> Iterator[None]:
         os.environ.update(hidden)
 
 
+SHORTEST_SECRET = 6
+"""Characters; what is shorter stands in many a text by chance."""
+
+
+def without_values(text: str, environ: Mapping[str, str]) -> str:
+    """Replace the values of secret variables by their names: what libraries raise, and programs
+    print, may quote the key that they were given."""
+    for name, value in environ.items():
+        if is_secret(name) and len(value) >= SHORTEST_SECRET:
+            text = text.replace(value, f"${name}")
+    return text
+
+
 REMOVED = "[removed]"
 _TOKENS = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{12,}"

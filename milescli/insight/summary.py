@@ -110,6 +110,10 @@ class Summary:
     memory: Sequence[DeviceMemory]
     restarts: int
     checkpoint_step: int | None
+    mirror: str | None
+    """URL to which checkpoints are copied; None: nowhere."""
+    mirrored_step: int | None
+    """Step of the newest checkpoint whose copy is complete."""
     last_s: float | None
     """When it wrote its newest event, seconds since 1970."""
     verdict: Verdict
@@ -153,6 +157,8 @@ def summarize(
         memory=memory_of(run, history, facts),
         restarts=history.restarts,
         checkpoint_step=_saved(history, run),
+        mirror=facts.key("checkpoint.mirror"),
+        mirrored_step=max(_steps_of(history, "CheckpointMirrored"), default=None),
         last_s=None if math.isnan(history.last_s) else history.last_s,
         verdict=read_verdict(
             run, history, facts=facts, now_s=now_s if is_running else None, state=state
@@ -272,12 +278,15 @@ def _since(began_s: float, now_s: float) -> float | None:
 
 
 def _saved(history: History, run: RunDir) -> int | None:
-    saved = [one.step for one in history.notices if one.kind == "CheckpointSaved"]
-    own = [step for step in saved if step is not None]
+    own = _steps_of(history, "CheckpointSaved")
     for name, adapter in history.adapters.items():
         if (step := _saved(adapter, RunDir(run.adapters_dir / name))) is not None:
             own.append(step)
     return max(own, default=None)
+
+
+def _steps_of(history: History, kind: str) -> list[int]:
+    return [one.step for one in history.notices if one.kind == kind and one.step is not None]
 
 
 FORWARD_AND_BACKWARD = 3

@@ -17,6 +17,7 @@ from milescli.recipe import (
     rewards,
     rollout,
     speculative,
+    store_url,
     train,
 )
 from milescli.recipe.requests import HasKey, open_key
@@ -63,6 +64,7 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
     yield from speculative.draft_rules(recipe)
     yield from machine.tracker_rules(recipe.run)
     yield from alerts.rules(recipe.run)
+    yield from store_url.rules(recipe)
 
 
 def open_keys(recipe: Recipe) -> list[str]:

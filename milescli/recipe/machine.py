@@ -52,6 +52,9 @@ class MachineSettings(Section):
     silence_s: PositiveFloat = 30.0
     """A process counts as hung if it stays silent for this much longer than is usual in this run;
     it is then killed and replaced, like a process that died."""
+    preemption: Literal["none", "aws", "gcp", "azure"] = "none"
+    """Cloud whose metadata service announces that it takes this machine away. The run asks it every
+    few seconds, and then saves in time and stops (docs/recovery.md)."""
 
     @property
     def request_timeout_s(self) -> float:

@@ -60,6 +60,10 @@ class Checkpoint(Section):
     """Number of newest checkpoints to keep."""
     async_save: bool = True
     """Write checkpoints in the background while training continues."""
+    mirror: str | None = None
+    """URL of an object store, such as s3://bucket/runs, to which each checkpoint is copied in the
+    background, in a folder with the run's name (docs/checkpoints.md); null: none. Credentials come
+    from the store's own environment variables or files."""
 
 
 class Recipe(Section):

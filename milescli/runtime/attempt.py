@@ -5,9 +5,10 @@ join."""
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -38,7 +39,9 @@ from milescli.runtime.recovery.engine_keepers import (
 )
 from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.recovery.healing_trainer import HealingTrainer
+from milescli.runtime.recovery.mirror import Mirror
 from milescli.runtime.recovery.peer_copies import Copies, keepers_of_ranks, start_keepers
+from milescli.runtime.recovery.preemption import Pace, Preemption, PreemptionWatch
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
 from milescli.runtime.recovery.supervise import (
@@ -73,6 +76,10 @@ class Attempt:
             adapter_trainings(self) if spec.adapters else [Training(self, spec, bus=bus)]
         )
         """One; or one for each of several adapters."""
+        self._pace = Pace()
+        bus.listeners.append(self._pace)
+        self._preemption: Preemption | None = None
+        """The notice that this machine is taken away; None: there was none."""
         self.probes: list[Probe] = [one.saver.probe for one in self.trainings]
         self._changing, self._turn = asyncio.Lock(), asyncio.Lock()
         """Of adapters: see `AdapterDevices`."""
@@ -93,6 +100,11 @@ class Attempt:
         return None if None in saved else min(step for step in saved if step is not None)
 
     @property
+    def mirrors(self) -> list[Mirror]:
+        """Return what copies checkpoints to an object store; empty where nothing does."""
+        return [one.mirror for one in self.trainings if one.mirror is not None]
+
+    @property
     def taking_turns(self) -> bool:
         """Engines and trainer share device memory, so that the trainer can only start beside
         sleeping engines."""
@@ -107,10 +119,13 @@ class Attempt:
     async def main(self) -> None:
         """The whole attempt, watched."""
         try:
-            signals = StopSignals(on_stop=self._on_stop, again=self._resume)
-            await run_watched(
-                self._begin(), self.probes, signals, cause_grace_s=self.session.cause_grace_s
+            signals = StopSignals(
+                on_stop=self._on_stop, again=self._resume, on_notice=self._on_notice
             )
+            with self._preemption_watched(signals):
+                await run_watched(
+                    self._begin(), self.probes, signals, cause_grace_s=self.session.cause_grace_s
+                )
         finally:
             try:
                 await self._release()
@@ -121,6 +136,8 @@ class Attempt:
     async def _release(self) -> None:
         for one in self.trainings:
             await one.saver.close()
+        for mirror in self.mirrors:
+            mirror.close()
         if self.trainer is not None:
             await self.trainer.close()
         await self.engines.stop()
@@ -149,6 +166,47 @@ class Attempt:
         self.stop.set()
         return True
 
+    def _on_notice(self, notice: Preemption) -> bool:
+        """Finish the step if it and a save fit before the end, else save at once. In no case does
+        the step go on when the save would not fit any more."""
+        if not any(one.has_learned for one in self.trainings):
+            return False
+        self._preemption, self.stop.why = notice, notice.why
+        left_s = notice.deadline_s - time.time() - self._pace.save_s
+        finishes = self._pace.step_left_s <= left_s
+        if finishes:
+            self.stop.is_after_step = True
+            asyncio.get_running_loop().call_later(left_s, self.stop.set)
+        else:
+            self.stop.set()
+        what = "finishing the current step, then saving" if finishes else "saving at once"
+        self.bus.emit(PhaseStarted(phase="stop", detail=f"{notice.why}: {what}"))
+        return True
+
+    @contextmanager
+    def _preemption_watched(self, signals: StopSignals) -> Iterator[None]:
+        """Ask the cloud within it, where the recipe names one."""
+        if (cloud := self.spec.recipe.machine.preemption) == "none":
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def here(call: Callable[[T], object], argument: T) -> None:
+            with suppress(RuntimeError):  # the loop has just ended
+                loop.call_soon_threadsafe(call, argument)
+
+        watch = PreemptionWatch(
+            cloud,
+            environ=os.environ,
+            on_notice=lambda notice: here(signals.notify, notice),
+            on_trouble=lambda text: here(self.bus.emit, Notice(text=text, level="warning")),
+        )
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.close()
+
     async def _begin(self) -> None:
         """Trainer and engines start side by side, and what comes before the first step does not
         wait for the engines, where the devices allow it."""
@@ -156,6 +214,9 @@ class Attempt:
         detail = f"{plan.trainer.world_size} trainer ranks, {plan.engines.num} engines"
         self.bus.emit(PhaseStarted(phase="start", detail=detail))
         self.probes += [self._check_ray, self._check_watchdog, self._watch_start()]
+        for mirror in self.mirrors:
+            mirror.begin()
+            self.probes.append(partial(self._look_at_mirror, mirror))
         await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
         if self.spec.wished is not None:
@@ -187,6 +248,7 @@ class Attempt:
         for one in self.trainings:
             await one.saver.settle()
             one.saver.require_saved(one.step)
+        await self._finish_mirrors(lambda: self.stop.is_set)
 
     def _watch_start(self) -> Probe:
         return StartWatch(
@@ -206,6 +268,17 @@ class Attempt:
             self._num_watchdogs = number
             text = "the watchdog ended or was stopped; a new one has started"
             self.bus.emit(Notice(text=text, level="warning"))
+
+    async def _look_at_mirror(self, mirror: Mirror) -> None:
+        mirror.emit_news(self.bus)
+
+    async def _finish_mirrors(self, gives_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait for the copies of the last checkpoints; the machine's grace period is a bound."""
+        bound_s = self.spec.recipe.machine.step_timeout_s
+        if self._preemption is not None:
+            bound_s = min(bound_s, max(0.0, self._preemption.deadline_s - time.time()))
+        for mirror in self.mirrors:
+            await mirror.finish(self.bus, bound_s=bound_s, gives_up=gives_up)
 
     async def _settle(self) -> None:
         for one in self.trainings:
@@ -318,12 +391,13 @@ class Attempt:
         begun = [one for one in self.trainings if one.has_learned]
         for one in begun:
             await one.save_last()
+        await self._finish_mirrors()
         is_whole = len(begun) == len(self.trainings)
         if isinstance(stopped, NodesJoined) and is_whole:
             raise stopped
         steps = ", ".join(f"{one.adapter or ''} {one.reached}".strip() for one in self.trainings)
         what = f"after {steps}, and saved" if begun else "before the first step"
-        why = "Ctrl-C, SIGTERM or SIGHUP" + ("" if is_whole else "; nothing had been trained yet")
+        why = self.stop.why + ("" if is_whole else "; nothing had been trained yet")
         raise Stopped(f"stopped {what}", why=why, fix=self._resume())
 
 

@@ -29,6 +29,7 @@ from milescli.runtime.planning import plan_without_plugins, refuse_unproven
 from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.recording.run_records import write_records
+from milescli.runtime.recovery.mirror import require_mirror
 from milescli.runtime.recovery.stops import stop_recorded
 from milescli.runtime.spec import RunSpec
 
@@ -54,6 +55,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
         recipes = recipes.looked_at(facts, output=output)
         run = held.enter_context(_new_run(recipes))
         try:
+            require_mirror(loaded.recipe, run)
             ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
             prestarted = held.enter_context(ray_begun)
             runs = held.enter_context(adapter_runs(run, recipes))

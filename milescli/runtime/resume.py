@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.backends.stores.store import StoreError
 from milescli.checkpoint.base import CheckpointManifest
 from milescli.checkpoint.run_dir import RunDir, open_run
 from milescli.checkpoint.store import StoredCheckpoint
@@ -32,6 +33,7 @@ from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.recording import run_records
 from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.recording.tracking import require_tracking
+from milescli.runtime.recovery.mirror import require_mirror
 from milescli.runtime.recovery.orphans import taken_over
 from milescli.runtime.recovery.stops import stop_recorded
 from milescli.runtime.spec import RunSpec
@@ -66,6 +68,7 @@ def resume(
         with adapter_runs(run, recipes) as runs, ExitStack() as held:
             pasts, are_done = _pasts(run, runs, recipes, output=output)
             require_tracking(loaded.recipe.run)
+            _look_at_mirror(loaded.recipe, run, output=output)
             for doubt in require_alerts(loaded.recipe.run):
                 output.warn(doubt)
             loaded, nodes = nodes_that_are_left(loaded, output=output)
@@ -124,6 +127,17 @@ def _pasts(
     for name in are_done:
         output.note(f"{name} has completed all {ahead[name][1]} steps")
     return pasts, are_done
+
+
+def _look_at_mirror(recipe: Recipe, run: RunDir, *, output: Output) -> None:
+    """Warn if the store cannot be written now: the run may be resumed without anybody watching.
+    Raises RecipeError if it holds another run, StoreError if its package is not installed."""
+    try:
+        require_mirror(recipe, run)
+    except StoreError as error:
+        if isinstance(error.__cause__, ImportError):
+            raise
+        output.warn(f"checkpoints cannot be copied now: {error.what}: {error.why}")
 
 
 def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> None:

@@ -27,6 +27,7 @@ from milescli.core.events import CheckpointSaved, EventBus, Notice
 from milescli.core.files import read_regular_text
 from milescli.core.types import WeightVersion
 from milescli.core.units import format_bytes
+from milescli.runtime.recovery.mirror import Mirror
 from milescli.runtime.spec import RunSpec
 from milescli.train.base import Trainer
 
@@ -71,6 +72,8 @@ class Saver:
     bus: EventBus
     tell: Callable[..., Awaitable[None]]
     """Calls a hook of the user's."""
+    mirror: Mirror | None = None
+    """Copies each complete checkpoint; None: nobody does."""
     newest: Path | None = None
     """Newest checkpoint that this attempt completed."""
     newest_step: int | None = None
@@ -168,6 +171,8 @@ class Saver:
                 seconds=time.monotonic() - pending.began,
             )
         )
+        if self.mirror is not None:
+            self.mirror.tell(pending.step)
         await self.tell("after_save", step=pending.step, folder=stored.path)
 
     def _complete(self, pending: _PendingSave, sha256: dict[str, str]) -> StoredCheckpoint:

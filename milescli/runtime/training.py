@@ -21,6 +21,7 @@ from milescli.runtime.loop import Hooks, Run, learn
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recording.side_files import SideFiles
 from milescli.runtime.recording.user_hooks import UserHooks
+from milescli.runtime.recovery.mirror import Mirror
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.row_work import RowWork
 from milescli.runtime.saving import Progress, Saver
@@ -50,7 +51,9 @@ class Training:
         )
         self.side = attempt.side if adapter is None else SideFiles(bus)
         self.user = UserHooks(recipe)
-        self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell)
+        self.mirror = Mirror.of(recipe, spec.run, store)
+        """None: the checkpoints are copied nowhere."""
+        self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell, mirror=self.mirror)
         self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
         self.warm_up: Run | None = None
         """The warm-up in memory; None: there is none, or it has not begun."""
@@ -195,6 +198,8 @@ class Training:
 
     async def _evaluate_where_due(self, step: int) -> None:
         recipe = self.spec.recipe
+        if self.attempt.stop.is_after_step and step < recipe.train.steps:
+            return  # the next thing is the save
         if _is_due(step, recipe.eval.every) or step == recipe.train.steps:
             await self.work.evaluate(step)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import milescli
 from milescli.core.errors import RecipeError
-from milescli.core.private import SMTP_PASSWORD, is_secret
+from milescli.core.private import SMTP_PASSWORD, is_secret, without_values
 from milescli.recipe.alerts import (
     KEY,
     MAILTO,
@@ -183,16 +183,9 @@ def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[
             raise Undelivered(f"it took more than {TRY_S:g} s") from None
         if code:
             said.seek(0)
-            lines = _without_values(said.read().decode(errors="replace"), environ).split("\n")
+            lines = without_values(said.read().decode(errors="replace"), environ).split("\n")
             last = next((line for line in reversed(lines) if line.strip()), "")
             raise Undelivered(f"exit code {code}" + f": {last}" * bool(last))
-
-
-def _without_values(text: str, environ: Mapping[str, str]) -> str:
-    for name, value in environ.items():
-        if is_secret(name) and len(value) > 5:
-            text = text.replace(value, f"${name}")
-    return text
 
 
 def mail(to: str, alert: Mapping[str, Any], *, environ: Mapping[str, str]) -> None:

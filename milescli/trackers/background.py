@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from milescli.core.private import is_secret
+from milescli.core.private import without_values
 from milescli.core.scalars import Record, scalars_in
 from milescli.trackers.base import Tracker
 
 MAX_WAITING = 1000
 """Records that wait for a tracker; further ones are left out."""
-_SHORTEST_SECRET = 6
-"""Characters; what is shorter stands in many a text by chance."""
 
 
 class BackgroundTracker:
@@ -104,20 +102,11 @@ class BackgroundTracker:
         if self._has_failed:
             return
         self._has_failed = True
-        said = _without_secret_values(" ".join(str(error).split())[:300])
+        said = without_values(" ".join(str(error).split())[:300], os.environ)
         self._news.put(
             f"tracker {self.name} {what} ({type(error).__name__}: {said}). The run goes on without "
             "what is missing there; events.jsonl and metrics.jsonl have it all"
         )
-
-
-def _without_secret_values(text: str) -> str:
-    """Replace the values of secrets: what libraries raise may quote the key that they were
-    given."""
-    for name, value in os.environ.items():
-        if is_secret(name) and len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, f"${name}")
-    return text
 
 
 def _hand_over(tracker: Tracker, record: Record) -> None:

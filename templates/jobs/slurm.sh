@@ -102,10 +102,10 @@ fi
 
 [ ! -f "$run/recipe.yaml" ] || launch=(miles resume "$run")
 echo "Ray runs on ${nodes[*]}: ${launch[*]}"
-"${launch[@]}" --supervised --address "$address:$port" {alive}>&- &
+MILES_GRACE_S=@notice_s@ "${launch[@]}" --supervised --address "$address:$port" {alive}>&- &
 driver=$!
 again=no
-trap 'again=yes; kill -TERM "$driver"' USR1
+trap 'again=yes; kill -USR1 "$driver"' USR1
 trap 'kill -TERM "$driver"' TERM INT
 # a signal ends a wait, not the driver
 until ! kill -0 "$driver" 2>/dev/null; do wait "$driver" || true; done

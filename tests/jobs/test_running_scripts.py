@@ -4,6 +4,7 @@ cluster is at hand that fails on demand."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -32,6 +33,7 @@ until [ -s ray.pids ]; do sleep 0.02; done
 head -n "$(wc -l 2>/dev/null <ray.log)" present""",
     "miles": """
 trap "kill %1; exit 75" TERM
+trap 'echo "$MILES_GRACE_S" >>grace.log; kill %1; exit 75' USR1
 echo "$*" >>miles.log; echo $$ >miles.pid; touch started
 [ -f finish ] || { sleep 60 & wait; }""",
 }
@@ -154,6 +156,8 @@ def test_only_a_time_limit_queues_a_job_again(
     process.send_signal(number)
     process.communicate(timeout=WAIT_S)
     assert (process.returncode, at.log("scontrol")) == (75, requeues)
+    grace = re.findall(r"--signal=B:USR1@(\d+)", at.file.read_text())
+    assert at.log("grace") == grace[: len(requeues)]  # miles knows how long it has
     at.assert_clean()
 
 

@@ -218,6 +218,12 @@ def _health(summary: Summary) -> Iterator[Line]:
     saved = summary.checkpoint_step
     told_saved = "none yet" if saved is None else f"of step {saved}"
     yield _labelled("restarts", f"{summary.restarts}   checkpoint {told_saved}")
+    if summary.mirror is not None:
+        copied = summary.mirrored_step
+        told = "no checkpoint yet" if copied is None else f"checkpoint of step {copied}"
+        behind = (saved or 0) - (copied or 0)
+        lag = f", {behind} steps behind" if saved is not None and saved != copied else ""
+        yield _labelled("copy", f"{told} in {summary.mirror}/{summary.name}{lag}")
 
 
 def _labelled(word: str, text: str) -> Line:

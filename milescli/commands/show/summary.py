@@ -11,6 +11,7 @@ from pathlib import Path
 from milescli.console.columns import percent
 from milescli.console.output import Output
 from milescli.core.units import format_bytes, format_duration
+from milescli.recipe.store_url import is_store_url
 
 MOST_SHOWN = 6
 """Processes or devices whose memory is told."""
@@ -68,13 +69,14 @@ def _show_adapters(
     )
 
 
-def show_export(summary: object, *, to: Path, output: Output) -> None:
+def show_export(summary: object, *, to: str, output: Output) -> None:
     """Show what was written, and how to load it."""
     fields = _fields(summary)
     output.json("export", fields)
     output.kv(readable(fields), title="exported")
-    if not any("does not serve it" in note for note in getattr(summary, "notes", [])):
-        folder, is_adapter = shlex.quote(str(to)), fields.get("format") == "adapter"
+    is_served = not any("does not serve it" in note for note in getattr(summary, "notes", []))
+    if is_served and not is_store_url(to):
+        folder, is_adapter = shlex.quote(to), fields.get("format") == "adapter"
         what = f"BASE --lora-paths policy={folder}" if is_adapter else folder
         output.next_steps({f"python -m sglang.launch_server --model-path {what}": "serve it"})
 

@@ -274,8 +274,8 @@ _SHARED = (
 """Passed on in any case."""
 _OWN_GROUP = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 """Passed on to a child with a group of its own."""
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals with which a user ends a run."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""Signals with which a user, or a scheduler, ends a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

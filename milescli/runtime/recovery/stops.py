@@ -20,22 +20,26 @@ _NAMES = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
     signal.SIGHUP: "SIGHUP (the terminal was closed)",
+    signal.SIGUSR1: "SIGUSR1 (this machine is taken away)",
 }
 BY_USER = (Stopped, Interrupted, Terminated)
 """Errors of a run that did not fail: its user stopped it."""
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals by which a user stops a run. SIGHUP is none where it is ignored, as by
-    `nohup`."""
+    """Return the signals by which a user, or a scheduler, stops a run. SIGHUP is none where it is
+    ignored, as by `nohup`."""
     return [number for number in _NAMES if signal.getsignal(number) != signal.SIG_IGN]
 
 
-def ended_now(number: int | None, *, fix: str, is_second: bool = False) -> MilesError:
+def ended_now(
+    number: int | None, *, fix: str, is_second: bool = False, notice: str = ""
+) -> MilesError:
     """Return the error of work that a signal ended at once. `fix`: the command that goes on or
-    begins again; `is_second`: the work was being stopped and saved already."""
+    begins again; `is_second`: the work was being stopped and saved already; `notice`: what ended
+    it instead of a signal."""
     kind = Interrupted if number == signal.SIGINT else Terminated
-    name = _NAMES[signal.Signals(number or signal.SIGTERM)]
+    name = notice or _NAMES[signal.Signals(number or signal.SIGTERM)]
     why = (
         "a second time: the work since the newest checkpoint is not saved"
         if is_second

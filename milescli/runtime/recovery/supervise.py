@@ -17,6 +17,7 @@ from milescli.core.errors import MilesError, NodesJoined, Stopped, WorkerDied
 from milescli.core.events import EventBus
 from milescli.core.run_processes import processes_of
 from milescli.core.silence import Silence, is_stopped_process
+from milescli.runtime.recovery.preemption import Preemption, of_signal
 from milescli.runtime.recovery.stops import ended_now, stop_signals
 
 WATCH_EVERY_S = 1.0
@@ -33,10 +34,14 @@ class StopSignals:
     """Asks; False where there is nothing to save, so that the first signal ends at once too."""
     again: Callable[[], str]
     """Returns the command that goes on or begins again, for the error of an end at once."""
+    on_notice: Callable[[Preemption], bool] | None = None
+    """Asks to save before this machine is taken away; False where there is nothing to save. None:
+    a notice is a stop like any other."""
     received: int | None = None
     """The last one; None: none came."""
     is_second: bool = False
     """One came before it."""
+    _notice: Preemption | None = None
     _main: asyncio.Task[Any] | None = None
     _old: dict[int, Any] = field(default_factory=dict)
     """Handlers that were there before."""
@@ -44,7 +49,8 @@ class StopSignals:
     @property
     def error(self) -> MilesError:
         """The error of work that they ended at once."""
-        return ended_now(self.received, fix=self.again(), is_second=self.is_second)
+        notice = self._notice.why if self._notice is not None and self.received is None else ""
+        return ended_now(self.received, fix=self.again(), is_second=self.is_second, notice=notice)
 
     def install(self, main: asyncio.Task[Any]) -> None:
         """Catch the signals while `main` runs."""
@@ -62,7 +68,19 @@ class StopSignals:
             if handler is not None:  # None: of a library in C
                 signal.signal(number, handler)
 
+    def notify(self, notice: Preemption) -> None:
+        """Handle a notice: only the first one counts, and none after a stop. A signal after it is
+        the user's first."""
+        if self.received is not None or self._notice is not None or self.on_notice is None:
+            return
+        self._notice = notice
+        if not self.on_notice(notice) and self._main is not None:
+            self._main.cancel()
+
     def _handle(self, number: int) -> None:
+        if number == signal.SIGUSR1 and self.on_notice is not None:
+            self.notify(of_signal(os.environ))
+            return
         if number == signal.SIGHUP and self.received is not None:
             return
         self.is_second, self.received = self.received is not None, number
@@ -154,6 +172,15 @@ class StopFlag:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._joined: NodesJoined | None = None
+        self.why = "Ctrl-C, SIGTERM or SIGHUP"
+        """Who wanted the end."""
+        self.is_after_step = False
+        """The end comes when the current step is done, if not before."""
+
+    @property
+    def is_set(self) -> bool:
+        """Return True if the end was requested."""
+        return self._event.is_set()
 
     def set(self) -> None:
         """Request the end."""
@@ -165,8 +192,8 @@ class StopFlag:
 
     def check(self) -> None:
         """Raises Stopped where it is set, NodesJoined where there is to be another beginning."""
-        if self._event.is_set():
-            raise Stopped("stopped on request", why="Ctrl-C, SIGTERM or SIGHUP", fix="miles resume")
+        if self._event.is_set() or self.is_after_step:
+            raise Stopped("stopped on request", why=self.why, fix="miles resume")
         if self._joined is not None:
             raise self._joined
 

@@ -127,6 +127,8 @@ function progress(summary) {
     summary.left && summary.state === "running" && ["left", leftText(summary.left)],
     ["checkpoint", summary.checkpoint_step ? `step ${number(summary.checkpoint_step)}`
       : "none yet"],
+    summary.mirror && ["copied", summary.mirrored_step === null ? "none yet"
+      : `step ${number(summary.mirrored_step)}`],
     ["restarts", number(summary.restarts)],
   ];
   return h(

@@ -1,0 +1,59 @@
+"""Where `miles export` writes: the folder that the user named, or a temporary one whose files go to
+an object store afterwards. Called by the command."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from milescli.backends.stores.copies import RECORD, read_record, upload
+from milescli.backends.stores.store import ObjectStore, open_store
+from milescli.console.output import Output
+from milescli.console.transfer import Transfer
+from milescli.core.errors import CheckpointError
+from milescli.models.base import CONFIG_NAME
+from milescli.recipe.store_url import is_store_url, require_store_url
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@contextmanager
+def folder_for(to: str, *, output: Output) -> Iterator[Path]:
+    """Give the folder to write to, and upload it afterwards if `--to` names a store. That is
+    checked before anything is written: it must be writable, and hold nothing but what an upload to
+    the same URL has left. Raises RecipeError, CheckpointError, StoreError."""
+    if not is_store_url(to):
+        yield Path(to)
+        return
+    url = require_store_url(to, key="--to")
+    store = open_store(url, instead="--to DIR   # a folder on this computer")
+    _require_unused(store)
+    with tempfile.TemporaryDirectory(prefix="miles-export-") as scratch:
+        folder = Path(scratch) / url.rpartition("/")[2]
+        yield folder
+        _upload(folder, store, output=output)
+
+
+def _require_unused(store: ObjectStore) -> None:
+    there = store.sizes().keys() - {RECORD}
+    is_whole = bool(there & {CONFIG_NAME, ADAPTER_CONFIG})
+    others = sorted(there - read_record(store).keys())
+    if is_whole or others:
+        raise CheckpointError(
+            f"{store.url} already {'exists' if is_whole else f'holds `{others[0]}`'}",
+            why="an export never overwrites existing files",
+            fix=f"--to {store.url}-2",
+        )
+    if not there:
+        store.write(RECORD, b"{}")  # hours before the first file is there: may it be written?
+
+
+def _upload(folder: Path, store: ObjectStore, *, output: Output) -> None:
+    files = {str(one.relative_to(folder)): one for one in folder.rglob("*") if one.is_file()}
+    last = CONFIG_NAME if CONFIG_NAME in files else ADAPTER_CONFIG
+    total = sum(file.stat().st_size for file in files.values())
+    output.note(f"uploading {len(files)} files to {store.url}")
+    with Transfer(output, label=f"uploading {folder.name}", total=total) as transfer:
+        upload(store, files, sha256={}, last=last, progress=transfer)
