@@ -48,6 +48,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/end_to_end/test_on_policy.py": 0,
     "tests/end_to_end/test_flight.py": 0,
     "tests/end_to_end/test_sweep.py": 0,
+    "tests/end_to_end/test_taken_away.py": 0,
     "tests/end_to_end/test_collectors.py": 0,
     "tests/end_to_end/test_examples.py": 0,
     "tests/end_to_end/test_real_data.py": 0,
