@@ -4,10 +4,13 @@ paths of the machine and no secrets."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
-from milescli.core.files import parse_json, read_json
+from milescli.checkpoint.run_dir import read_jsonl
+from milescli.core.files import read_json
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, files_of
 from milescli.recipe.model import Model
@@ -101,22 +104,18 @@ def _read_events(file: Path, *, upto: int) -> tuple[dict[int, float], dict[int, 
     """By step; of a step that was done again after a resume, the last."""
     rewards: dict[int, float] = {}
     evals: dict[int, Evaluated] = {}
-    if not file.is_file():
-        return rewards, evals
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                event = parse_json(line)
-                if event["event"] == "StepDone" and event["step"] <= upto:
-                    rewards[event["step"]] = float(event["rollout"]["reward_mean"])
-                elif event["event"] == "EvalDone" and event["step"] <= upto:
-                    evals[event["step"]] = Evaluated(
-                        step=event["step"],
-                        accuracy=float(event["accuracy"]),
-                        num_prompts=int(event["num_prompts"]),
-                    )
-            except (ValueError, KeyError, TypeError):
-                continue  # a line that was cut short when the machine stopped
+    for event in cast("Iterator[dict[str, Any]]", read_jsonl(file)):
+        try:
+            if event["event"] == "StepDone" and event["step"] <= upto:
+                rewards[event["step"]] = float(event["rollout"]["reward_mean"])
+            elif event["event"] == "EvalDone" and event["step"] <= upto:
+                evals[event["step"]] = Evaluated(
+                    step=event["step"],
+                    accuracy=float(event["accuracy"]),
+                    num_prompts=int(event["num_prompts"]),
+                )
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue  # a field is damaged, or of another version
     return rewards, evals
 
 

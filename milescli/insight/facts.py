@@ -1,17 +1,73 @@
 """What is known of a run beside its events: its recipe and its plan, as far as they can be read.
-A run of another version of miles is read as far as possible."""
+A run of another version of miles is read as far as possible; a plan with a damaged part counts as
+none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from annotated_types import Ge, Lt
 
 from milescli.checkpoint.run_dir import FORKED_FROM, RunDir
 from milescli.core.files import parse_json, parse_yaml, read_regular_bytes, read_regular_text
+from milescli.recipe.section import of_type
+
+_MOST = 2**53
+Count = Annotated[int, Ge(0), Lt(_MOST)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    updates_per_step: Count = 1
+    samples_per_prompt: Count = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    num: Count = 0
+    tp: Count = 1
+    pp: Count = 1
+    cp: Count = 1
+    dp: Count = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    name: str
+    size_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    device: str = ""
+    memory_bytes: Count = 0
+    training: Sequence[_Part] = ()
+    rollout: Sequence[_Part] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    name: str
+    node: Count
+    phases: Mapping[str, Count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is read of plan.json; see `plan.types.Plan`."""
+
+    batch: _Batch = _Batch()
+    engines: _Layout = _Layout()
+    engines_apart: Count = 0
+    forecast: _Forecast | None = None
+    max_staleness: Count = 0
+    processes: Sequence[_Process] = ()
+    steps: Count = 0
+    trainer: _Layout = _Layout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +85,11 @@ class RunFacts:
         """Return a value of the recipe; the default where it has none or cannot be read."""
         value = self.recipe.get(name)
         return default if value is None else value
+
+    def count(self, name: str) -> int:
+        """Return a value of the recipe that is a number of something; 0 if it is none."""
+        value = self.recipe.get(name)
+        return value if isinstance(value, int) and 0 < value < _MOST else 0
 
     @property
     def forked_from(self) -> str:
@@ -86,7 +147,12 @@ def read_facts(run: RunDir) -> RunFacts:
     recipe = manifest.get("recipe")
     if not isinstance(recipe, dict):
         recipe = _flat_recipe(run)
-    return RunFacts(recipe=recipe, plan=_json(run.plan_file), manifest=manifest)
+    plan = _json(run.plan_file)
+    try:
+        of_type(_Plan, plan)
+    except ValueError:
+        plan = {}
+    return RunFacts(recipe=recipe, plan=plan, manifest=manifest)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -106,7 +106,7 @@ _IN_PLAN = re.compile(r"(trainer-rank|engine)-\d+")
 def _planned(facts: RunFacts) -> dict[str, int]:
     """Return process -> bytes of its peak, by the plan of a CPU's first node; empty for devices."""
     return {
-        str(one["name"]): max(one["phases"].values())
+        str(one["name"]): max(one["phases"].values(), default=0)
         for one in facts.plan.get("processes", ())
         if one["node"] == 0
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from milescli.insight.timeline import of_run
 from milescli.insight.verdict import read_verdict
 from milescli.models.costs import TokenFlops
 from milescli.plan.devices import DEVICES
+from milescli.recipe.section import of_type
 
 SPREAD = 1.645
 """Standard errors on either side of a time that is left: nine of ten ends lie between."""
@@ -201,7 +202,7 @@ def _left(history: History, facts: RunFacts) -> Left | None:
     if not len(seconds) or not history.num_steps or history.step >= history.num_steps:
         return None
     count = history.num_steps - history.step
-    every = int(facts.key("eval.every", 0) or 0)
+    every = facts.count("eval.every")
     evals = [one.seconds for one in history.evaluations[-5:]]
     beside = np.mean(evals) * (count // every) if evals and every else 0.0
     mean_s = float(seconds.mean()) * count + float(beside)
@@ -259,8 +260,7 @@ def _waits(history: History) -> list[Wait]:
 
 
 def _wanted_steps(facts: RunFacts) -> int | None:
-    steps = facts.plan.get("steps") or facts.key("train.steps")
-    return int(steps) if steps else None
+    return facts.plan.get("steps") or facts.count("train.steps") or None
 
 
 def _recent(history: History, name: str) -> float | None:
@@ -310,8 +310,8 @@ def mfu_of(history: History, facts: RunFacts) -> float | None:
     if not (tokens > 0 and seconds > 0 and length > 0):
         return None
     try:
-        of_token = TokenFlops(**costs)
-    except TypeError:  # another version of miles wrote them
+        of_token = of_type(TokenFlops, asdict(TokenFlops(**costs)))
+    except (TypeError, ValueError):  # another version of miles wrote them, or they are damaged
         return None
     flops = FORWARD_AND_BACKWARD * of_token.forward_mean(max(1, round(length)))
     can_do = spec.bf16_flops * facts.num_trainer_devices

@@ -39,7 +39,8 @@ def plain(value: object) -> object:
 
 
 def of_type(kind: type[T], value: object) -> T:
-    """Make a dataclass of plain values. Raises ValueError if these have other fields or types."""
+    """Make a dataclass of plain values. Raises ValueError if a field is missing or has
+    another type; further ones are ignored."""
     return TypeAdapter(kind).validate_python(value)
 
 
