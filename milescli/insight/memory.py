@@ -48,8 +48,21 @@ def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemo
 def records(attempt: Path) -> list[Mapping[str, Any]]:
     """Return the lines of an attempt's memory.jsonl that have sizes, oldest first: time,
     resident_bytes by pid, names by pid. Raises OSError where they are not ours to read."""
-    lines = read_jsonl(attempt / FILE)
-    return [one for one in lines if isinstance(one.get("resident_bytes"), dict)]
+    return [one for one in read_jsonl(attempt / FILE) if _has_sizes(one)]
+
+
+def _has_sizes(record: Mapping[str, Any]) -> bool:
+    """Return True if a line has sizes, and everything that is read of it has its type."""
+    kinds = (("resident_bytes", int), ("peak_bytes", int), ("names", str))
+    values = [(record.get(name, {}), kind) for name, kind in kinds]
+    return (
+        "resident_bytes" in record
+        and all(
+            isinstance(of, dict) and all(isinstance(one, kind) for one in of.values())
+            for of, kind in values
+        )
+        and isinstance(record.get("time"), int | float)
+    )
 
 
 def courses_of(run: RunDir) -> dict[str, list[tuple[float, int]]]:

@@ -97,9 +97,25 @@ def by_group(samples: Sequence[KeptSample]) -> dict[tuple[int, int], list[KeptSa
     return groups
 
 
+def _is_whole(record: Mapping[str, Any]) -> bool:
+    """Return True if what is read of a line has its type; one that is damaged is left out."""
+    texts = [record["prompt"], record["response"], record["stop_reason"], record.get("label") or ""]
+    versions, ids = record.get("versions", []), record.get("response_ids") or []
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(record["prompt_index"], int)
+        and isinstance(record["reward"], int | float | None)
+        and isinstance(versions, list)
+        and all(isinstance(version, int | str) for version in versions)
+        and isinstance(ids, list)
+    )
+
+
 def _sample(line: bytes, step: int) -> KeptSample | None:
     try:
         record = orjson.loads(line)
+        if not _is_whole(record):
+            return None
         return KeptSample(
             step=step,
             prompt_index=record["prompt_index"],

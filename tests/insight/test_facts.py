@@ -12,8 +12,11 @@ import pytest
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.facts import read_facts
+from milescli.insight.memory import records
 from milescli.insight.reader import read_history
+from milescli.insight.samples import read_samples
 from milescli.insight.summary import summarize
+from tests.fake_run import SAMPLE
 from tests.plan.test_devices_measured import plan
 
 KEPT = Path(__file__).parents[1] / "web" / "browser" / "kept" / "quickstart-1"
@@ -75,4 +78,35 @@ def test_a_damaged_manifest_is_read_as_far_as_possible(
 ) -> None:
     _changed(run.manifest_file, key, value)
     run.plan_file.unlink()
+    assert summarize(run, read_history(run), read_facts(run)).step > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("logs/attempt_1/memory.jsonl", "resident_bytes", {"7": []}),
+        ("logs/attempt_1/memory.jsonl", "peak_bytes", {"7": "abc"}),
+        ("logs/attempt_1/memory.jsonl", "names", [1]),
+        ("logs/attempt_1/memory.jsonl", "time", None),
+        ("rollouts/step_20.jsonl", "versions", None),
+        ("rollouts/step_20.jsonl", "versions", [{}]),
+        ("rollouts/step_20.jsonl", "label", 5),
+        ("rollouts/step_20.jsonl", "prompt_index", {"a": 1}),
+        ("rollouts/step_20.jsonl", "reward", "high"),
+        ("rollouts/step_20.jsonl", "response_ids", 1.5),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_a_line_with_a_damaged_part_is_left_out(
+    run: RunDir, file: str, key: str, value: object
+) -> None:
+    path = run.path / file
+    path.parent.mkdir(exist_ok=True, parents=True)
+    sizes = {"time": 1.0, "resident_bytes": {"7": 5}, "peak_bytes": {"7": 6}, "names": {"7": "a"}}
+    whole = dict(SAMPLE) if "rollouts" in file else sizes
+    path.write_text(f"{json.dumps(whole)}\n{json.dumps({**whole, key: value})}\n")
+    if "rollouts" in file:
+        assert len(read_samples(run, 20)) == 1
+    else:
+        assert len(records(path.parent)) == 1
     assert summarize(run, read_history(run), read_facts(run)).step > 0
