@@ -27,7 +27,7 @@ from milescli.checkpoint.store import write_atomically
 from milescli.core.files import last_log_lines
 from milescli.core.scalars import STEP_EVENTS
 from milescli.core.units import format_bytes, format_time, parse_time
-from milescli.platform.memory_record import FILE, sizes_by_name
+from milescli.platform.memory_record import FILE, has_sizes, sizes_by_name
 
 LOG = Path("/dev/kmsg")
 MAX_LINES = 8
@@ -104,8 +104,8 @@ class Memory:
 def read_memory(log_dir: Path) -> Memory:
     """Read the memory record of an attempt; empty if there is none."""
     records = list(read_jsonl(log_dir / FILE))
-    looks: list[dict[str, Any]] = [record for record in records if record.get("resident_bytes")]
-    counts = [record["oom_kills"] for record in records if record.get("oom_kills") is not None]
+    looks: list[dict[str, Any]] = [record for record in records if has_sizes(record)]
+    counts = [count for one in records if isinstance(count := one.get("oom_kills"), int)]
     chosen = {round(i * (len(looks) - 1) / (NUM_POINTS - 1)) for i in range(NUM_POINTS)}
     peak = sizes_by_name(max(looks, key=_total)) if looks else {}
     return Memory(

@@ -12,7 +12,7 @@ from typing import Any
 from milescli.checkpoint.run_dir import RunDir, read_jsonl
 from milescli.core.history import History
 from milescli.insight.facts import RunFacts
-from milescli.platform.memory_record import FILE, sizes_by_name
+from milescli.platform.memory_record import FILE, has_sizes, sizes_by_name
 
 OTHERS = "others"
 """Processes that the plan has no name for: driver, router, Ray."""
@@ -48,21 +48,7 @@ def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemo
 def records(attempt: Path) -> list[Mapping[str, Any]]:
     """Return the lines of an attempt's memory.jsonl that have sizes, oldest first: time,
     resident_bytes by pid, names by pid. Raises OSError where they are not ours to read."""
-    return [one for one in read_jsonl(attempt / FILE) if _has_sizes(one)]
-
-
-def _has_sizes(record: Mapping[str, Any]) -> bool:
-    """Return True if a line has sizes, and everything that is read of it has its type."""
-    kinds = (("resident_bytes", int), ("peak_bytes", int), ("names", str))
-    values = [(record.get(name, {}), kind) for name, kind in kinds]
-    return (
-        "resident_bytes" in record
-        and all(
-            isinstance(of, dict) and all(isinstance(one, kind) for one in of.values())
-            for of, kind in values
-        )
-        and isinstance(record.get("time"), int | float)
-    )
+    return [one for one in read_jsonl(attempt / FILE) if has_sizes(one)]
 
 
 def courses_of(run: RunDir) -> dict[str, list[tuple[float, int]]]:

@@ -181,6 +181,24 @@ def last_look(folder: Path) -> dict[str, int]:
     return sizes_by_name(next(looks, {"resident_bytes": {}}))
 
 
+def has_sizes(record: Mapping[str, Any]) -> bool:
+    """Return True if a line of the record has sizes, and all of it has the right type."""
+    time_s, names = record.get("time"), record.get("names", {})
+    sizes = [record.get(of, {}) for of in ("resident_bytes", "peak_bytes")]
+    return (
+        bool(record.get("resident_bytes"))
+        and isinstance(time_s, int | float)
+        and 0 <= time_s < _LATEST_S
+        and isinstance(names, dict)
+        and all(isinstance(of, dict) for of in sizes)
+        and all(isinstance(size, int) and 0 <= size < 2**63 for of in sizes for size in of.values())
+    )
+
+
+_LATEST_S = 1e11
+"""Seconds since 1970; a later time is none."""
+
+
 def sizes_by_name(look: Mapping[str, Any], *, of: str = "resident_bytes") -> dict[str, int]:
     """Map process names to bytes in one line of the record; equal names add up. `of` is
     resident_bytes or peak_bytes."""

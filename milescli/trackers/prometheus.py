@@ -19,7 +19,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from milescli.core.errors import MachineError
 from milescli.core.metric_names import ANY, METRICS, SECONDS, SHARE, Metric, metric_of
 from milescli.core.scalars import STEP_EVENTS, Record, scalars_in
-from milescli.platform.memory_record import sizes_by_name
+from milescli.platform.memory_record import has_sizes, sizes_by_name
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Collected
@@ -173,7 +173,7 @@ class Exposition:
         """Take in a line of events.jsonl, or of memory.jsonl. What it does not know it leaves
         out."""
         with self._lock:
-            if "resident_bytes" in record:
+            if has_sizes(record):
                 self._memory(record)
             elif "event" in record:
                 who = {"adapter": str(record["adapter"])} if "adapter" in record else {}
