@@ -171,7 +171,7 @@ def test_one_that_hangs_at_the_end_is_waited_for_within_a_bound(
 def test_prometheus_sees_the_run_and_its_memory_while_it_goes_on(tmp_path: Path) -> None:
     spec = spec_of(tmp_path / "sums", metrics_address=f"127.0.0.1:{free_ports(1)[0]}")
     attempt = spec.run.new_attempt()
-    line = '{"oom_kills": 0, "resident_bytes": {"7": 4096}, "names": {"7": "driver"}}\n'
+    line = '{"time": 1.0, "resident_bytes": {"7": 4096}, "names": {"7": "driver"}}\n'
     (attempt / "memory.jsonl").write_text(line)
     said = Said()
     bus = EventBus([said.events.append])
