@@ -51,9 +51,9 @@ def until_closed(
     ignored: tuple[int, ...] = (errno.EIO,),
     patience_s: float | None = None,
 ) -> TextIO:
-    """Return the stream, with errors of these numbers ignored. Where nobody has read for
-    `patience_s`, what is printed is dropped until somebody reads again, and is told how much; None:
-    it waits as long as it takes."""
+    """Return the stream, with errors of these numbers ignored. If nobody reads for `patience_s`,
+    further output is dropped until somebody reads again, who is told how much is missing; None:
+    writing waits as long as it takes."""
     raw = _Output(number, "w", closefd=False)
     raw.ignored, raw.patience_s = ignored, patience_s
     return io.TextIOWrapper(

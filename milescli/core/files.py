@@ -51,7 +51,7 @@ _REFUSED = {
     errno.EPERM: "lsattr -d {path}   # or its owner is another user",
     errno.EROFS: "findmnt -T {path}   # its file system is mounted read-only",
     errno.ELOOP: "readlink {path}   # its links lead back to themselves",
-    errno.ENOTDIR: "namei -l {path}   # what of it is a file?",
+    errno.ENOTDIR: "namei -l {path}   # which part of it is a file?",
     errno.EISDIR: "ls -ld {path}   # a folder, where a file should be",
 }
 """Numbers of errors that are the path's fault, each with a command that shows more."""
@@ -59,11 +59,11 @@ _SHOWN_PATH = 200
 
 
 def unusable(error: OSError) -> MilesError | None:
-    """Return the error for users where the operating system refuses a path for what the path is;
-    None for any other error."""
-    if error.filename is None or error.errno not in _REFUSED:
+    """Return the error for users if the operating system refuses the path itself (too long a name,
+    no permission, a read-only file system); None for any other error."""
+    if not isinstance(error.filename, str | bytes) or error.errno not in _REFUSED:
         return None
-    path = os.fsdecode(error.filename) if not isinstance(error.filename, int) else ""
+    path = os.fsdecode(error.filename)
     if len(path) > _SHOWN_PATH:
         path = f"{path[: _SHOWN_PATH // 2]}...{path[-_SHOWN_PATH // 2 :]}"
     return MilesError(

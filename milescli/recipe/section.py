@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -41,7 +42,12 @@ def plain(value: object) -> object:
 def of_type(kind: type[T], value: object) -> T:
     """Make a dataclass of plain values. Raises ValueError if a field is missing or has
     another type; further ones are ignored."""
-    return TypeAdapter(kind).validate_python(value)
+    return _adapter(kind).validate_python(value)
+
+
+@lru_cache(maxsize=64)
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True, slots=True)

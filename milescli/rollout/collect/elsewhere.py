@@ -150,11 +150,6 @@ class GroupNumbers:
         }
 
 
-def is_elsewhere(group: Group) -> bool:
-    """Return True if the tokens of the group lie in another process."""
-    return any(isinstance(line, Line) for sample in group.samples for line in sample.trajectories)
-
-
 def with_decisions(group: Group, decided: Group) -> Group:
     """Return the group with what the driver decided of it: shaped rewards, and which samples are
     learned."""
