@@ -9,6 +9,7 @@ from typing import Any
 from milescli.agents.openai_forms import (
     Answered,
     Asked,
+    Events,
     Json,
     require_texts,
     sampling_of,
@@ -54,24 +55,17 @@ def messages_asked(body: Mapping[str, Any]) -> Asked:
 def message_response(answered: Answered, *, model: str, number: str) -> Json:
     """Return the response of /v1/messages."""
     assert answered.reply is not None, "a chat has replies"
-    message, content = answered.reply.message, list[Json]()
-    if thought := message.get("reasoning_content"):
-        content.append({"type": "thinking", "thinking": thought, "signature": ""})
-    if message["content"]:
-        content.append({"type": "text", "text": message["content"]})
+    message = answered.reply.message
+    content = [_block(part, message[part]) for part in _BLOCKS if message.get(part)]
     for call in message.get("tool_calls", ()):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         used = {"type": "tool_use", "id": call["id"], "name": name, "input": _loaded(arguments)}
         content.append(used)
     told = usage([answered])
     return {
-        "id": f"msg_{number}",
-        "type": "message",
-        "role": "assistant",
-        "model": model,
+        **_head(model=model, number=number),
         "content": content,
         "stop_reason": _ENDS[answered.finish_reason],
-        "stop_sequence": None,
         "usage": {
             "input_tokens": told["prompt_tokens"],
             "output_tokens": told["completion_tokens"],
@@ -79,17 +73,94 @@ def message_response(answered: Answered, *, model: str, number: str) -> Json:
     }
 
 
-def message_events(response: Json) -> Iterator[str]:
-    """The same as server-sent events: what was sampled comes at once, when it is there."""
-    yield _event("message_start", message={**response, "content": [], "stop_reason": None})
-    for index, block in enumerate(response["content"]):
-        begun, delta = _in_parts(block)
-        yield _event("content_block_start", index=index, content_block=begun)
-        yield _event("content_block_delta", index=index, delta=delta)
-        yield _event("content_block_stop", index=index)
-    ended = {"stop_reason": response["stop_reason"], "stop_sequence": None}
-    yield _event("message_delta", delta=ended, usage=response["usage"])
-    yield _event("message_stop")
+_BLOCKS = {"reasoning_content": "thinking", "content": "text"}
+"""Part of a message -> type of its block, whose text has the same name."""
+
+
+class MessageEvents(Events):
+    """Writes the events of /v1/messages."""
+
+    def __init__(self, *, model: str, number: str) -> None:
+        """Write events with these names."""
+        super().__init__()
+        self._head = _head(model=model, number=number)
+        self._num_blocks = 0
+        self._open: str | None = None
+        """Part of the message whose block has begun."""
+
+    def piece(self, part: str, text: str) -> Iterator[str]:
+        """Say a piece of a block."""
+        if not self.has_begun:
+            # how many tokens the prompt has is told at the end
+            usage = {"input_tokens": 0, "output_tokens": 0}
+            yield _event("message_start", message={**self._head, "usage": usage})
+        self._said[part] += text
+        block = _block(part, text)
+        if part != self._open:
+            yield from self._close()
+            yield self._begin(block)
+            self._open = part
+        yield self._delta(block)
+
+    def end(self, response: Json) -> Iterator[str]:
+        """Say what is left of `message_response`."""
+        if not self.has_begun:
+            yield _event("message_start", message={**self._head, "usage": response["usage"]})
+        part_of = {kind: part for part, kind in _BLOCKS.items()}
+        for block in response["content"]:
+            part = part_of.get(block["type"])
+            if part is not None and self._said[part]:
+                if part == self._open and (rest := self._rest(part, block[block["type"]])):
+                    yield self._delta(_block(part, rest))
+                continue
+            yield from self._close()
+            yield self._begin(block)
+            yield self._delta(block)
+            yield self._stop()
+        yield from self._close()
+        ended = {"stop_reason": response["stop_reason"], "stop_sequence": None}
+        yield _event("message_delta", delta=ended, usage=response["usage"])
+        yield _event("message_stop")
+
+    def failed(self, message: str) -> Iterator[str]:
+        """Say that nothing more comes."""
+        yield _event("error", error={"type": "api_error", "message": message})
+
+    def _begin(self, block: Json) -> str:
+        begun, _ = _in_parts(block)
+        return _event("content_block_start", index=self._num_blocks, content_block=begun)
+
+    def _delta(self, block: Json) -> str:
+        _, delta = _in_parts(block)
+        return _event("content_block_delta", index=self._num_blocks, delta=delta)
+
+    def _stop(self) -> str:
+        self._num_blocks += 1
+        return _event("content_block_stop", index=self._num_blocks - 1)
+
+    def _close(self) -> Iterator[str]:
+        if self._open is not None:
+            self._open = None
+            yield self._stop()
+
+
+def _block(part: str, text: str) -> Json:
+    kind = _BLOCKS[part]
+    signed = {"signature": ""} if kind == "thinking" else {}
+    return {"type": kind, kind: text, **signed}
+
+
+def _head(*, model: str, number: str) -> Json:
+    """How a message begins."""
+    return {
+        "id": f"msg_{number}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
 
 
 def _in_parts(block: Json) -> tuple[Json, Json]:

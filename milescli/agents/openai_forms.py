@@ -13,6 +13,8 @@ from milescli.core.types import StopReason
 from milescli.data.images import PARTS, source_in
 from milescli.rollout.base import Reply, Turn
 
+PARTS_OF_MESSAGE = ("reasoning_content", "content")
+"""Texts of a message, in the order in which they are sampled."""
 _CONSTRAINED = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
     *("json_schema", "regex", "ebnf"),
@@ -219,22 +221,66 @@ def chat_response(asked: Asked, answered: Sequence[Answered], *, model: str, num
     }
 
 
-def chat_events(response: Json, *, wants_usage: bool) -> Iterator[str]:
-    """The same as server-sent events: what was sampled comes at once, when it is there."""
-    head = {**response, "object": "chat.completion.chunk"}
-    told = head.pop("usage")
-    for choice in response["choices"]:
-        message = {**choice["message"]}
-        if calls := message.get("tool_calls"):
-            message["tool_calls"] = [{**call, "index": n} for n, call in enumerate(calls)]
-        index, end = choice["index"], choice["finish_reason"]
-        delta = {**choice, "delta": message, "finish_reason": None}
-        delta.pop("message")
-        yield _event({**head, "choices": [delta]})
-        yield _event({**head, "choices": [{"index": index, "delta": {}, "finish_reason": end}]})
-    if wants_usage:
-        yield _event({**head, "choices": [], "usage": told})
-    yield "data: [DONE]\n\n"
+class Events:
+    """Tracks what a stream of server-sent events has said of a message, so that its end says the
+    rest. `PARTS_OF_MESSAGE` come in pieces while they are sampled; what else a message has comes at
+    the end, as does all of it where nobody told the pieces."""
+
+    def __init__(self) -> None:
+        """Begin with nothing said."""
+        self._said = dict.fromkeys(PARTS_OF_MESSAGE, "")
+
+    @property
+    def has_begun(self) -> bool:
+        """Return True if a piece was said."""
+        return any(self._said.values())
+
+    def _rest(self, part: str, whole: str) -> str:
+        """What is left of a part, which was perhaps said without the blanks before it."""
+        said = self._said[part]
+        whole = whole if whole.startswith(said) else whole.lstrip()
+        return whole[len(said) :] if whole.startswith(said) else ""
+
+
+class ChatEvents(Events):
+    """Writes the events of /v1/chat/completions."""
+
+    def __init__(self, *, model: str, number: str, wants_usage: bool) -> None:
+        """Write events with these names. `wants_usage`: at the end, too."""
+        super().__init__()
+        self._head = _head("chat.completion.chunk", f"chatcmpl-{number}", model)
+        self._wants_usage = wants_usage
+
+    def piece(self, part: str, text: str) -> Iterator[str]:
+        """Say a piece of the only choice."""
+        role = {} if self.has_begun else {"role": "assistant"}
+        self._said[part] += text
+        yield self._chunk(0, delta={**role, part: text}, logprobs=None, finish_reason=None)
+
+    def end(self, response: Json) -> Iterator[str]:
+        """Say what is left of `chat_response`."""
+        for choice in response["choices"]:
+            message, index = {**choice["message"]}, choice["index"]
+            for part in PARTS_OF_MESSAGE if self.has_begun else ():
+                message.pop("role", None)
+                if part in message:
+                    message[part] = self._rest(part, message[part])
+            if calls := message.get("tool_calls"):
+                message["tool_calls"] = [{**call, "index": n} for n, call in enumerate(calls)]
+            delta = {**choice, "delta": message, "finish_reason": None}
+            del delta["message"], delta["index"]
+            yield self._chunk(index, **delta)
+            yield self._chunk(index, delta={}, finish_reason=choice["finish_reason"])
+        if self._wants_usage:
+            yield _event({**self._head, "choices": [], "usage": response["usage"]})
+        yield "data: [DONE]\n\n"
+
+    def failed(self, message: str) -> Iterator[str]:
+        """Say that nothing more comes."""
+        yield _event(error(message, kind="server_error"))
+
+    def _chunk(self, index: int, **fields: Any) -> str:
+        return _event({**self._head, "choices": [{"index": index, **fields}]})
 
 
 def text_response(asked: Asked, answered: Sequence[Answered], *, model: str, number: str) -> Json:

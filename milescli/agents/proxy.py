@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -28,6 +29,10 @@ from milescli.core.files import parse_json
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.rollout.base import Door, Session
 
+if TYPE_CHECKING:
+    from milescli.rollout.episode.pieces import OnPiece
+    from milescli.rollout.episode.session import RecordingSession
+
 MAX_BODY_BYTES = 64 * 1024**2
 MAX_OPEN = 256
 """Requests of one session at a time."""
@@ -39,10 +44,38 @@ class _Guest:
     """Holds a session that is served."""
 
     session: Session
-    open: set[asyncio.Future[Response]] = field(default_factory=set)
+    open: set[asyncio.Future[Any]] = field(default_factory=set)
     """Requests that have no response yet."""
     kept: Kept = field(default_factory=Kept)
     """What `/v1/responses` can go on from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """How a request for messages is responded to."""
+
+    tell: Callable[[Sequence[Answered]], openai_forms.Json]
+    """Returns the whole response."""
+    events: _Events
+
+
+class _Events(Protocol):
+    """Writes server-sent events of one response."""
+
+    def piece(self, part: str, text: str) -> Iterator[str]:
+        """Say a piece of a part of the message."""
+        ...
+
+    def end(self, response: openai_forms.Json) -> Iterator[str]:
+        """Say what is left."""
+        ...
+
+    def failed(self, message: str) -> Iterator[str]:
+        """Say that nothing more comes."""
+        ...
+
+
+_Respond = Callable[[Any, _Guest, str], Awaitable[Response]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,8 +91,9 @@ class SessionProxy:
     host: str = "127.0.0.1"
     listener: socket.socket | None = None
     """Where it listens; None: at a free port of `host`."""
-    session_of: Callable[[Asked], Session] | None = None
-    """Makes a session for one request; None: all requests with one key are of one session."""
+    session_of: Callable[[Asked], RecordingSession] | None = None
+    """Makes a session for one request, whose chat is streamed token by token; None: all requests
+    with one key are of one session."""
     _guests: dict[str, _Guest] = field(default_factory=dict)
     _numbers: count = field(default_factory=count)  # type: ignore[type-arg]
     _server: uvicorn.Server | None = None
@@ -123,42 +157,87 @@ class SessionProxy:
         return JSONResponse(openai_forms.models(self.model, max_model_len=self.max_model_len))
 
     async def _chat(self, request: Request) -> Response:
-        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
-            answered = await self._replies(asked, guest.session)
-            told = openai_forms.chat_response(asked, answered, model=self.model, number=number)
-            if not asked.streams:
-                return JSONResponse(told)
-            events = openai_forms.chat_events(told, wants_usage=asked.wants_usage)
-            return StreamingResponse(events, media_type="text/event-stream")
+        def begin(asked: Asked, guest: _Guest, number: str) -> _Form:
+            named = {"model": self.model, "number": number}
+            return _Form(
+                tell=lambda answered: openai_forms.chat_response(asked, answered, **named),
+                events=openai_forms.ChatEvents(**named, wants_usage=asked.wants_usage),
+            )
 
-        return await self._served(request, _of_body(openai_forms.chat_asked), respond)
+        return await self._served(request, _of_body(openai_forms.chat_asked), self._saying(begin))
 
     async def _responses(self, request: Request) -> Response:
         def read(body: dict[str, Any], guest: _Guest) -> ResponseAsked:
             return responses_form.response_asked(body, guest.kept)
 
-        async def respond(asked: ResponseAsked, guest: _Guest, number: str) -> Response:
-            (answer,) = await self._replies(asked, guest.session)
-            told = responses_form.response(asked, answer, model=self.model, number=number)
-            if asked.is_kept and answer.reply is not None:
-                guest.kept.add(told["id"], [*asked.history, dict(answer.reply.message)])
-            if not asked.streams:
-                return JSONResponse(told)
-            events = responses_form.response_events(told)
-            return StreamingResponse(events, media_type="text/event-stream")
+        def begin(asked: ResponseAsked, guest: _Guest, number: str) -> _Form:
+            named = {"model": self.model, "number": number}
 
-        return await self._served(request, read, respond)
+            def tell(answered: Sequence[Answered]) -> openai_forms.Json:
+                (answer,) = answered
+                told = responses_form.response(asked, answer, **named)
+                if asked.is_kept and answer.reply is not None:
+                    guest.kept.add(told["id"], [*asked.history, dict(answer.reply.message)])
+                return told
+
+            return _Form(tell=tell, events=responses_form.ResponseEvents(asked, **named))
+
+        return await self._served(request, read, self._saying(begin))
 
     async def _messages(self, request: Request) -> Response:
-        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
-            (answer,) = await self._replies(asked, guest.session)
-            told = anthropic_forms.message_response(answer, model=self.model, number=number)
-            if not asked.streams:
-                return JSONResponse(told)
-            events = anthropic_forms.message_events(told)
-            return StreamingResponse(events, media_type="text/event-stream")
+        def begin(asked: Asked, guest: _Guest, number: str) -> _Form:
+            named = {"model": self.model, "number": number}
+            return _Form(
+                tell=lambda answered: anthropic_forms.message_response(answered[0], **named),
+                events=anthropic_forms.MessageEvents(**named),
+            )
 
-        return await self._served(request, _of_body(anthropic_forms.messages_asked), respond)
+        return await self._served(
+            request, _of_body(anthropic_forms.messages_asked), self._saying(begin)
+        )
+
+    def _saying(self, begin: Callable[[Any, _Guest, str], _Form]) -> _Respond:
+        """What responds to a request for messages: whole, or as events."""
+
+        async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
+            form = begin(asked, guest, number)
+            if asked.streams:
+                return await self._streamed(asked, guest, form)
+            return JSONResponse(form.tell(await self._replies(asked, guest.session)))
+
+        return respond
+
+    async def _streamed(self, asked: Asked, guest: _Guest, form: _Form) -> Response:
+        """Return at the first piece, or at the end where there is none; what fails before that has
+        its status."""
+        pieces = asyncio.Queue[tuple[str, str] | None]()
+        asking = asyncio.ensure_future(
+            self._replies(asked, guest.session, tell=lambda *piece: pieces.put_nowait(piece))
+        )
+        asking.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            first = await pieces.get()
+        except BaseException:
+            asking.cancel()
+            raise
+        if first is None:
+            events = form.events.end(form.tell(asking.result()))
+            return StreamingResponse(events, media_type="text/event-stream")
+        guest.open.add(asking)
+        asking.add_done_callback(guest.open.discard)
+
+        async def rest(piece: tuple[str, str] | None) -> AsyncIterator[str]:
+            try:
+                while piece is not None:
+                    for event in form.events.piece(*piece):
+                        yield event
+                    piece = await pieces.get()
+                for event in _last_events(asking, form):
+                    yield event
+            finally:
+                asking.cancel()
+
+        return StreamingResponse(rest(first), media_type="text/event-stream")
 
     async def _text(self, request: Request) -> Response:
         async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
@@ -175,12 +254,18 @@ class SessionProxy:
 
         return await self._served(request, _of_body(openai_forms.ids_asked), respond)
 
-    async def _replies(self, asked: Asked, session: Session) -> list[Answered]:
+    async def _replies(
+        self, asked: Asked, session: Session, *, tell: OnPiece | None = None
+    ) -> list[Answered]:
+        """`tell`: what is told the pieces of an only choice, where a session is of one request."""
+        chat = session.chat
         if self.session_of is not None:
-            session = self.session_of(asked)
+            own = self.session_of(asked)
+            is_told = tell is not None and asked.num_choices == 1
+            chat = partial(own.chat, on_piece=tell) if is_told else own.chat
         replies = await asyncio.gather(
             *(
-                session.chat(
+                chat(
                     asked.messages,
                     tools=asked.tools,
                     max_new_tokens=asked.max_new_tokens,
@@ -219,7 +304,10 @@ class SessionProxy:
         return self._guests.get(key.strip())
 
     async def _served(
-        self, request: Request, read: Callable[[dict[str, Any], _Guest], Asked], respond: Any
+        self,
+        request: Request,
+        read: Callable[[dict[str, Any], _Guest], Asked],
+        respond: _Respond,
     ) -> Response:
         """The response, or what was wrong with the request."""
         guest = self._guest(request)
@@ -268,6 +356,18 @@ class QuietServer(uvicorn.Server):
 
 class TooLarge(Exception):
     """Reports that a request has too many bytes."""
+
+
+def _last_events(asking: asyncio.Future[list[Answered]], form: _Form) -> Iterator[str]:
+    """What is left of a response, or why there is nothing more."""
+    if asking.cancelled():
+        return form.events.failed("the session has ended")
+    error = asking.exception()
+    if error is None:
+        return form.events.end(form.tell(asking.result()))
+    if isinstance(error, MilesError):
+        return form.events.failed(str(error))
+    raise error
 
 
 def _of_body(read: Callable[[dict[str, Any]], Asked]) -> Callable[[dict[str, Any], _Guest], Asked]:

@@ -15,11 +15,13 @@ async def next_reply(
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
+    **more: Any,
 ) -> Reply | None:
     """Return the policy's next reply, or None if the conversation is full, which ends the episode.
-    Raises ContextFull if even the first reply has no room, and as `Session.chat`."""
+    `more`: further arguments of the session's `chat`. Raises ContextFull if even the first reply
+    has no room, and as `Session.chat`."""
     try:
-        return await session.chat(messages, tools=tools)
+        return await session.chat(messages, tools=tools, **more)
     except ContextFull:
         if not session.turns:
             raise

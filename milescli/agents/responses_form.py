@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.agents.openai_forms import Answered, Asked, Body, Json, sampling_of, usage
+from milescli.agents.openai_forms import Answered, Asked, Body, Events, Json, sampling_of, usage
 
 MAX_KEPT = 256
 """Responses of one session that can be gone on from by their id: the newest."""
@@ -103,12 +103,8 @@ def response(asked: ResponseAsked, answered: Answered, *, model: str, number: st
     """Return the response of /v1/responses."""
     told, is_cut = usage([answered]), answered.finish_reason == "length"
     return {
-        "id": f"resp_{number}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "model": model,
+        **_head(asked, model=model, number=number),
         "status": "incomplete" if is_cut else "completed",
-        "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": _items(answered, number),
         "usage": {
@@ -118,46 +114,142 @@ def response(asked: ResponseAsked, answered: Answered, *, model: str, number: st
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": told["total_tokens"],
         },
+    }
+
+
+def _head(asked: ResponseAsked, *, model: str, number: str) -> Json:
+    """How a response begins."""
+    return {
+        "id": f"resp_{number}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
         **asked.repeated,
     }
 
 
-def response_events(whole: Json) -> Iterator[str]:
-    """The same as server-sent events: what was sampled comes at once, when it is there."""
-    for number, event in enumerate(_events(whole)):
-        told = json.dumps({**event, "sequence_number": number})
-        yield f"event: {event['type']}\ndata: {told}\n\n"
+class ResponseEvents(Events):
+    """Writes the events of /v1/responses."""
 
+    def __init__(self, asked: ResponseAsked, *, model: str, number: str) -> None:
+        """Write events with these names."""
+        super().__init__()
+        self._head = _head(asked, model=model, number=number)
+        self._number = number
+        self._num_events = self._num_items = 0
+        self._open: str | None = None
+        """Part of the message whose item has begun."""
 
-def _events(whole: Json) -> Iterator[Json]:
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
-    begun["incomplete_details"] = None
-    for name in ("created", "in_progress"):
-        yield {"type": f"response.{name}", "response": begun}
-    for index, item in enumerate(whole["output"]):
-        place = {"output_index": index}
+    def piece(self, part: str, text: str) -> Iterator[str]:
+        """Say a piece of an item."""
+        if not self.has_begun:
+            yield from self._begin()
+        if part != self._open:
+            yield from self._close()
+            yield from self._added(_text_item(part, "", self._number))
+            self._open = part
+        self._said[part] += text
+        yield from self._delta(_text_item(part, text, self._number))
+
+    def end(self, whole: Json) -> Iterator[str]:
+        """Say what is left of `response`."""
+        if not self.has_begun:
+            yield from self._begin()
+        for item in whole["output"]:
+            part = _PART_OF.get(item["type"])
+            if part is not None and self._said[part]:
+                if part == self._open:
+                    rest = self._rest(part, item["content"][0]["text"])
+                    yield from self._delta(_text_item(part, rest, self._number)) if rest else ()
+                    yield from self._done(item)
+                continue
+            yield from self._close()
+            yield from self._added(item)
+            yield from self._delta(item)
+            yield from self._done(item)
+        yield from self._close()
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def failed(self, message: str) -> Iterator[str]:
+        """Say that nothing more comes."""
+        yield self._event("error", code="server_error", message=message, param=None)
+
+    def _begin(self) -> Iterator[str]:
+        for name in ("created", "in_progress"):
+            yield self._event(f"response.{name}", response=self._head)
+
+    def _close(self) -> Iterator[str]:
+        if self._open is not None:
+            yield from self._done(_text_item(self._open, self._said[self._open], self._number))
+
+    def _added(self, item: Json) -> Iterator[str]:
         empty = {**item, "arguments": ""} if "arguments" in item else {**item, "content": []}
         if "status" in item:
             empty["status"] = "in_progress"
-        yield {"type": "response.output_item.added", **place, "item": empty}
-        yield from _item_events(item, {**place, "item_id": item["id"]})
-        yield {"type": "response.output_item.done", **place, "item": item}
-    yield {"type": f"response.{whole['status']}", "response": whole}
+        yield self._event("response.output_item.added", output_index=self._num_items, item=empty)
+        if "content" in item:
+            (part,) = item["content"]
+            yield self._placed("response.content_part.added", item, part={**part, "text": ""})
+
+    def _delta(self, item: Json) -> Iterator[str]:
+        if "arguments" in item:
+            name = "response.function_call_arguments.delta"
+            yield self._placed(name, item, delta=item["arguments"])
+            return
+        (part,) = item["content"]
+        name, more = f"response.{part['type']}.delta", _more(part)
+        yield self._placed(name, item, delta=part["text"], **more)
+
+    def _done(self, item: Json) -> Iterator[str]:
+        if "arguments" in item:
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._placed("response.function_call_arguments.done", item, **told)
+        else:
+            (part,) = item["content"]
+            name, more = f"response.{part['type']}.done", _more(part)
+            yield self._placed(name, item, text=part["text"], **more)
+            yield self._placed("response.content_part.done", item, part=part)
+        yield self._event("response.output_item.done", output_index=self._num_items, item=item)
+        self._open = None
+        self._num_items += 1
+
+    def _placed(self, name: str, item: Json, /, **fields: Any) -> str:
+        inside = {"content_index": 0} if "content" in item else {}
+        place = {"output_index": self._num_items, "item_id": item["id"]}
+        return self._event(name, **place, **inside, **fields)
+
+    def _event(self, name: str, /, **fields: Any) -> str:
+        told = {"type": name, **fields, "sequence_number": self._num_events}
+        self._num_events += 1
+        return f"event: {name}\ndata: {json.dumps(told)}\n\n"
 
 
-def _item_events(item: Json, place: Json) -> Iterator[Json]:
-    if item["type"] == "function_call":
-        kind, arguments = "response.function_call_arguments", item["arguments"]
-        yield {"type": f"{kind}.delta", **place, "delta": arguments}
-        yield {"type": f"{kind}.done", **place, "name": item["name"], "arguments": arguments}
-        return
-    (part,) = item["content"]
-    place = {**place, "content_index": 0}
-    kind, more = f"response.{part['type']}", {"logprobs": []} if "logprobs" in part else {}
-    yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
-    yield {"type": f"{kind}.delta", **place, "delta": part["text"], **more}
-    yield {"type": f"{kind}.done", **place, "text": part["text"], **more}
-    yield {"type": "response.content_part.done", **place, "part": part}
+_PART_OF = {"reasoning": "reasoning_content", "message": "content"}
+"""Type of an item -> part of a message."""
+
+
+def _more(part: Json) -> Json:
+    return {"logprobs": []} if "logprobs" in part else {}
+
+
+def _text_item(part: str, text: str, number: str, *, status: str = "completed") -> Json:
+    """The item of a part of a message."""
+    if part == "reasoning_content":
+        content = [{"type": "reasoning_text", "text": text}]
+        return {"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": content}
+    said = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {
+        "id": f"msg_{number}",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [said],
+    }
 
 
 def _items(answered: Answered, number: str) -> list[Json]:
@@ -167,19 +259,10 @@ def _items(answered: Answered, number: str) -> list[Json]:
     message, items = answered.reply.message, list[Json]()
     calls = message.get("tool_calls") or ()
     if thought := message.get("reasoning_content"):
-        content = [{"type": "reasoning_text", "text": thought}]
-        items.append({"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": content})
+        items.append(_text_item("reasoning_content", thought, number))
     if message["content"] or not calls:
-        text = {"type": "output_text", "text": message["content"], "annotations": []}
-        items.append(
-            {
-                "id": f"msg_{number}",
-                "type": "message",
-                "role": "assistant",
-                "status": "incomplete" if answered.finish_reason == "length" else "completed",
-                "content": [{**text, "logprobs": []}],
-            }
-        )
+        status = "incomplete" if answered.finish_reason == "length" else "completed"
+        items.append(_text_item("content", message["content"], number, status=status))
     items += [
         {
             "id": f"fc_{number}_{place}",

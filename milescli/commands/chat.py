@@ -72,6 +72,12 @@ def chat(
         if logprobs:
             output.table(["token", "logprob"], [(repr(piece), f"{v:.3f}") for piece, v in pieces])
 
-    asked = Chat(read=lambda: next_line(output), said=said, note=output.note, system=system)
+    asked = Chat(
+        read=lambda: next_line(output),
+        said=said,
+        note=output.note,
+        piece=output.piece if output.is_watched else None,
+        system=system,
+    )
     wish = EvalWish(data=["task:seeds"], sets=changes)
     measure.measured(subject, wish, measure.Options(ask=asked.ask), output=output)

@@ -57,6 +57,8 @@ class Output:
     ) -> None:
         """Streams other than the process's own are for tests."""
         self.mode = mode
+        self._begun = ""
+        """What was printed of a text so far."""
         self.data = _console(stdout if stdout is not None else sys.stdout)
         self.narration = _console(stderr if stderr is not None else sys.stderr)
 
@@ -64,6 +66,11 @@ class Output:
     def is_interactive(self) -> bool:
         """The narration goes to a terminal that can redraw: only then is a live panel drawn."""
         return self.narration.is_terminal and not self.narration.is_dumb_terminal
+
+    @property
+    def is_watched(self) -> bool:
+        """Return True if a person reads the data on a terminal."""
+        return self.mode is Mode.HUMAN and self.data.is_terminal
 
     def json(self, kind: str, payload: Mapping[str, object]) -> None:
         """One line on stdout, in JSON mode only: `{"schema": 1, "kind": kind, ...payload}`."""
@@ -112,9 +119,18 @@ class Output:
             self._show(Padding(grid, (0, 0, 0, 2)) if title else grid)
 
     def text(self, text: str) -> None:
-        """Print data that is already text: a recipe, a help page. Prints nothing in JSON mode."""
+        """Print data that is already text: a recipe, a help page; or what is left of one whose
+        beginning was printed by `piece`. Prints nothing in JSON mode."""
         if self.mode is not Mode.JSON:
-            self._line(self.data, text.rstrip("\n"))
+            self._line(self.data, text.removeprefix(self._begun).rstrip("\n"))
+            self._begun = ""
+
+    def piece(self, text: str) -> None:
+        """Print a piece of a text at once, which `text` ends. Prints nothing in JSON mode."""
+        if self.mode is not Mode.JSON:
+            self._begun += text
+            self.data.file.write(text)
+            self.data.file.flush()
 
     def masked(self, pieces: Sequence[tuple[str, bool]]) -> None:
         """Print text in pieces, some of which are learned: those are coloured, and every other

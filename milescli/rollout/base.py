@@ -4,7 +4,7 @@ only; implementations live elsewhere."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,6 +46,9 @@ class GenerateRequest:
     num_known_routes: int = 0
     """Tokens of the prompt's beginning whose routed experts the caller has; the record that comes
     back begins after them."""
+    on_tokens: Callable[[Sequence[int]], None] | None = None
+    """Told all tokens of the response so far, every few tokens. None: the response comes as a
+    whole, which costs the engines less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

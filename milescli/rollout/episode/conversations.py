@@ -163,8 +163,8 @@ class Conversations:
         an empty text."""
         ids, last = turn.response_ids, turn.response_ids[-1]
         if turn.stop_reason is StopReason.STOP and last in self.tokenizer.special_ids:
-            return self._text(ids[:-1]), self._text(ids[-1:])
-        return self._text(ids), ""
+            return self.text(ids[:-1]), self.text(ids[-1:])
+        return self.text(ids), ""
 
     def _latest(self, messages: list[dict[str, Any]], tools: str) -> _Said | None:
         """The longest conversation that the messages go on with; of equal ones the last."""
@@ -249,7 +249,8 @@ class Conversations:
             return {"type": "text", "text": LEFT_OUT}
         return {"type": "image", "sha256": self._read[source].sha256}
 
-    def _text(self, token_ids: Sequence[int]) -> str:
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special tokens included."""
         return str(
             self.tokenizer.inner.decode(
                 list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False

@@ -8,6 +8,7 @@ import itertools
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from milescli.core.concurrency import in_thread
@@ -36,6 +37,7 @@ from milescli.rollout.base import (
     Turn,
 )
 from milescli.rollout.episode.conversations import Conversations, told_as
+from milescli.rollout.episode.pieces import OnPiece, Pieces
 from milescli.rollout.episode.served_session import Served
 
 Decode = Callable[[Iterable[int]], str]
@@ -221,7 +223,12 @@ class RecordingSession(Served):
         return await self._sampled(call, max_new_tokens=max_new_tokens, stop=stop)
 
     async def _sampled(
-        self, call: _Call, *, max_new_tokens: int | None, stop: Sequence[str] | None
+        self,
+        call: _Call,
+        *,
+        max_new_tokens: int | None,
+        stop: Sequence[str] | None,
+        on_tokens: Callable[[Sequence[int]], None] | None = None,
     ) -> Turn:
         """Raises AgentError for tokens of images that have no image."""
         self._require_images(call)
@@ -238,6 +245,7 @@ class RecordingSession(Served):
             stop=self._settings.stop if stop is None else list(stop),
             seed=turn_seed(self._seed, len(self._calls)),
             num_known_routes=known.num_tokens if known else 0,
+            on_tokens=on_tokens,
         )
         self._calls.append(call)
         try:
@@ -275,8 +283,9 @@ class RecordingSession(Served):
         tools: Sequence[Mapping[str, Any]] = (),
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
+        on_piece: OnPiece | None = None,
     ) -> Reply:
-        """Sample a response to the messages, and record it."""
+        """Sample a response to the messages, and record it. `on_piece` is told of it before."""
         form, conversations = self._chat_form, self._conversations
         assert form is not None and conversations is not None, "this session knows no chat"
         try:
@@ -303,11 +312,26 @@ class RecordingSession(Served):
             self._images.update((image.sha256, image) for image in asked.images)
         prompt_ids = self._checked(asked.token_ids, max_new_tokens)
         call = _Call(prompt_ids=prompt_ids, image_spans=asked.image_spans)
-        turn = await self._sampled(call, max_new_tokens=max_new_tokens, stop=stop)
-        parsed = Parsed(content=turn.text)
+        parse = None
         if form.parser is not None:
-            text = conversations.parted(turn)[0]
-            parsed = await form.parser.parse(text, tools, prompt_end=asked.text)
+            parse = partial(form.parser.parse, tools=tools, prompt_end=asked.text)
+        pieces = None
+        if on_piece is not None:
+            pieces = Pieces(
+                tell=on_piece,
+                decode=self._decode if parse is None else conversations.text,
+                parse=parse,
+                has_tools=bool(tools),
+            )
+        on_tokens = pieces.add if pieces is not None else None
+        turn = await self._sampled(
+            call, max_new_tokens=max_new_tokens, stop=stop, on_tokens=on_tokens
+        )
+        if pieces is not None:
+            await pieces.end()
+        parsed = Parsed(content=turn.text)
+        if parse is not None:
+            parsed = await parse(conversations.parted(turn)[0])
         message = told_as(parsed, number=self._num_tool_calls)
         conversations.remember(asked, turn, message)
         self._num_rewritten += asked.is_rewritten

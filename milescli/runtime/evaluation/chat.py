@@ -19,6 +19,7 @@ from milescli.rollout.base import Outcome, Reply, Session
 from milescli.runtime.evaluation.evaluate import episodes_of
 
 if TYPE_CHECKING:
+    from milescli.rollout.episode.pieces import OnPiece
     from milescli.runtime.evaluation.results import SetResult
     from milescli.runtime.evaluation.sets import LoadedSet
     from milescli.runtime.recovery.engines import Engines
@@ -53,6 +54,8 @@ class Chat:
     said: Said
     note: Callable[[str], None]
     """Says that a conversation begins anew."""
+    piece: Callable[[str], None] | None = None
+    """Shows a piece of a reply's content while it is sampled; None: nobody looks on."""
     pieces: Callable[[Sequence[int]], list[str]] = lambda ids: [""] * len(ids)
     """[tokens] the text that each adds; known once engines serve."""
     system: str = ""
@@ -73,7 +76,7 @@ class Chat:
         while text is not None:
             self.messages.append({"role": "user", "content": text})
             try:
-                reply = await next_reply(session, self.messages)
+                reply = await next_reply(session, self.messages, **self._looked_on())
             except ContextFull:
                 reply = None
             if reply is None:
@@ -85,6 +88,11 @@ class Chat:
             self.said(reply, list(tokens))
             text = await in_thread(self._next)
         return Outcome(text="", reward=0.0)
+
+    def _looked_on(self) -> dict[str, OnPiece]:
+        if (piece := self.piece) is None:
+            return {}
+        return {"on_piece": lambda part, text: piece(text) if part == "content" else None}
 
     def _next(self) -> str | None:
         """Return what the person says next in this conversation; None at its end. Blocks."""

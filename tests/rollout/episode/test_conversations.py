@@ -27,14 +27,14 @@ _CALL = re.compile(r"<tool>(\w+)\((.*?)\)</tool>")
 
 
 class Parser:
-    """Reads calls as the families of the tests write them, and reasoning where it was closed."""
+    """Reads calls as the families of the tests write them, and reasoning, also where it is open."""
 
     async def parse(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
     ) -> Parsed:
         """See ReplyParser."""
         reasoning = None
-        if "</think>" in text:
+        if "<think>" in text or "</think>" in text:
             thought, _, text = text.partition("</think>")
             reasoning = thought.replace("<think>", "").strip()
         calls = [ToolCall(name=name, arguments=given) for name, given in _CALL.findall(text)]
@@ -74,8 +74,11 @@ def tokenizers() -> dict[str, ChatTokenizer]:
     }
 
 
-def session_of(engine: Engine, *, max_tokens: int = 100_000) -> RecordingSession:
+def session_of(
+    engine: Engine, *, max_tokens: int = 100_000, parses: bool = True
+) -> RecordingSession:
     """One sample's."""
+    parser = Parser() if parses else None
     return RecordingSession(
         engine,  # type: ignore[arg-type]
         prompt=Prompt(index=3, token_ids=[], text=""),
@@ -83,7 +86,7 @@ def session_of(engine: Engine, *, max_tokens: int = 100_000) -> RecordingSession
         settings=GenerateRequest(prompt_ids=(), max_new_tokens=1000),
         max_tokens=max_tokens,
         decode=engine.tokenizer.decode,
-        chat_form=ChatForm(tokenizer=engine.tokenizer, parser=Parser()),
+        chat_form=ChatForm(tokenizer=engine.tokenizer, parser=parser),
     )
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 
+from milescli.console.output import Mode, Output
 from milescli.core.types import Prompt
 from milescli.runtime.evaluation.chat import Chat
 from tests.agents.scripted import Engine, session_of
+from tests.agents.test_streams import Telling
+from tests.data.chat_templates import QWEN_3, tokenizer_of
+from tests.rollout.episode.test_conversations import session_of as recording
 
 PROMPT = Prompt(index=4, token_ids=[], text="", label="4")
 
@@ -58,3 +63,24 @@ def test_a_conversation_in_which_nothing_is_said_is_not_held() -> None:
         chat, shown = _talk(lines, [])
         assert shown == [] and chat.has_ended
     assert chat.system == "Be brief."
+
+
+def test_a_person_sees_a_reply_while_it_is_sampled() -> None:
+    tokenizer = tokenizer_of(QWEN_3.template, special=QWEN_3.special, eos=QWEN_3.eos)
+    out = io.StringIO()
+    output = Output(Mode.HUMAN, stdout=out)
+    seen = list[str]()
+
+    def piece(text: str) -> None:
+        output.piece(text)
+        seen.append(out.getvalue())
+
+    chat = Chat(
+        read=iter(["go on", None]).__next__,
+        said=lambda reply, pieces: output.text(str(reply.message["content"])),
+        note=output.note,
+        piece=piece,
+        first="one",
+    )
+    asyncio.run(chat(PROMPT, recording(Telling(tokenizer, ["It is 3.", "Yes: 3."]), parses=False)))
+    assert out.getvalue() == "It is 3.\nYes: 3.\n" and seen[0] == "I" and len(seen) > 10

@@ -29,6 +29,10 @@ MAX_HOMES = 8192
 
 Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
 """(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream`."""
+OnPart = Callable[[dict[str, Any]], None]
+"""Told the reply so far, every few tokens."""
+MAX_PARTS = 512
+"""Parts of one reply, at most: each holds all tokens so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ class _Request:
     deadline: float
     reply: asyncio.Future[dict[str, Any]]
     conversation: int | None
+    on_part: OnPart | None
 
 
 @dataclass(eq=False, slots=True)
@@ -81,18 +86,29 @@ class RequestBatcher:
         return self._engines[url].num_open if url in self._engines else 0
 
     async def ask(
-        self, body: dict[str, Any], *, timeout_s: float, conversation: int | None = None
+        self,
+        body: dict[str, Any],
+        *,
+        timeout_s: float,
+        conversation: int | None = None,
+        on_part: OnPart | None = None,
     ) -> dict[str, Any]:
         """Return the whole reply to one /generate with `input_ids` and `sampling_params`.
-        `conversation` identifies the dialogue whose next turn it is. Raises what the stream
-        raises."""
+        `conversation` identifies the dialogue whose next turn it is. `on_part` is told what comes
+        before the whole reply. Raises what the stream raises."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send_all)
         reply = loop.create_future()
         deadline = time.monotonic() + timeout_s
         self._waiting.append(
-            _Request(body=body, deadline=deadline, reply=reply, conversation=conversation)
+            _Request(
+                body=body,
+                deadline=deadline,
+                reply=reply,
+                conversation=conversation,
+                on_part=on_part,
+            )
         )
         return await reply
 
@@ -170,9 +186,13 @@ class RequestBatcher:
         stream = engine.stream(_joined(requests), max(timeout_s, 0.001))
         async with aclosing(stream) as parts:
             async for part in parts:
-                reply = requests[part["index"]].reply
-                if part["meta_info"]["finish_reason"] is not None and not reply.done():
-                    reply.set_result(part)
+                request = requests[part["index"]]
+                if request.reply.done():
+                    continue
+                if part["meta_info"]["finish_reason"] is not None:
+                    request.reply.set_result(part)
+                elif request.on_part is not None:
+                    request.on_part(part)
         if silent := sum(not request.reply.done() for request in requests):
             raise Hiccup(
                 f"an engine ended a reply after {silent} of {len(requests)} responses",
@@ -205,9 +225,16 @@ def _joined(requests: list[_Request]) -> dict[str, Any]:
         **({"rid": [request.body.get("rid", "") for request in requests]} if named else {}),
         "input_ids": [request.body["input_ids"] for request in requests],
         "sampling_params": [
-            request.body["sampling_params"] | {"stream_interval": ONLY_WHEN_DONE}
+            request.body["sampling_params"] | {"stream_interval": _interval(request)}
             for request in requests
         ],
         "stream": True,
         **({"image_data": images} if any(images) else {}),
     }
+
+
+def _interval(request: _Request) -> int:
+    """Return the tokens between two parts of a reply."""
+    if request.on_part is None:
+        return ONLY_WHEN_DONE
+    return max(1, request.body["sampling_params"]["max_new_tokens"] // MAX_PARTS)

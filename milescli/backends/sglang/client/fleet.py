@@ -182,11 +182,8 @@ class SglangFleet:
             async with self._slot(deadline):
                 aborts_before = self._num_aborts
                 timeout_s = max(deadline - time.monotonic(), 0.001)
-                conversation = response.request.conversation
                 try:
-                    raw = await self._ask(
-                        response.body, timeout_s=timeout_s, conversation=conversation
-                    )
+                    raw = await self._ask(response, timeout_s=timeout_s)
                     reply = read_reply(raw)
                     if self._shares_engines:  # they know no version of each adapter
                         reply = reply.all_of(self.version)
@@ -201,14 +198,18 @@ class SglangFleet:
         # where nobody paused, the engine gave up by itself
         return StopReason.ABORT if self._num_aborts == aborts_before else None
 
-    async def _ask(
-        self, body: dict[str, Any], *, timeout_s: float, conversation: int | None
-    ) -> dict[str, Any]:
+    async def _ask(self, response: PartialResponse, *, timeout_s: float) -> dict[str, Any]:
         """A router takes one request a call, and knows by its prefix who has its beginning; an
-        engine takes what is asked at one moment together."""
-        body = {**body, **self._to}
-        if self.http.router_url is None:
-            return await self._batcher.ask(body, timeout_s=timeout_s, conversation=conversation)
+        engine takes what is asked at one moment together, and tells of tokens before the end."""
+        body, request = {**response.body, **self._to}, response.request
+        told, before = request.on_tokens, [*response.token_ids]
+        if self.http.router_url is None or told is not None:
+            return await self._batcher.ask(
+                body,
+                timeout_s=timeout_s,
+                conversation=request.conversation,
+                on_part=told and (lambda part: told([*before, *(part.get("output_ids") or ())])),
+            )
         for removal in self._removals:  # else the router may pick one that is gone
             await asyncio.shield(removal)
         return await self.http.ask_any("/generate", body, timeout_s=timeout_s)

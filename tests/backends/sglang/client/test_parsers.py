@@ -14,6 +14,7 @@ from milescli.backends.sglang.client.parsers import ReplyForm, SglangReplies, ch
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Parsed, ToolCall
+from milescli.rollout.episode.pieces import sure_parts
 
 TOOLS = [
     {
@@ -203,3 +204,43 @@ def test_the_same_name_is_refused_without_sglang() -> None:
     with pytest.raises(RecipeError, match="has no parser `qwen33`") as caught:
         check_parsers(Rollout(reasoning_parser="qwen33"))
     assert caught.value.fixes == ["--set rollout.reasoning_parser=qwen3"]
+
+
+@pytest.mark.parametrize(
+    ("tool_parser", "reasoning_parser", "text"),
+    [
+        ("qwen25", "qwen3", f"<think>\na < b, so [1] follows\n</think>\n\nI add: {QWEN}"),
+        ("hermes", "none", f"It is [so] and {{that}} <b>now</b>:\n<tool_call>{CALL}</tool_call>"),
+        ("llama3", "none", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}'),
+        ("llama3", "none", '{"name": "add", "parameters": {"a": 1}}'),
+        ("mistral", "none", f"I add. [TOOL_CALLS] [{CALL}]"),
+        ("pythonic", "none", "[add(a=1)]"),
+        ("deepseekv3", "deepseek-r1", "It thinks.\n</think>\n\nIt adds up to 3 in the end."),
+        ("kimi_k2", "kimi_k2", "<think>why not</think>So it is 3, as <b>I</b> said above."),
+        (
+            "gpt-oss",
+            "gpt-oss",
+            "<|channel|>analysis<|message|>1 and 2 is 3<|end|><|start|>assistant<|channel|>final"
+            "<|message|>It is 3, and nothing else.",
+        ),
+    ],
+)
+def test_pieces_are_the_beginnings_of_what_the_whole_is(
+    replies: Replies, tool_parser: str, reasoning_parser: str, text: str
+) -> None:
+    names = {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
+    is_opened = tool_parser == "deepseekv3"
+    asked = {**names, "prompt_end": "<think>\n" if is_opened else ""}
+    for tools in ([], TOOLS):
+        whole = replies.parse(text, **asked, tools=tools)
+        parts = {"reasoning_content": whole.reasoning or "", "content": whole.content}
+        told = {"reasoning_content": "", "content": ""}
+        for end in range(1, len(text)):
+            # what `Pieces` would tell, if the text ended here
+            parsed = replies.parse(text[:end], **asked, tools=tools)
+            for part, piece in sure_parts(parsed, has_tools=bool(tools)):
+                beginnings = (parts[part], parts[part].lstrip() if tools else "")
+                assert any(one.startswith(piece) for one in beginnings), (end, part, piece)
+                told[part] = max(told[part], piece, key=len)
+        if not whole.calls and not {*"<[{"} & {*whole.content}:
+            assert len(told["content"]) >= len(whole.content) / 3

@@ -1,0 +1,96 @@
+"""A response of a chat in pieces, while it is sampled: what is surely a part of its reasoning or of
+its content. The rest comes with the reply, which parses the whole response."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from milescli.core.errors import MilesError
+from milescli.rollout.base import Parsed
+
+OnPiece = Callable[[str, str], None]
+"""Told (`reasoning_content` or `content`, the next piece of its text)."""
+LONGEST_MARKER = 64
+"""Characters of the longest marker of a model family (`<tool_call>`, `</think>`, ...), or more."""
+_OPENINGS = "<[{"
+"""Each marker begins with one of these, some of them after a word."""
+_LAST_WORD = re.compile(r"\s*\w{0,16}\Z", re.ASCII)
+
+
+@dataclass(slots=True, kw_only=True)
+class Pieces:
+    """Tells the pieces of one response. Belongs to one event loop."""
+
+    tell: OnPiece
+    decode: Callable[[Sequence[int]], str]
+    """Token ids -> text; with special tokens where there is a parser."""
+    parse: Callable[[str], Awaitable[Parsed]] | None
+    """Parses a text that may be cut anywhere; None: all of it is content."""
+    has_tools: bool
+    _text: str = ""
+    _start: int = 0
+    _end: int = 0
+    """Tokens from `_start` to `_end` are the last in `_text`: a character, or the space before a
+    word, may depend on tokens before it."""
+    _told: dict[str, str] = field(default_factory=dict)
+    _parsing: asyncio.Task[None] | None = None
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Take all tokens of the response so far. Where an engine was replaced, it may be fewer
+        than before."""
+        if len(token_ids) <= self._end:
+            return
+        known = self.decode(token_ids[self._start : self._end])
+        text = self.decode(token_ids[self._start :])
+        if len(text) <= len(known) or text.endswith("\ufffd"):
+            return  # a character is not whole
+        self._text += text[len(known) :]
+        self._start, self._end = self._end, len(token_ids)
+        if self.parse is None:
+            self._tell("content", self._text)
+        elif self._parsing is None or self._parsing.done():
+            self._parsing = asyncio.ensure_future(self._parse_all())
+
+    async def end(self) -> None:
+        """Wait for the last piece; nothing is told after that."""
+        if self._parsing is not None:
+            with suppress(MilesError):  # the reply's own parsing says it
+                await self._parsing
+
+    async def _parse_all(self) -> None:
+        assert self.parse is not None
+        size = 0
+        while size < len(self._text):
+            text = self._text
+            size = len(text)
+            parsed = await self.parse(text)
+            for part, piece in sure_parts(parsed, has_tools=self.has_tools):
+                self._tell(part, piece)
+
+    def _tell(self, part: str, text: str) -> None:
+        told = self._told.get(part, "")
+        if len(text) > len(told) and text.startswith(told):
+            self._told[part] = text
+            self.tell(part, text[len(told) :])
+
+
+def sure_parts(parsed: Parsed, *, has_tools: bool) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a response that was parsed before its end, up to where they stay what they
+    are, whatever follows. `has_tools`: all from the first opening bracket on may become a call, and
+    blanks before the content are left away, as parsers leave them away before a call alone."""
+    reasoning = parsed.reasoning or ""
+    content = parsed.content.lstrip() if has_tools else parsed.content
+    yield "reasoning_content", reasoning if content.strip() else _sure(reasoning, LONGEST_MARKER)
+    if not parsed.calls and parsed.malformed is None:
+        yield "content", _sure(content, len(content) if has_tools else LONGEST_MARKER)
+
+
+def _sure(text: str, size: int) -> str:
+    """The beginning of a text in whose last `size` characters a marker may have begun."""
+    first = max(0, len(text) - size)
+    opening = min((at for sign in _OPENINGS if (at := text.find(sign, first)) >= 0), default=None)
+    return _LAST_WORD.sub("", text[:opening])
