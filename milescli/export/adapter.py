@@ -21,7 +21,6 @@ from milescli.checkpoint.formats.schemes import scheme_of
 from milescli.checkpoint.formats.stored import rounded
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.source import open_source
-from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.checkpoint.weight_files import require_base
 from milescli.core.errors import CheckpointError
 from milescli.export.folder import write_folder
@@ -279,6 +278,9 @@ def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
     shape, mark = recorded
     require_base(mark, base, checkpoint=checkpoint)
     of_adapter = adapter_table(table(load_facts(base)), shape)
+    # torch's reader of checkpoints takes 0.7 s to import
+    from milescli.checkpoint.torch_dist.weights import read_hf_tensors
+
     tensors = dict(read_hf_tensors(checkpoint, of_adapter))
     made = adapter_of(tensors, of_adapter, shape, base_model=base)
     return replace(made, rounds_base=_rounding_of_run(checkpoint, base))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from milescli.backends.sglang.launch.server import EngineServer
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.platform.ports import free_ports
+from tests.backends.sglang.warm_engines import engine_of
 from tests.end_to_end.runs import Workplace
 
 ON_POLICY = [
@@ -105,7 +105,7 @@ def served(teacher: Workplace) -> Iterator[str]:
     finished = teacher.miles("export", "teacher", "--to", "served")
     assert finished.code == 0, finished
     folder = teacher.folder / "served"
-    engine = EngineServer(
+    engine = engine_of(
         EngineSpec(
             model_dir=folder,
             tokenizer_dir=folder,

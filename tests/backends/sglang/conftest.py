@@ -20,6 +20,7 @@ from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.platform.ports import free_ports
 from milescli.weights.base import Bucket, WeightChannel
+from tests.backends.sglang.warm_engines import engine_of
 from tests.backends.sglang.weights.sending import weights
 
 VOCAB = 300
@@ -168,9 +169,11 @@ def start_service(
     *,
     log_dir: Path | None = None,
     extra_env: Mapping[str, str] = MappingProxyType({}),
+    is_forked: bool = True,
     **options: object,
 ) -> Service:
-    """Engine and router on that folder; both stopped where one does not start."""
+    """Engine and router on that folder; both stopped where one does not start. `is_forked`: else
+    the engine is a process that was started as itself."""
     log_dir = log_dir or folder
     router_port, metrics_port = free_ports(2)
     spec = EngineSpec(
@@ -187,7 +190,7 @@ def start_service(
         extra_env={"GLOO_SOCKET_IFNAME": "lo", **extra_env},
         **options,
     )
-    engine = EngineServer(spec)
+    engine = engine_of(spec) if is_forked else EngineServer(spec)
     door = RouterSpec(
         worker_urls=(engine.url,),
         port=router_port,

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from milescli.backends.sglang.client.http import EngineHttp
-from milescli.backends.sglang.launch.server import EngineServer
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.platform.ports import free_ports
+from tests.backends.sglang.warm_engines import engine_of
 from tests.families.conftest import ROOT
 from tests.families.making import randomise
 
@@ -133,7 +133,7 @@ def test_engine_and_trainer_are_equal_bit_for_bit(
         exact=True,
         extra_args=("--chunked-prefill-size", "48"),
     )
-    server = EngineServer(spec)
+    server = engine_of(spec)
     server.start()
     try:
         server.wait_ready(400)

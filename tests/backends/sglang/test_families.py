@@ -24,12 +24,12 @@ from safetensors.torch import load_file, save_file
 from milescli.backends.sglang.client.http import EngineHttp
 from milescli.backends.sglang.inside.routing import request_id
 from milescli.backends.sglang.launch.servable import fault_of_record, servable_on_cpu
-from milescli.backends.sglang.launch.server import EngineServer
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.types import EngineAddress
 from milescli.models import load_facts, parse_facts
 from milescli.platform.ports import free_ports
+from tests.backends.sglang.warm_engines import engine_of
 from tests.buckets import into_buckets
 from tests.families.cases import ALL, SERVED_TOO
 from tests.families.conftest import ROOT
@@ -242,7 +242,7 @@ def replayed(root: Path, by_name: dict[str, dict]) -> None:
 
 def responses_of(folder: Path, other: Path) -> dict[str, list]:
     engine = Engine(folder)
-    server = EngineServer(engine.spec)
+    server = engine_of(engine.spec)
     server.start()
     try:
         server.wait_ready(400)

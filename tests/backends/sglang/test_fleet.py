@@ -21,6 +21,7 @@ from milescli.core.types import EngineAddress
 from milescli.platform.ports import free_ports
 from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import KEY, Service
+from tests.backends.sglang.warm_engines import engine_of
 from tests.backends.sglang.weights.sending import TOKENS, expected_scores, weights
 from tests.waiting import until
 
@@ -87,7 +88,7 @@ def start_pair(service: Service, logs: Path) -> Pair:
     shared = service.engine.spec
     meet = f"{NODES[0]}:{free_ports(1, host=NODES[0])[0]}"
     across = [
-        EngineServer(
+        engine_of(
             replace(
                 shared,
                 name=f"engine 1, node {rank}",

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from milescli.backends.sglang.client.http import EngineHttp
-from milescli.backends.sglang.launch.server import EngineServer
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.backends.sglang.weights.channels import DistributedChannel, TensorChannel
 from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
@@ -26,6 +25,7 @@ from milescli.core.types import EngineAddress
 from milescli.export.config import quantization_config
 from milescli.export.folder import write_folder
 from milescli.platform.ports import free_ports
+from tests.backends.sglang.warm_engines import engine_of
 from tests.buckets import into_buckets
 from tests.export.models import (
     DEEPSEEK_V3,
@@ -230,7 +230,7 @@ def test_a_quantised_folder_is_served_and_updated_as_its_dequantised_weights(
         max_total_tokens=8192,
         context_length=256,
     )
-    server = EngineServer(spec)
+    server = engine_of(spec)
     server.start()
     try:
         server.wait_ready(400)

@@ -19,6 +19,7 @@ from milescli.core.types import EngineAddress, WeightVersion
 from milescli.platform.ports import free_ports
 from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import HOST, KEY, Service
+from tests.backends.sglang.warm_engines import engine_of
 
 pytestmark = pytest.mark.engine
 REQUESTS = [
@@ -36,7 +37,7 @@ def second(service: Service, tmp_path):
         port=free_ports(1, host=HOST)[0],
         log_path=tmp_path / "engine-1.log",
     )
-    engine = EngineServer(spec)
+    engine = engine_of(spec)
     engine.start()
     try:
         engine.wait_ready(400)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from milescli.backends.sglang.launch.server import EngineServer
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.platform.ports import free_ports
+from tests.backends.sglang.warm_engines import engine_of
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def adapter_engine(
         max_running_requests=8,
         **more,  # type: ignore[arg-type]
     )
-    server = EngineServer(spec)
+    server = engine_of(spec)
     try:
         server.start()
         server.wait_ready(400)

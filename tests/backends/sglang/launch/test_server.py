@@ -277,7 +277,7 @@ def test_an_engine_on_a_gpu_sees_its_own_devices_and_no_cpu_stubs(tmp_path, kind
 @pytest.mark.engine
 def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkeypatch):
     monkeypatch.setenv("MILES_RUN_TOKEN", "token-of-this-test")
-    running = start_service(tmp_path, make_qwen3(tmp_path), name="engine 7")
+    running = start_service(tmp_path, make_qwen3(tmp_path), name="engine 7", is_forked=False)
     group = [
         psutil.Process(running.engine.pid),
         *psutil.Process(running.engine.pid).children(recursive=True),

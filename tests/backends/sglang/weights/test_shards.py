@@ -19,6 +19,7 @@ from milescli.models import parse_facts
 from milescli.platform.ports import free_ports
 from tests.backends.megatron.world import run_world
 from tests.backends.sglang.test_families import CASES, other_weights, run_python
+from tests.backends.sglang.warm_engines import engine_of
 from tests.shared_memory import entries
 
 pytestmark = [pytest.mark.engine, pytest.mark.trainer]
@@ -92,7 +93,7 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
 
 
 def _engine(folder: Path, log: Path) -> EngineServer:
-    return EngineServer(
+    return engine_of(
         EngineSpec(
             model_dir=folder,
             tokenizer_dir=None,
