@@ -257,6 +257,7 @@ def _control_routes(site: Site) -> list[Route]:
     control = CONTROL.rstrip("/")
     return [
         Route(f"{control}/jobs", reading),
+        Route(f"{control}/jobs/{{job:int}}", reading),
         Route(f"{control}/chats/{{number:int}}", reading),
         Route(f"{control}/launch", changing, methods=["POST"]),
         Route(f"{control}/runs/{{id}}/{{act}}", changing, methods=["POST"]),
@@ -302,7 +303,7 @@ def _changed(site: Site, request: Request, body: Json) -> Json:
     """Do what a POST asks for. Raises Refusal."""
     control, names = _control_of(site), request.path_params
     act = names.get("act", "launch")
-    if "id" in names and act in ("stop", "resume", "note", "chat"):
+    if "id" in names and act in ("stop", "resume", "note", "chat", "rewards"):
         done: Json = getattr(control, act)(site.shown.find(names["id"]).run, body)
     elif "number" in names and act in ("say", "end"):
         done = getattr(control, act)(names["number"], body)
@@ -315,6 +316,8 @@ def _changed(site: Site, request: Request, body: Json) -> Json:
 
 def _control_state(site: Site, names: Mapping[str, Any]) -> Json:
     control = _control_of(site)
+    if "job" in names:
+        return control.job(names["job"])
     return control.chat_of(names["number"]).as_json() if "number" in names else control.jobs()
 
 

@@ -36,6 +36,10 @@ LONGEST_TEXT = 20_000
 """Characters of what a person says at once, and of a command."""
 OUTPUT_BYTES = 16 * 1024
 """Of the end of a command's output that the page shows."""
+RESULT_BYTES = 64 * 1024**2
+"""Of a command's output in which its result is looked for."""
+MAX_FLIPS = 50
+"""Samples that two rewards judge otherwise, of those that the page shows."""
 IDLE_S = 180.0
 """Seconds after which a chat is ended of which no page asks; an open page asks at least each
 minute."""
@@ -140,6 +144,20 @@ class Control:
         """Run `miles stop`."""
         return self._start(["stop", str(run.path)])
 
+    def rewards(self, run: RunDir, body: Json) -> Json:
+        """Run `miles rewards try` with `reward`, on the newest `last` steps; empty: on all."""
+        reward, last = _text(body, "reward").strip(), _text(body, "last").strip()
+        if not reward or (last and not (last.isascii() and last.isdecimal())):
+            raise BadRequest(
+                "there is no reward to try",
+                why="it needs the name of a reward, and a whole number of steps or none",
+                fix='{"reward": "math", "last": "20"}',
+            )
+        newest = [f"--last={last}"] if last else []
+        return self._start(
+            ["--json", "rewards", "try", str(run.path), f"--reward={reward}", *newest]
+        )
+
     def resume(self, run: RunDir, body: Json) -> Json:
         """Run `miles resume`, with the words of `arguments` behind the run."""
         return self._start(["resume", str(run.path), *_words(_text(body, "arguments"))])
@@ -160,6 +178,20 @@ class Control:
         """List the commands, newest first."""
         with self._lock:
             return {"jobs": [job.as_json() for job in reversed(self._jobs.values())]}
+
+    def job(self, number: int) -> Json:
+        """Return one command, and as `result` what it said as JSON: figures, or its error. None
+        while it runs. Raises NotFound."""
+        with self._lock:
+            job = self._jobs.get(number)
+        if job is None:
+            raise NotFound(
+                f"there is no command {number}",
+                why="it is too old, or the server was started again",
+                fix="run it again",
+            )
+        told = job.as_json()
+        return {**told, "result": _result_in(job.output) if told["exit_code"] is not None else None}
 
     def chat(self, run: RunDir, body: Json) -> Json:
         """Start a chat with the checkpoint of step `step`; empty: the newest."""
@@ -317,6 +349,22 @@ def _words(text: str) -> list[str]:
             fix="put the settings into a recipe: miles launch --recipe FILE",
         )
     return words
+
+
+def _result_in(file: Path) -> Json | None:
+    """The last object of a command with `--json`, with the first samples of a long list."""
+    try:
+        with open(file, "rb") as opened:
+            lines = opened.read(RESULT_BYTES).splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with suppress(ValueError):
+            found = parse_json(line)
+            if isinstance(found, dict) and found.get("kind") in ("rewards", "error"):
+                flips = found.get("flips", [])
+                return {**found, "flips": flips[:MAX_FLIPS], "num_flips": len(flips)}
+    return None
 
 
 def _end_of(file: Path) -> str:

@@ -3,6 +3,7 @@ command that it shows."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from starlette.testclient import TestClient
 from milescli.checkpoint.run_control import LONGEST_NOTE, read_note
 from milescli.web import control
 from milescli.web.control import Control
-from tests.fake_run import WrittenRun
+from tests.checkpoint.making import make_run
+from tests.fake_run import SAMPLE, WrittenRun
 from tests.waiting import until
 from tests.web.serving import GATE, client_of, site_of
 
@@ -126,3 +128,33 @@ def test_a_chat_that_cannot_start_says_why_and_is_ended(
     assert client.post(url, json={}).status_code == 503
     assert client.post(f"{CONTROL}/chats/{chat['id']}/end", json={}).status_code == 200
     assert client.get(f"{CONTROL}/chats/{chat['id']}").status_code == 404
+
+
+def test_a_reward_is_tried_and_its_figures_come_back(
+    folder: Path, tmp_path: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = make_run(folder / "kept", model_dir=tmp_path)
+    kept.rollouts_dir.mkdir()
+    lines = [
+        json.dumps({**SAMPLE, "label": "5", "response": text, "reward": 0.0})
+        for text in ("5", "6", r"\boxed{5}")
+    ]
+    (kept.rollouts_dir / "step_1.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(control, "MAX_FLIPS", 1)
+    url = f"{CONTROL}/runs/kept/rewards"
+    for body in ({}, {"reward": "  "}, {"reward": "math", "last": "-1"}):
+        assert client.post(url, json=body).status_code == 400
+
+    def tried(reward: str) -> dict[str, Any]:
+        started = client.post(url, json={"reward": reward, "last": "5"}).json()
+        assert f"--reward={reward}" in started["command"]
+        assert finished(client, started)["exit_code"] is not None
+        job: dict[str, Any] = client.get(f"{CONTROL}/jobs/{started['id']}").json()
+        return job
+
+    job = tried("--help")
+    assert job["exit_code"] != 0 and "`--help`" in job["result"]["error"], "it is no option"
+    result = tried("math")["result"]
+    assert result["kind"] == "rewards" and result["names"] == ["as recorded", "math"]
+    assert len(result["flips"]) == 1 and result["num_flips"] == 2
+    assert client.get(f"{CONTROL}/jobs/99").status_code == 404

@@ -248,7 +248,7 @@ function drawTabs() {
       {
         href: view.href({ page: name }),
         "aria-current": name === view.page ? "page" : null,
-        title: `${title} (${index + 1})`,
+        title: `${title} (${keys.KEYS[index]})`,
       },
       title,
     ),

@@ -3,8 +3,10 @@
 import { h } from "./dom.js";
 import { PAGES, view } from "./view.js";
 
+/** Of the pages, in their order. */
+export const KEYS = "1234567890-";
 const LIST = [
-  ["1 – 9  0", "go to a page, in the order of the tabs"],
+  ["1 – 9  0  -", "go to a page, in the order of the tabs"],
   ["j  k", "next step, step before (Samples; Curves: the marked step)"],
   ["n  p", "next group, group before (Samples)"],
   ["[  ]", "run before, next run"],
@@ -31,7 +33,7 @@ export function listen(acts) {
 }
 
 function act(key, acts, dialog) {
-  const page = PAGES[(Number.parseInt(key, 10) + 9) % 10];
+  const page = PAGES[KEYS.indexOf(key)];
   if (page && key.length === 1) view.set({ page: page[0] });
   else if (key === "?") open(dialog);
   else if (key === "[" || key === "]") acts.run(key === "]" ? 1 : -1);

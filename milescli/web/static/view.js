@@ -2,8 +2,8 @@
 
 import { saved } from "./saved.js";
 
-/** In the order of the keys 1 to 9 and 0. A saved page has no logs, no list of runs and no chat; that of
- * two runs compares them. */
+/** In the order of the keys 1 to 9, 0 and -. A saved page has no logs, no list of runs, no chat and no
+ * rewards; that of two runs compares them. */
 export const PAGES = [
   ["overview", "Overview"],
   ["curves", "Curves"],
@@ -13,7 +13,7 @@ export const PAGES = [
   ["evaluations", "Evaluations"],
   ["recipe", "Recipe & plan"],
   ...(saved ? [] : [["logs", "Logs"], ["runs", "All runs"],
-    ["chat", "Chat"]]),
+    ["chat", "Chat"], ["rewards", "Rewards"]]),
   ...(saved?.comparison ? [["comparison", "Comparison"]] : []),
 ];
 /** The page itself: a bare # would be a skip link to tools that check for access. */

@@ -16,7 +16,7 @@ from tests.web.browser.conftest import Opener, Tab
 
 PAGES = [
     *("overview", "curves", "samples", "time", "memory", "evaluations", "recipe", "logs"),
-    *("runs", "chat"),
+    *("runs", "chat", "rewards"),
 ]
 RULES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
 """Scheme -> what axe looks at: in the dark all but the colours is the same."""

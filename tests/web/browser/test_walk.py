@@ -28,6 +28,7 @@ PAGES = {
     "Logs": "lines",
     "All runs": "quickstart-2",
     "Chat": "miles ui --control",
+    "Rewards": "miles rewards try quickstart-1",
 }
 """Tab -> what is to be read on its page."""
 RUN = "run=quickstart-1"
@@ -59,7 +60,7 @@ def test_every_page_is_reached_by_keys(url: str, tab: Opener) -> None:
     told = tab(url)
     page = told.open(RUN)
     for number, (title, content) in reversed([*enumerate(PAGES.items(), 1)]):
-        page.keyboard.press(str(number % 10))
+        page.keyboard.press("-" if number == 11 else str(number % 10))
         page.wait_for_selector(f"#main > section[aria-label='{title}']")
         told.shows(content)
     page.keyboard.press("?")
