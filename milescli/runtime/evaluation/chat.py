@@ -16,7 +16,7 @@ from milescli.core.errors import ContextFull
 from milescli.core.files import parse_json
 from milescli.core.types import Prompt
 from milescli.rollout.base import Outcome, Reply, Session
-from milescli.runtime.evaluation.evaluate import episodes_of
+from milescli.runtime.evaluation.evaluate import episodes_of, parsing
 
 if TYPE_CHECKING:
     from milescli.rollout.episode.pieces import OnPiece
@@ -132,7 +132,8 @@ class Chat:
             seed = recipe.run.seed + number
             return await episodes.play(asked[0].prompts[0], sample_index=number, seed=seed)
 
-        await self.hold(play)
+        async with parsing(episodes):
+            await self.hold(play)
         return []
 
     async def hold(self, play: Callable[[int], Awaitable[object]]) -> None:

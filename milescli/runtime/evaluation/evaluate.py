@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import CheckpointError, FitError, OutOfMemory
+from milescli.core.errors import CheckpointError, FitError, MilesError, OutOfMemory
 from milescli.core.events import EventBus
 from milescli.core.types import ROLLOUT, Prompt, WeightVersion
 from milescli.data.images import text_of
@@ -373,6 +373,23 @@ def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Outp
     assert engines.fleet is not None, "engines serve"
     parts = episode_parts(recipe, spec.inputs, engines, engine=engines.fleet, warn=output.warn)
     return evaluation_episodes(recipe, **parts)
+
+
+@asynccontextmanager
+async def parsing(episodes: Episodes) -> AsyncIterator[None]:
+    """Start the process that parses replies before the first one, which would wait for its imports,
+    and wait for nothing."""
+    form = episodes.chat_form
+    if form is None or form.parser is None:
+        yield
+        return
+    started = asyncio.ensure_future(form.parser.parse("", ()))
+    try:
+        yield
+    finally:
+        started.cancel()
+        with suppress(asyncio.CancelledError, MilesError):  # a reply says what is wrong with it
+            await started
 
 
 def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:

@@ -18,7 +18,7 @@ from milescli.core.types import Prompt
 from milescli.rollout.base import Door, GenerateRequest
 from milescli.rollout.episode.session import turn_seed
 from milescli.runtime.evaluation.chat import SETTINGS
-from milescli.runtime.evaluation.evaluate import episodes_of
+from milescli.runtime.evaluation.evaluate import episodes_of, parsing
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -118,7 +118,8 @@ class Serving:
         self.ready(proxy.model, proxy.open(session_of(Asked())))
         try:
             with suppress(asyncio.CancelledError):  # by the signal: the end that is expected
-                await asyncio.Event().wait()
+                async with parsing(episodes):
+                    await asyncio.Event().wait()
         finally:
             await proxy.stop()
         return []
