@@ -15,6 +15,7 @@ from tests.conversion.making import (
     ROOT,
     to_megatron,
 )
+from tests.forked import run_module
 
 ROWS = [[5, 9, 100, 3, 77, 42, 8], [1, 2], [17, 4, 4, 90, 12, 60, 61, 62]]
 
@@ -44,14 +45,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
     }
-    subprocess.run(
-        [sys.executable, "-m", "tests.families.making", str(root / "hf"), *names],
-        cwd=ROOT,
-        env=environment,
-        check=True,
-        timeout=600,
-        capture_output=True,
-    )
+    run_module("tests.families.making", root / "hf", *names)
     for name in names:
         to_megatron(root / "hf" / name, root / name)
     jobs = [

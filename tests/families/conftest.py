@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,9 +15,7 @@ from tests.backends.megatron.world import run_world
 from tests.conversion.making import to_hf, to_megatron
 from tests.families import record
 from tests.families.cases import ALL, ROWS
-
-ROOT = Path(__file__).resolve().parents[2]
-_BOUND_S = 480
+from tests.forked import run_module
 
 
 def wanted() -> list[str]:
@@ -27,18 +23,6 @@ def wanted() -> list[str]:
     family."""
     chosen = os.environ.get("MILES_FAMILIES", "").split(",")
     return [name for name in ALL if any(name.startswith(start) for start in chosen)]
-
-
-def _python(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=_BOUND_S,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 class Families:
@@ -52,7 +36,7 @@ class Families:
         self._converted: dict[str, Path] | None = None
         self.notes: dict[str, dict] = {name: {} for name in names}
         """What tests saw, for `record`."""
-        _python("tests.families.making", str(root / "models"), *names)
+        run_module("tests.families.making", str(root / "models"), *names)
         self.counted = json.loads((root / "models" / "counted.json").read_text())
 
     def folder(self, name: str) -> Path:
@@ -87,7 +71,7 @@ class Families:
                 for case, job in zip(self._megatron, jobs, strict=True)
             ]
             (self.root / "request.json").write_text(json.dumps({"threads": 1, "jobs": jobs}))
-            _python("milescli.backends.megatron.logits", str(self.root / "request.json"))
+            run_module("milescli.backends.megatron.logits", str(self.root / "request.json"))
         return load_file(self._megatron[name])
 
     def logits_of_converted(self, name: str) -> dict:

@@ -5,8 +5,6 @@ for the trainer's CPU shim changes torch."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,21 +12,15 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from tests.backends.megatron.plain_rounding import rounding
+from tests.forked import run_module
 
 
 def plain_losses(settings: dict, model: Path, folder: Path) -> list[float]:
     """The losses of the steps, in another process; weights go to `out` in the folder."""
     asked = folder / "settings.json"
     asked.write_text(json.dumps(settings))
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, str(model), str(asked), str(folder / "out")],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    said = run_module(__name__, model, asked, folder / "out")
+    return json.loads(said.splitlines()[-1])
 
 
 def main() -> None:

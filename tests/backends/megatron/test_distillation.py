@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +18,7 @@ from tests.backends.megatron.distill_cases import (
     teachers_of,
 )
 from tests.backends.megatron.harness import make_groups
+from tests.forked import run_module
 
 PLAIN_BOUND, LAYOUT_BOUND = 1e-5, 1e-6
 VOCAB_SIZE = 131
@@ -48,11 +46,7 @@ def plain(
     folder = tmp_path_factory.mktemp("plain")
     (folder / "request.json").write_text(json.dumps([_request(kind, models) for kind in KINDS]))
     module = "tests.backends.megatron.plain_distillation"
-    command = [sys.executable, "-m", module, "request.json", "losses.json"]
-    root = str(Path(__file__).parents[3])
-    # threads that wait for each other spin, which takes minutes where others want the cores
-    env = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=folder, env=env, check=True, timeout=900)
+    run_module(module, "request.json", "losses.json", folder=folder)
     return dict(zip(KINDS, json.loads((folder / "losses.json").read_text()), strict=True))
 
 

@@ -4,8 +4,6 @@ the model below as it is, and goes on from a checkpoint."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from tests.backends.megatron.conftest import Worlds
 from tests.backends.megatron.layouts import TOKEN_ROWS
 from tests.backends.megatron.mtp_cases import MTP
 from tests.backends.megatron.tiny_models import MODELS
+from tests.forked import run_module
 
 
 @pytest.mark.parametrize("name", [case["name"] for case in MTP["two"]])
@@ -41,8 +40,7 @@ def test_the_layer_is_what_transformers_layers_compute(
     asked, out = tmp_path / "asked.json", tmp_path / "said.json"
     folders = {model: models[model] for model in mtp_models.MODELS}
     asked.write_text(json.dumps({"folders": folders, "rows": TOKEN_ROWS}))
-    module = "tests.backends.megatron.plain_mtp"
-    subprocess.run([sys.executable, "-m", module, asked, out], check=True, timeout=600)
+    run_module("tests.backends.megatron.plain_mtp", asked, out)
     for model, said in json.loads(out.read_text()).items():
         ours = worlds.get("one")[f"ahead {model}"]
         assert [len(row) for row in ours] == [max(len(row) - 2, 0) for row in TOKEN_ROWS]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from tests.backends.megatron.ppo_cases import (
     TRAIN,
     ppo_cases,
 )
+from tests.forked import run_module
 
 PLAIN_BOUND, LAYOUT_BOUND = 1e-5, 1e-6
 VOCAB_SIZE = 131
@@ -82,11 +81,7 @@ def test_losses_over_five_steps_are_those_of_plain_pytorch(
     }
     (tmp_path / "request.json").write_text(json.dumps(request))
     module = "tests.backends.megatron.plain_ppo"
-    command = [sys.executable, "-m", module, "request.json", "losses.json"]
-    root = str(Path(__file__).parents[3])
-    # threads that wait for each other spin, which takes minutes where others want the cores
-    env = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=900)
+    run_module(module, "request.json", "losses.json", folder=tmp_path)
     plain = json.loads((tmp_path / "losses.json").read_text())
     ours = [[report.loss, report.figures["value_loss"]] for report in one["ppo"]]
     for mine, theirs in zip(ours, plain, strict=True):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from tests.backends.megatron import world
 from tests.backends.megatron.tiny_models import write_model
 from tests.backends.megatron.vision_cases import ROWS, processor_of, rows_of
 from tests.families.cases import ALL
+from tests.forked import run_module
 
 FAMILIES = ("gemma3-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe")
 _SP = {"tp": 2, "sequence_parallel": True}
@@ -70,14 +69,7 @@ SAVED: dict[str, tuple[str, dict, str]] = {
 def plain_steps(folder: Path) -> dict[str, torch.Tensor]:
     """What `plain_vision` computes of a folder."""
     out = folder.with_suffix(".plain")
-    module = "tests.backends.megatron.plain_vision"
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(folder), str(out)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_module("tests.backends.megatron.plain_vision", folder, out)
     return load_file(out)
 
 

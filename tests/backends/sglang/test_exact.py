@@ -21,8 +21,8 @@ from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.platform.ports import free_ports
 from tests.backends.sglang.warm_engines import engine_of
-from tests.families.conftest import ROOT
 from tests.families.making import randomise
+from tests.forked import ROOT
 
 pytestmark = pytest.mark.engine
 SMOLLM2 = Path("/tmp/models/smollm2-135m")

@@ -12,8 +12,6 @@ import base64
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy
@@ -32,7 +30,7 @@ from milescli.platform.ports import free_ports
 from tests.backends.sglang.warm_engines import engine_of
 from tests.buckets import into_buckets
 from tests.families.cases import ALL, SERVED_TOO
-from tests.families.conftest import ROOT
+from tests.forked import run_module
 
 pytestmark = pytest.mark.engine
 CASES = {**ALL, **SERVED_TOO}
@@ -60,13 +58,6 @@ def wanted() -> list[str]:
         if case.logits and any(name.startswith(start) for start in chosen)
     ]
     return [name for name in named if servable_on_cpu(parse_facts(CASES[name].config))[0]]
-
-
-def run_python(*arguments: str) -> None:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def other_weights(folder: Path, target: Path) -> None:
@@ -177,7 +168,7 @@ def served(
         for name in wanted()
         if any(item.nodeid.endswith(f"after_new_weights[{name}]") for item in request.session.items)
     ]
-    run_python("tests.families.making", str(root / "models"), *names)
+    run_module("tests.families.making", str(root / "models"), *names)
     by_name: dict[str, dict] = {}
     jobs = []
     for name in names:
@@ -199,7 +190,7 @@ def served(
                 }
             )
     (root / "request.json").write_text(json.dumps({"jobs": jobs}))
-    run_python("tests.backends.sglang.witness", str(root / "request.json"))
+    run_module("tests.backends.sglang.witness", str(root / "request.json"))
     replayed(root, by_name)
     for name, kinds in by_name.items():
         for kind in kinds if "error" not in kinds else ():
@@ -233,7 +224,7 @@ def replayed(root: Path, by_name: dict[str, dict]) -> None:
             }
         )
     (root / "replayed.json").write_text(json.dumps({"jobs": jobs}))
-    run_python("tests.backends.sglang.replayer", str(root / "replayed.json"))
+    run_module("tests.backends.sglang.replayer", str(root / "replayed.json"))
     for name in by_name:
         if (said := root / f"{name} replayed.safetensors").exists():
             for index, row in enumerate(by_name[name]["sampled"]):

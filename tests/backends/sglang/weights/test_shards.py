@@ -18,8 +18,9 @@ from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.models import parse_facts
 from milescli.platform.ports import free_ports
 from tests.backends.megatron.world import run_world
-from tests.backends.sglang.test_families import CASES, other_weights, run_python
+from tests.backends.sglang.test_families import CASES, other_weights
 from tests.backends.sglang.warm_engines import engine_of
+from tests.forked import run_module
 from tests.shared_memory import entries
 
 pytestmark = [pytest.mark.engine, pytest.mark.trainer]
@@ -48,7 +49,7 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
     """Through shared memory; and through a group, where the second engine is sent nothing by the
     trainer, and receives all from the first; then what changed. An engine that dies is named on
     all ranks."""
-    run_python("tests.families.making", str(tmp_path / "models"), name)
+    run_module("tests.families.making", str(tmp_path / "models"), name)
     folder, other = tmp_path / "models" / name, tmp_path / "other"
     other_weights(folder, other)
     servers = [_engine(folder, tmp_path / f"engine-{number}.log") for number in range(2)]
