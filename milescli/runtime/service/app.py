@@ -18,6 +18,7 @@ from milescli.rollout.base import GenerateRequest
 from milescli.runtime.service.clients import Clients
 from milescli.runtime.service.futures import Answer, Futures, Result, TooMany, Unknown
 from milescli.runtime.service.wire import (
+    ClientError,
     PassRequest,
     PassResult,
     SampleResult,
@@ -37,7 +38,7 @@ _ONE_AFTER_THE_OTHER = {"parallel_fwdbwd_chunks": False}
 
 Body = dict[str, Any]
 Handler = Callable[[Body, str], Awaitable[Any]]
-"""(body, tenant) -> fields of the response. Raises ValueError."""
+"""(body, tenant) -> fields of the response. Raises ClientError."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +174,7 @@ class Api:
         number = f"{session}:train:{int(body['model_seq_id'])}"
         self._require_base(body["base_model"])
         if (body.get("optimizer_config") or {}).get("type", "adamw") != "adamw":
-            raise ValueError("the only optimizer is adamw")
+            raise ClientError("the only optimizer is adamw")
         wanted = dict(body.get("lora_config") or {})
 
         async def work() -> Result:
@@ -184,7 +185,7 @@ class Api:
 
     def _require_base(self, name: object) -> None:
         if name not in (None, self.clients.served.name):
-            raise ValueError(f"this server serves {self.clients.served.name}, not {name}")
+            raise ClientError(f"this server serves {self.clients.served.name}, not {name}")
 
     async def _info(self, body: Body, tenant: str) -> Body:
         model, served = self.clients.model(str(body["model_id"]), tenant), self.clients.served
@@ -235,7 +236,7 @@ class Api:
     async def _step(self, body: Body, tenant: str) -> Body:
         model = self.clients.model(str(body["model_id"]), tenant)
         if body.get("optimizer_params") is not None:
-            raise ValueError("the only optimizer is adamw: pass AdamParams")
+            raise ClientError("the only optimizer is adamw: pass AdamParams")
         adam = dict(body["adam_params"])
         return self._begin(
             f"{model.id}:{body['seq_id']}", tenant, lambda: self.clients.step(model, adam)
@@ -276,7 +277,7 @@ class Api:
         model = self.clients.model(str(body["model_id"]), tenant)
         name, sampler = body.get("path"), None
         if body.get("kind", "snapshot") != "snapshot":
-            raise ValueError("samplers of kind `inflight` are not supported: use `snapshot`")
+            raise ClientError("samplers of kind `inflight` are not supported: use `snapshot`")
         if body.get("sampling_session_seq_id") is not None:
             sampler = f"{model.session}:sample:{int(body['sampling_session_seq_id'])}"
         return self._begin(
@@ -334,7 +335,7 @@ class Api:
         number = str(body["sampling_session_id"])
         sampler, count = self.clients.sampler(number, tenant), int(body.get("num_samples", 1))
         if not 1 <= count <= MAX_SAMPLES:
-            raise ValueError(f"`num_samples` must be from 1 to {MAX_SAMPLES}")
+            raise ClientError(f"`num_samples` must be from 1 to {MAX_SAMPLES}")
         request = _generate_request(body, self.clients.served.limits.max_tokens)
         scores_prompt = bool(body.get("prompt_logprobs"))
         future = f"{number}:{body['seq_id']}"
@@ -357,23 +358,23 @@ _NOT_SAMPLED = (
 
 
 def _generate_request(body: Body, max_tokens: int) -> GenerateRequest:
-    """Read a SampleRequest. Raises ValueError."""
+    """Read a SampleRequest. Raises ClientError."""
     if unsupported := [name for name in _NOT_SAMPLED if body.get(name)]:
-        raise ValueError(f"`{unsupported[0]}` is not supported")
+        raise ClientError(f"`{unsupported[0]}` is not supported")
     prompt, given = tokens_of(body["prompt"]).tolist(), body["sampling_params"]
     room = max_tokens - len(prompt)
     if not prompt or room < 1:
-        raise ValueError(
+        raise ClientError(
             f"the prompt has {len(prompt)} tokens; prompt and response have at most {max_tokens}"
         )
     wanted = given.get("max_tokens")
     stop = given.get("stop")
     if isinstance(stop, list) and not stop:
-        raise ValueError("`stop=[]` is not supported: a response ends with the end of sequence")
+        raise ClientError("`stop=[]` is not supported: a response ends with the end of sequence")
     stops = [stop] if isinstance(stop, str) else list(stop or ())
     temperature, top_p = float(given.get("temperature", 1)), float(given.get("top_p", 1))
     if not (0 <= temperature <= 10 and 0 < top_p <= 1):
-        raise ValueError("`temperature` must be from 0 to 10, `top_p` above 0 and at most 1")
+        raise ClientError("`temperature` must be from 0 to 10, `top_p` above 0 and at most 1")
     seed = given.get("seed")
     return GenerateRequest(
         prompt_ids=prompt,

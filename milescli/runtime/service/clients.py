@@ -27,7 +27,13 @@ from milescli.runtime.service.datums import Limits, batch_of
 from milescli.runtime.service.futures import Answer
 from milescli.runtime.service.samplers import Samplers
 from milescli.runtime.service.states import EPHEMERAL, Info, Kind, States
-from milescli.runtime.service.wire import PassRequest, PassResult, Sampled, SampleResult
+from milescli.runtime.service.wire import (
+    ClientError,
+    PassRequest,
+    PassResult,
+    Sampled,
+    SampleResult,
+)
 from milescli.train.base import Stepped
 from milescli.train.optimizers import AdamStep
 
@@ -68,10 +74,10 @@ class Served:
         )
 
     def require_own(self, info: Info) -> None:
-        """Raise ValueError for a state of another model, or of an adapter of another shape."""
+        """Raise ClientError for a state of another model, or of an adapter of another shape."""
         its, own = (info.base_model, info.adapter), (self.name, self.adapter)
         if its != own:
-            raise ValueError(
+            raise ClientError(
                 f"{info.path} is of {' and '.join(its)}, and this server serves {' and '.join(own)}"
             )
 
@@ -112,7 +118,7 @@ class Sampler:
 
 @dataclass(slots=True, kw_only=True)
 class Clients:
-    """All clients of a service. Belongs to one event loop. Methods raise ValueError for what a
+    """All clients of a service. Belongs to one event loop. Methods raise ClientError for what a
     client cannot have, in words for it."""
 
     served: Served
@@ -137,36 +143,38 @@ class Clients:
     def _session(self, number: str, tenant: str) -> Session:
         found = self.sessions.get(number)
         if found is None or found.tenant != tenant:
-            raise ValueError(f"you have no session {number}: it ended, or the server was restarted")
+            raise ClientError(
+                f"you have no session {number}: it ended, or the server was restarted"
+            )
         return found
 
     def model(self, number: str, tenant: str) -> Model:
         """Return the tenant's model of this id."""
         found = self._models.get(number)
         if found is None or found.tenant != tenant:
-            raise ValueError(f"you have no model {number}: load a saved state into a new one")
+            raise ClientError(f"you have no model {number}: load a saved state into a new one")
         return found
 
     async def create(self, number: str, session: str, tenant: str, wanted: dict[str, Any]) -> Model:
         """Begin an adapter by a client's `lora_config`."""
         rank = wanted.get("rank", self.served.shape.rank)
         if rank != self.served.shape.rank:
-            raise ValueError(
+            raise ClientError(
                 f"this server trains adapters of rank {self.served.shape.rank}, not {rank}: pass "
                 f"rank={self.served.shape.rank}, or start it with --lora {rank}"
             )
         if not (wanted.get("train_mlp", True) and wanted.get("train_attn", True)):
             notice = self.served.adapter_notice()
-            raise ValueError(f"train_mlp and train_attn must be True: {notice}")
+            raise ClientError(f"train_mlp and train_attn must be True: {notice}")
         seed = wanted.get("seed")
         return await self._begin(number, session, tenant, seed=seed)
 
     async def _begin(self, number: str, session: str, tenant: str, *, seed: int | None) -> Model:
         async with self._room:
             if number in self._models:
-                raise ValueError(f"there is a model {number} already")
+                raise ClientError(f"there is a model {number} already")
             if len(self._models) >= MAX_ADAPTERS:
-                raise ValueError(f"the server already trains {MAX_ADAPTERS} adapters: try later")
+                raise ClientError(f"the server already trains {MAX_ADAPTERS} adapters: try later")
             seed = secrets.randbelow(2**31) if seed is None else int(seed) % 2**63
             made = Model(id=number, tenant=tenant, session=session, seed=seed)
             await self.trainer.call("add_adapter", number, seed)
@@ -288,7 +296,7 @@ class Clients:
         """Return the tenant's sampler of this id."""
         found = self._sampling.get(number)
         if found is None or found.tenant != tenant:
-            raise ValueError(f"you have no sampler {number}")
+            raise ClientError(f"you have no sampler {number}")
         return found
 
     async def sample(
@@ -336,5 +344,5 @@ def _number(given: dict[str, Any], name: str, usual: float, *, below: float = ma
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value < below:
         bound = "" if below == math.inf else f" and below {below:g}"
-        raise ValueError(f"`{name}` must be a number from 0{bound}")
+        raise ClientError(f"`{name}` must be a number from 0{bound}")
     return float(value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from milescli.plan.types import Plan
-from milescli.runtime.service.wire import Datum, PassRequest
+from milescli.runtime.service.wire import ClientError, Datum, PassRequest
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
 from milescli.train.objectives.client_losses import INPUTS, Inputs, objective_of
 from milescli.train.packing import pack
@@ -31,24 +31,24 @@ class Limits:
 
 
 def batch_of(request: PassRequest, limits: Limits) -> TrainBatch:
-    """Return the batch of one pass, whose loss is the sum over all tokens. Raises ValueError for
+    """Return the batch of one pass, whose loss is the sum over all tokens. Raises ClientError for
     what cannot be computed, in words for the client."""
     inputs = INPUTS.get(request.loss)
     if inputs is None:
-        raise ValueError(f"the loss `{request.loss}` is not supported: use {', '.join(INPUTS)}")
+        raise ClientError(f"the loss `{request.loss}` is not supported: use {', '.join(INPUTS)}")
     if unknown := set(request.config) - set(inputs.settings):
-        raise ValueError(
+        raise ClientError(
             f"`{min(unknown)}` is not a setting of `{request.loss}`: "
             f"{', '.join(inputs.settings) or 'it has none'}"
         )
     if not request.data:
-        raise ValueError("the request has no datum")
+        raise ClientError("the request has no datum")
     sequences = list[TrainSequence]()
     for number, datum in enumerate(request.data):
         try:
             sequences.append(_sequence(datum, inputs, request.config, limits, number=number))
         except ValueError as error:
-            raise ValueError(f"datum {number} of {len(request.data)}: {error}") from None
+            raise ClientError(f"datum {number} of {len(request.data)}: {error}") from None
     if any(_has_other_targets(datum) for datum in request.data):
         sequences = [
             replace(sequence, streams={**sequence.streams, Stream.CANDIDATES: _candidates(datum)})
@@ -85,22 +85,22 @@ def _sequence(
 ) -> TrainSequence:
     targets = datum.inputs.get(TARGETS)
     if targets is None:
-        raise ValueError(f"it has no `{TARGETS}`")
+        raise ClientError(f"it has no `{TARGETS}`")
     if targets.ndim != 1 or len(targets) != len(datum.tokens) or not len(targets):
-        raise ValueError(
+        raise ClientError(
             f"`{TARGETS}` has the shape {list(targets.shape)} for {len(datum.tokens)} tokens; each "
             "token needs one target"
         )
     token_ids, every = np.concatenate([datum.tokens, targets[-1:]]), (datum.tokens, targets)
     if min(map(np.min, every)) < 0 or max(map(np.max, every)) >= limits.vocab_size:
-        raise ValueError(f"a token is not one of the {limits.vocab_size} of the vocabulary")
+        raise ClientError(f"a token is not one of the {limits.vocab_size} of the vocabulary")
     if len(token_ids) > limits.max_tokens:
-        raise ValueError(
+        raise ClientError(
             f"it has {len(token_ids)} tokens, and the server was planned for {limits.max_tokens}"
         )
     known = {TARGETS, *inputs.streams, *inputs.settings}
     if unknown := set(datum.inputs) - known:
-        raise ValueError(
+        raise ClientError(
             f"`{min(unknown)}` is not an input of this loss: {', '.join(sorted(known))}"
         )
     streams = {
@@ -125,9 +125,9 @@ def _sequence(
 def _values(name: str, given: np.ndarray | None, count: int) -> np.ndarray:
     """[count + 1] float32: nothing is predicted at the first token."""
     if given is None:
-        raise ValueError(f"it has no `{name}`")
+        raise ClientError(f"it has no `{name}`")
     if given.shape != (count,):
-        raise ValueError(f"`{name}` has the shape {list(given.shape)} for {count} targets")
+        raise ClientError(f"`{name}` has the shape {list(given.shape)} for {count} targets")
     if not np.isfinite(given).all():
-        raise ValueError(f"`{name}` has a value that is not finite")
+        raise ClientError(f"`{name}` has a value that is not finite")
     return np.concatenate([np.zeros(1), given]).astype(np.float32)

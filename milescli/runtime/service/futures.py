@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from milescli.core.errors import CheckpointError, MilesError, NotFiniteError
+from milescli.runtime.service.wire import ClientError
 
 KEEP_S = 900.0
 """How long a result stays after it is there."""
@@ -95,8 +96,8 @@ class Futures:
         """A failure is a result, too."""
         try:
             return await work()
-        except ValueError as error:
-            return _failed(getattr(error, "what", None) or str(error), "user")
+        except ClientError as error:
+            return _failed(str(error), "user")
         except (NotFiniteError, CheckpointError) as error:
             return _failed(f"{error.what}: {error.why}", "user")
         except MilesError as error:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from milescli.core.concurrency import in_thread
 from milescli.core.files import read_json
+from milescli.runtime.service.wire import ClientError
 
 Kind = Literal["weights", "sampler_weights"]
 """Of a state that training goes on from; of an adapter that engines serve."""
@@ -72,16 +73,16 @@ class States:
     async def add(
         self, info: Info, fill: Callable[[Path], Awaitable[None]], *, overwrite: bool = False
     ) -> Path:
-        """Let `fill` write the files of a new state; returns its folder. Raises ValueError for a
+        """Let `fill` write the files of a new state; returns its folder. Raises ClientError for a
         name that is not possible, or taken."""
         if not _NAME.match(info.name):
-            raise ValueError(
+            raise ClientError(
                 f"`{info.name[:40]}` cannot be a name: use at most 128 letters, digits, `.`, `_` "
                 "and `-`"
             )
         folder = self._folder(info.model_id, info.kind, info.name)
         if folder.exists() and not overwrite:
-            raise ValueError(f"there is a state at {info.path} already")
+            raise ClientError(f"there is a state at {info.path} already")
         fresh = folder.with_name(f".{folder.name}-{os.getpid()}")
         try:
             await in_thread(lambda: _emptied(fresh))
@@ -93,7 +94,7 @@ class States:
         return folder
 
     def find(self, path: str, *, tenant: str, kind: Kind | None = None) -> tuple[Path, Info]:
-        """Return the folder of a state, and what it is. Raises ValueError where the tenant has
+        """Return the folder of a state, and what it is. Raises ClientError where the tenant has
         none."""
         if match := _PATH.match(path):
             model_id, its_kind, name = match.groups()
@@ -102,7 +103,7 @@ class States:
             if info is not None and info.tenant == tenant and kind in (None, info.kind):
                 return folder, info
         wanted = f"{SCHEME}MODEL/{kind or 'weights'}/NAME"
-        raise ValueError(f"you have no state {path}; a path looks like {wanted}")
+        raise ClientError(f"you have no state {path}; a path looks like {wanted}")
 
     def all_of(self, *, tenant: str, model_id: str | None = None) -> list[Info]:
         """Return the tenant's states, oldest first, without samplers that have no name."""

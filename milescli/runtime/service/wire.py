@@ -25,6 +25,10 @@ _LENGTH = 1
 _RECORD = "ArrayRecord"
 
 
+class ClientError(ValueError):
+    """Reports what a client got wrong, in words for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datum:
     """One line of tokens, and what its loss takes."""
@@ -132,13 +136,13 @@ class SampleResult:
 
 
 def pass_from_proto(body: bytes) -> PassRequest:
-    """Read a ForwardBackwardRequest. Raises ValueError."""
+    """Read a ForwardBackwardRequest. Raises ClientError."""
     found = _Fields(body)
     numbers = {entry.text(1): entry.number(2) for entry in found.all(5)}
     for entry in found.all(7):
         value = entry.first(2)
         if value.has(2):
-            raise ValueError(f"`{entry.text(1)}` of the loss's settings must be a number")
+            raise ClientError(f"`{entry.text(1)}` of the loss's settings must be a number")
         numbers[entry.text(1)] = value.number(1)
     return PassRequest(
         model_id=found.text(1),
@@ -164,30 +168,30 @@ def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
 def _tokens(chunk: _Fields) -> np.ndarray:
     text = next(chunk.all(1), None)
     if text is None:
-        raise ValueError("only text can be read: a chunk is an image or audio")
+        raise ClientError("only text can be read: a chunk is an image or audio")
     return _array(text.bytes(1), _DTYPES[3])
 
 
 def _tensor(found: _Fields) -> np.ndarray:
     if found.has(2):
-        raise ValueError("sparse tensors are not supported: send one target for each token")
+        raise ClientError("sparse tensors are not supported: send one target for each token")
     dtype = _DTYPES.get(found.integer(3))
     if dtype is None:
-        raise ValueError(f"tensors of dtype {found.integer(3)} are not supported")
+        raise ClientError(f"tensors of dtype {found.integer(3)} are not supported")
     shape, flat = found.integers(4), _array(found.bytes(1), dtype)
     if any(size > flat.size for size in shape):
-        raise ValueError(f"a tensor has the shape {shape} and {flat.size} numbers")
+        raise ClientError(f"a tensor has the shape {shape} and {flat.size} numbers")
     return flat.reshape(shape) if shape else flat
 
 
 def _array(data: bytes, dtype: np.dtype) -> np.ndarray:
     if len(data) % dtype.itemsize:
-        raise ValueError(f"a tensor has {len(data)} bytes, which are no {dtype.name}")
+        raise ClientError(f"a tensor has {len(data)} bytes, which are no {dtype.name}")
     return np.frombuffer(data, dtype)
 
 
 def pass_from_json(body: Mapping[str, Any]) -> PassRequest:
-    """Read the request of an older client. Raises ValueError."""
+    """Read the request of an older client. Raises ClientError."""
     try:
         forward_only = "forward_input" in body
         given = body["forward_input" if forward_only else "forward_backward_input"]
@@ -206,20 +210,20 @@ def pass_from_json(body: Mapping[str, Any]) -> PassRequest:
             forward_only=forward_only,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the request lacks a field, or has a wrong one: {error}") from None
+        raise ClientError(f"the request lacks a field, or has a wrong one: {error}") from None
 
 
 def tokens_of(model_input: Mapping[str, Any]) -> np.ndarray:
-    """Return [n] the tokens of a ModelInput in JSON. Raises ValueError for other chunks."""
+    """Return [n] the tokens of a ModelInput in JSON. Raises ClientError for other chunks."""
     chunks = model_input["chunks"]
     if any(each.get("type", "encoded_text") != "encoded_text" for each in chunks):
-        raise ValueError("only text can be read: a chunk is an image or audio")
+        raise ClientError("only text can be read: a chunk is an image or audio")
     return _joined(np.array(each["tokens"], np.int64) for each in chunks)
 
 
 def _json_tensor(given: Mapping[str, Any]) -> np.ndarray:
     if given.get("sparse_crow_indices") is not None:
-        raise ValueError("sparse tensors are not supported: send one target for each token")
+        raise ClientError("sparse tensors are not supported: send one target for each token")
     flat = np.array(given["data"], _NAMES[given["dtype"]])
     return flat.reshape(given["shape"]) if given.get("shape") else flat
 
@@ -228,7 +232,7 @@ class _Fields:
     """The fields of one message, by number."""
 
     def __init__(self, data: bytes) -> None:
-        """Read all of them. Raises ValueError."""
+        """Read all of them. Raises ClientError."""
         self._found: dict[int, list[Any]] = {}
         for number, value in _read(memoryview(data)):
             self._found.setdefault(number, []).append(value)
@@ -253,7 +257,7 @@ class _Fields:
     def integer(self, number: int) -> int:
         value = self._found.get(number, [0])[-1]
         if not isinstance(value, int):
-            raise ValueError(f"field {number} is not an integer")
+            raise ClientError(f"field {number} is not an integer")
         return value
 
     def integers(self, number: int) -> list[int]:
@@ -267,13 +271,13 @@ class _Fields:
         """Return a double; 0.0 where it is not there."""
         data = self._found.get(number, [bytes(8)])[-1]
         if isinstance(data, int) or len(data) != 8:
-            raise ValueError(f"field {number} is not a double")
+            raise ClientError(f"field {number} is not a double")
         return float(struct.unpack("<d", data)[0])
 
     @staticmethod
     def _as_bytes(value: Any) -> bytes:
         if isinstance(value, int):
-            raise ValueError("a field has an integer in the place of bytes")
+            raise ClientError("a field has an integer in the place of bytes")
         return bytes(value)
 
 
@@ -291,9 +295,9 @@ def _read(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         elif kind in (FIXED64, FIXED32):
             size = 8 if kind == FIXED64 else 4
         else:
-            raise ValueError(f"the message has a field of unknown type {kind}")
+            raise ClientError(f"the message has a field of unknown type {kind}")
         if at + size > len(data):
-            raise ValueError("the message ends within a field")
+            raise ClientError("the message ends within a field")
         yield key >> 3, data[at : at + size]
         at += size
 
@@ -304,7 +308,7 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * number)
         if byte < 0x80:
             return value, at + number + 1
-    raise ValueError("the message ends within a number")
+    raise ClientError("the message ends within a number")
 
 
 def _varints(data: bytes) -> list[int]:

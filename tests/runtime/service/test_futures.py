@@ -11,6 +11,7 @@ import pytest
 from milescli.core.errors import MachineError, NotFiniteError
 from milescli.runtime.service import futures
 from milescli.runtime.service.futures import Answer, Futures, Result, TooMany, Unknown
+from milescli.runtime.service.wire import ClientError
 
 
 def _answers(log: list[int]) -> Callable[[], Awaitable[Result]]:
@@ -59,7 +60,8 @@ def test_a_result_that_is_not_there_yet_is_none() -> None:
 @pytest.mark.parametrize(
     ("error", "category", "is_told"),
     [
-        (ValueError("no such name"), "user", False),
+        (ClientError("no such name"), "user", False),
+        (ValueError("operands of other shapes"), "server", True),
         (NotFiniteError("nan", why="the loss", fix="lower"), "user", False),
         (MachineError("the disk is full", why="none is free", fix="rm"), "server", True),
         (ZeroDivisionError("x"), "server", True),
