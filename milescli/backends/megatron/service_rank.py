@@ -35,7 +35,7 @@ class ServiceRank(TrainerRank):
         self._clients = dict[str, _Client]()
         self._active: str | None = None
         self._fresh = self._new_snapshot()
-        self._fresh.take()
+        self._snapshot_bytes = sum(self._fresh.take())
 
     def _new_snapshot(self) -> Snapshot:
         return Snapshot(
@@ -44,6 +44,11 @@ class ServiceRank(TrainerRank):
             awake=lambda _: nullcontext(),
             device=self.device,
         )
+
+    def client_bytes(self) -> int:
+        """Return the bytes of host memory that an adapter takes between its turns: matrices,
+        moments, random numbers and gradients."""
+        return self._snapshot_bytes + sum(each.nbytes for each in self._buffers)
 
     def add_adapter(self, name: str, seed: int) -> None:
         """Begin an adapter as a run of its own would begin it with this seed."""

@@ -40,6 +40,8 @@ from milescli.train.optimizers import AdamStep
 SILENT_S = 1800.0
 """A session without a heartbeat for so long has ended; clients send one each 10 s."""
 MAX_ADAPTERS = 64
+MEMORY_SHARE = 0.8
+"""Of the main memory that is available when the server is ready, for adapters between turns."""
 """Adapters that are trained at a time: each lies in host memory with its moments."""
 KEEP_SAMPLERS = 32
 """Newest samplers without a name that stay of an adapter."""
@@ -125,10 +127,20 @@ class Clients:
     trainer: RankGroup
     samplers: Samplers
     states: States
+    max_adapters: int = MAX_ADAPTERS
     sessions: dict[str, Session] = field(default_factory=dict)
     _models: dict[str, Model] = field(default_factory=dict)
     _sampling: dict[str, Sampler] = field(default_factory=dict)
     _room: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def fit_into(self, available_bytes: int) -> int:
+        """Train at most as many adapters as main memory has room for between their turns, and at
+        least one. Returns the bytes of each."""
+        of_ranks: list[int] = await self.trainer.call("client_bytes")
+        each = sum(of_ranks)
+        room = int(MEMORY_SHARE * available_bytes) // each
+        self.max_adapters = max(1, min(MAX_ADAPTERS, room))
+        return each
 
     def new_session(self, tenant: str) -> str:
         """Begin a session; returns its id."""
@@ -173,8 +185,10 @@ class Clients:
         async with self._room:
             if number in self._models:
                 raise ClientError(f"there is a model {number} already")
-            if len(self._models) >= MAX_ADAPTERS:
-                raise ClientError(f"the server already trains {MAX_ADAPTERS} adapters: try later")
+            if len(self._models) >= self.max_adapters:
+                raise ClientError(
+                    f"the server already trains {self.max_adapters} adapters: try later"
+                )
             seed = secrets.randbelow(2**31) if seed is None else int(seed) % 2**63
             made = Model(id=number, tenant=tenant, session=session, seed=seed)
             await self.trainer.call("add_adapter", number, seed)

@@ -22,8 +22,10 @@ from milescli.console.output import Output
 from milescli.core.errors import FitError, RecipeError
 from milescli.core.events import EventBus
 from milescli.core.types import ROLLOUT
+from milescli.core.units import format_bytes
 from milescli.plan.memory import trained_shape
 from milescli.plan.types import Plan
+from milescli.platform.cpu import available_memory
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.data import Data
 from milescli.recipe.evaluation import Evaluation
@@ -244,7 +246,7 @@ async def _answer(
 ) -> None:
     """Answer clients until it is cancelled by a signal, which is the end that is expected."""
     from milescli.runtime.service.app import Api
-    from milescli.runtime.service.clients import Clients, Served
+    from milescli.runtime.service.clients import MAX_ADAPTERS, Clients, Served
     from milescli.runtime.service.datums import Limits
     from milescli.runtime.service.futures import Futures
     from milescli.runtime.service.states import States
@@ -261,6 +263,12 @@ async def _answer(
     states, futures = States(spec.run.path / "states"), Futures(output.warn)
     states.clean()
     clients = Clients(served=served, trainer=trainer, samplers=samplers, states=states)
+    each = await clients.fit_into(available_memory())
+    if clients.max_adapters < MAX_ADAPTERS:
+        output.warn(
+            f"main memory has room for {clients.max_adapters} adapters of {format_bytes(each)}, "
+            f"not for {MAX_ADAPTERS}"
+        )
     app = Api(clients=clients, futures=futures, keys=wish.keys).app()
     server = QuietServer(
         uvicorn.Config(
