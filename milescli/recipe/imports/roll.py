@@ -7,10 +7,12 @@ import re
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import Said, updates
+from milescli.recipe.imports.tables import Said, path_of, updates
 
 ARGS = "actor_train.training_args"
+ACCUMULATION = "gradient_accumulation_steps"
 CONFIG = "actor_train.strategy_args.strategy_config"
+TEACHER = "teacher.model_args.model_name_or_path"
 ESTIMATORS: dict[str, Said] = {
     "grpo": {"train.advantage": "grpo"},
     "gae": {"train.advantage": "reinforce", "train.credit": "gae"},
@@ -22,15 +24,16 @@ ESTIMATORS: dict[str, Said] = {
 
 def fits(found: Foreign) -> str:
     """Return by what a configuration of ROLL is known."""
-    begins = ("actor_train.", "actor_infer.", "sft_train.")
+    begins = ("actor_train.", "actor_infer.", "sft_train.", "student")
     name = next((one for one in found.settings if one.startswith(begins)), None)
-    return f"it sets {name}" if name and "pretrain" in found.settings else ""
+    has_model = {"pretrain", "student_pretrain"} & {*found.settings}
+    return f"it sets {name}" if name and has_model else ""
 
 
 def trains_rows(found: Foreign) -> Said:
     """Return the keys of a run without rollout."""
-    if any(name.startswith("student_train.") for name in found.settings):
-        return "it distils by a pipeline of its own: see docs/distillation.md"
+    if distils_rows(found):
+        return {"train.objective": "distillation"}
     if any(name.startswith("sft_train.") for name in found.settings):
         return {"train.objective": "supervised"}
     if "beta" in found.settings and "rollout_batch_size" not in found.settings:
@@ -38,9 +41,30 @@ def trains_rows(found: Foreign) -> Said:
     return {}
 
 
+def distils_rows(found: Foreign) -> bool:
+    """Return True if a student learns from a teacher on rows; on its own samples it is RL."""
+    return "teacher_pretrain" in found.settings
+
+
+def teacher(value: Any, found: Foreign) -> Said:
+    """The teacher, of whom a student learns alone."""
+    said = {"train.distill.teachers": [{"path": path_of(str(value))}]}
+    return said if distils_rows(found) else {**said, "rollout.reward": "none"}
+
+
+def of_teacher_alone(value: Any, found: Foreign) -> Said:
+    """Weight of the teacher's loss, beside that of the rows."""
+    return {} if value == 1 else "adds the loss of the rows: here the teacher alone teaches"
+
+
+def at_one(value: Any, found: Foreign) -> Said:
+    """Temperature of a distance."""
+    return {} if value == 1 else "changes both distributions: here the distance is at temperature 1"
+
+
 def has_critic(found: Foreign) -> bool:
     """Return True if a critic is trained."""
-    return found.value("adv_estimator") == "gae"
+    return found.value("adv_estimator") == "gae" and TEACHER not in found.settings
 
 
 def in_loss(found: Foreign) -> bool:
@@ -59,7 +83,10 @@ def clips_apart(found: Foreign) -> bool:
 
 
 def estimator(value: Any, found: Foreign) -> Said:
-    """REINFORCE takes the mean and the std that norm_*_type name."""
+    """REINFORCE takes the mean and the std that norm_*_type name. A teacher judges each token by
+    itself."""
+    if TEACHER in found.settings:
+        return {}
     if value != "reinforce":
         return ESTIMATORS.get(str(value), f"estimates advantages by `{value}`")
     mean = found.value("norm_mean_type", found.value("reward_normalization.grouping"))
@@ -100,6 +127,8 @@ def accumulated(value: Any, found: Foreign) -> Said:
     if found.value("ppo_epochs", 1) != 1:
         return f"with ppo_epochs={found.value('ppo_epochs')}, miles would use each sample once"
     update = int(value) * int(found.value(f"{ARGS}.per_device_train_batch_size", 1)) * _ranks(found)
+    if re.search(r" (sft_train|student)\.", found.settings[f"{ARGS}.{ACCUMULATION}"].where):
+        return {"rollout.prompts_per_step": update}  # the batch of a run of rows
     whole = int(found.value("rollout_batch_size", 128))
     if not _is_agentic(found):
         whole *= int(found.value("num_return_sequences_in_group", 1))

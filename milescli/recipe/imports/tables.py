@@ -71,11 +71,18 @@ class Framework:
     defaults: Mapping[str, Any]
     """Their defaults, where a recipe may have others."""
     aliases: Mapping[str, str]
-    """Another name of a key -> its row."""
+    """Another name of a key -> its row; of a section, whose name ends with a dot, the same."""
     notes: tuple[str, ...]
     """What holds for every configuration of it."""
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a recipe of RL that must be set, where theirs have no such bound."""
+
+    def renamed(self, name: str) -> str:
+        """Return the name under which a key has its row."""
+        for old, new in self.aliases.items():
+            if name == old or (old.endswith(".") and name.startswith(old)):
+                return new + name[len(old) :]
+        return name
 
     def group_of(self, name: str) -> str:
         """Return what a key without a row does; empty if that is not known."""

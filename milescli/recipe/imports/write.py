@@ -31,7 +31,15 @@ _ROWS = {
 }
 """What a run over rows calls them."""
 _OF_ROWS = ("model.", "data.", "train.optimizer.", "train.lora.", "train.steps", "train.epochs")
-_OF_ROWS += ("train.batch_size", "train.precision", "checkpoint.", "run.", "eval.every", *LAYOUT)
+_OF_ROWS += (
+    "train.batch_size",
+    "train.distill.",
+    "train.precision",
+    "checkpoint.",
+    "run.",
+    "eval.every",
+    *LAYOUT,
+)
 _UNRESOLVED = re.compile(r"\$\{?\(?[A-Za-z_]\w*")
 _NAMED = re.compile(r"[a-z][a-z_]*(?:\.[a-z_0-9]+)+")
 
@@ -137,10 +145,11 @@ def _chosen(found: Foreign, framework: str | None, paths: Sequence[Path]) -> tup
 
 
 def _map(found: Foreign, table: Framework, made: Imported) -> None:
-    for old, new in table.aliases.items():
-        if old in found.settings and new not in found.settings:
-            one = found.settings.pop(old)
-            found.settings[new] = Setting(new, one.value, f"{one.where} {old}")
+    for name in list(found.settings):
+        new = table.renamed(name)
+        if new != name and new not in found.settings:
+            one = found.settings.pop(name)
+            found.settings[new] = Setting(new, one.value, f"{one.where} {name}")
     typed = set(found.settings)
     for name, value in table.defaults.items():
         if name not in typed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from milescli.recipe.distill import Teacher
 from tests.recipe.imports.launchers import MILES_PYTHON
 
 Case = tuple[str, dict[str, str], dict[str, Any], tuple[str, ...]]
@@ -215,6 +216,33 @@ norm_mean_type: group
 whiten_advantages: true
 async_generation_ratio: 1
 actor_train: {data_args: {file_name: a.jsonl}, training_args: {gradient_accumulation_steps: 128}}
+"""
+ROLL_DISTIL = """\
+student_pretrain: org/small
+teacher_pretrain: org/large
+kd_objective: reverse_kl
+distill_loss_weight: 0.85
+distill_on_prompt: false
+question_key: question_zh
+student:
+  training_args: {learning_rate: 2.0e-5, lr_scheduler_type: constant,
+                  per_device_train_batch_size: 8, gradient_accumulation_steps: 4}
+  data_args: {file_name: [rows.json]}
+  strategy_args: {strategy_config: {tensor_model_parallel_size: 2}}
+  device_mapping: list(range(0,8))
+teacher: {model_args: {dtype: bf16}}
+"""
+ROLL_ON_POLICY = """\
+pretrain: org/small
+rollout_batch_size: 32
+num_return_sequences_in_group: 1
+opsd_mode: true
+opsd_solution_key: solution
+student_train:
+  training_args: {per_device_train_batch_size: 1, gradient_accumulation_steps: 32}
+  data_args: {file_name: a.jsonl}
+student_infer: {generating_args: {temperature: 0.9}}
+teacher: {model_args: {model_name_or_path: org/large}}
 """
 OPENRLHF = """\
 python3 -m openrlhf.cli.train_ppo_ray \\
@@ -497,6 +525,36 @@ CASES: dict[str, Case] = {
             "train.steps": 500,
         },
         (),
+    ),
+    "roll distil": (
+        "roll",
+        {"distil.yaml": ROLL_DISTIL},
+        {
+            "model.path": "org/small",
+            "data.train": "rows.json",
+            "train.objective": "distillation",
+            "train.batch_size": 128,
+            "train.distill.kl": "reverse",
+            "train.distill.top_k": 64,
+            "train.distill.teachers": [Teacher(path="org/large")],
+            "train.optimizer.schedule": "constant",
+        },
+        ("distill_loss_weight", "question_key"),
+    ),
+    "roll on policy": (
+        "roll",
+        {"opd.yaml": ROLL_ON_POLICY},
+        {
+            "data.prompts": "a.jsonl",
+            "rollout.reward": "none",
+            "rollout.temperature": 0.9,
+            "train.objective": "policy",
+            "train.distill.kl": "sampled",
+            "train.distill.reward_weight": 0.0,
+            "train.distill.teachers": [Teacher(path="org/large")],
+            "train.credit": "sample",
+        },
+        ("opsd_mode", "opsd_solution_key"),
     ),
     "openrlhf": (
         "openrlhf",
