@@ -16,10 +16,10 @@ PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/data tests/rollout tests/train \
   tests/weights tests/checkpoint tests/commands tests/chaos tests/trackers tests/workers tests/report \
   $(wildcard tests/test_*.py)
-# `make test` runs three sets at once, which take about as long: most whole runs and the trainer's
-# tests; those that start few processes, and the runs over two nodes; and all the others, most of
-# which start engines, with the run of a real model. Each waits as often as it computes
-RUNS := tests/end_to_end tests/backends/megatron
+# `make test` runs three sets at once, which take about as long: most whole runs; tests that start
+# few processes, and the runs over two nodes; and all the others, which start engines and trainers,
+# with the run of a real model. Each waits as often as it computes
+RUNS := tests/end_to_end
 RUNS_TOO := tests/end_to_end/cluster
 RUNS_REAL := tests/end_to_end/real_models
 SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion tests/agents tests/export \
