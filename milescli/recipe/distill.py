@@ -30,6 +30,9 @@ class Teacher(Section):
     url: str | None = None
     """Address of an SGLang server for the model, http://HOST:PORT; the run queries it while the
     policy samples."""
+    hint: str | None = None
+    """url: what the teacher reads behind the user's last message, and the policy does not; {label}
+    and {demonstration} are those of the prompt's row. Null: it reads what the policy reads."""
     sources: list[str] | None = None
     """Names of the entries of `data.mix` whose prompts it teaches; null: all prompts, if there is
     only one teacher."""
@@ -140,6 +143,13 @@ def _place_rules(recipe: Recipe) -> Iterator[Rule]:
             fix=[_EXAMPLE, _SERVED],
         )
     if not distill.is_served:
+        hinted = next((one for one in recipe.teachers if one.hint is not None), None)
+        yield Rule(
+            hinted is not None,
+            "a local teacher cannot have a `hint`",
+            why=f"{hinted and hinted.called} scores the sequences that the trainer learns from",
+            fix=[_SERVED, "python -m sglang.launch_server --model-path FOLDER   # serves it"],
+        )
         return
     for teacher in recipe.teachers:
         yield Rule(
@@ -148,6 +158,7 @@ def _place_rules(recipe: Recipe) -> Iterator[Rule]:
             why=f"{teacher.called} is a path, and another teacher has a `url`",
             fix="python -m sglang.launch_server --model-path FOLDER   # serves this one too",
         )
+        yield from _hint_rules(recipe, teacher)
         check_url(
             teacher.url or "",
             key="train.distill.teachers[].url",
@@ -165,6 +176,33 @@ def _place_rules(recipe: Recipe) -> Iterator[Rule]:
         "the served teacher and the policy would use different temperatures",
         why=f"`rollout.temperature` is {temperature:g}, but SGLang scores prompts at temperature 1",
         fix=["--set rollout.temperature=1", _EXAMPLE],
+    )
+
+
+def _hint_rules(recipe: Recipe, teacher: Teacher) -> Iterator[Rule]:
+    """A hint takes the place of a prompt's end: it needs prompts, each with one response."""
+    if teacher.hint is None:
+        return
+    yield Rule(
+        recipe.learns_from_rows,
+        "a teacher that scores rows cannot have a `hint`",
+        why="`train.objective=distillation` learns from the rows, which hold their responses",
+        fix="--set train.objective=policy   # the policy samples, and the teacher knows the answer",
+    )
+    yield Rule(
+        recipe.rollout.agent != "single_turn",
+        "a teacher with a `hint` needs `rollout.agent=single_turn`",
+        why=f"`rollout.agent` is {recipe.rollout.agent}, whose prompts may change between turns",
+        fix="--set rollout.agent=single_turn",
+    )
+
+
+def hints_at(recipe: Recipe, field: str, *, source: str | None = None) -> bool:
+    """Return True if a teacher of these prompts is told this field of their rows."""
+    return any(
+        f"{{{field}}}" in (teacher.hint or "")
+        for teacher in recipe.teachers
+        if source is None or source in (teacher.sources or [source])
     )
 
 

@@ -150,7 +150,7 @@ class GroupWork:
         )
         collector = self.collector = open_collector(
             inputs.prompts,
-            training_episodes(recipe, **parts, teachers=served_teachers(recipe)),
+            training_episodes(recipe, **parts, teachers=served_teachers(recipe, inputs.tokenizer)),
             recipe=recipe,
             with_greedy=getattr(training.objective, "needs_greedy", False),
             journal=training.journal,

@@ -11,6 +11,7 @@ ON_POLICY = "model: {scratch: {}}\ndata: {prompts: task:sums}\n"
 MIXED = "model: {scratch: {}}\ndata: {mix: [{path: a.jsonl, name: a}, {path: b.jsonl, name: b}]}\n"
 ROWS = "model: {scratch: {}}\ndata: {train: rows.jsonl}\ntrain: {objective: distillation}\n"
 SERVED = "train.distill.teachers=[{url: 'http://127.0.0.1:30000'}]"
+HINTED = "train.distill.teachers=[{url: 'http://h:1', hint: ' It is {label}.'}]"
 ONE = "train.distill.teachers=[{path: big}]"
 TWO = "train.distill.teachers=[{path: big, sources: [a]}, {path: other, sources: [b]}]"
 
@@ -108,6 +109,24 @@ def test_teachers_are_a_part_of_a_recipe(place: Place, text: str, sets: list[str
             [SERVED, "train.distill.kl=forward", "train.distill.cache=false"],
             "cannot be queried at each step",
             ["train.distill.cache=true"],
+        ),
+        (
+            ON_POLICY,
+            ["train.distill.teachers=[{path: t, hint: x}]"],
+            "a local teacher cannot have a `hint`",
+            [SERVED],
+        ),
+        (
+            ROWS,
+            [HINTED, "train.distill.kl=forward"],
+            "a teacher that scores rows cannot have a `hint`",
+            [SERVED],
+        ),
+        (
+            ON_POLICY,
+            [HINTED, "rollout.agent=chat", "rollout.user.script=[more]"],
+            "needs `rollout.agent=single_turn`",
+            ["rollout.agent=single_turn"],
         ),
         (
             ON_POLICY,

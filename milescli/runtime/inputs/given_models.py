@@ -375,14 +375,16 @@ def teacher_folders(
     return folders
 
 
-def served_teachers(recipe: Recipe) -> ServedTeachers | None:
-    """Return the teachers that are asked by HTTP; None: there are none. Raises RecipeError where
-    the environment has no key."""
+def served_teachers(
+    recipe: Recipe, tokenizer: ChatTokenizer | None = None
+) -> ServedTeachers | None:
+    """Return the teachers that are asked by HTTP; None: there are none. `tokenizer`: where samples
+    are scored. Raises RecipeError where the environment has no key."""
     if not recipe.train.distill.is_served:
         return None
     from milescli.backends.sglang.client.teacher import ServedTeachers
 
-    return ServedTeachers(recipe)
+    return ServedTeachers(recipe, tokenizer)
 
 
 def met_teachers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:

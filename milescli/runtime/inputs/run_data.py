@@ -10,6 +10,7 @@ from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
+from milescli.core.errors import DataError
 from milescli.core.types import Trajectory
 from milescli.core.units import MIB, format_bytes
 from milescli.data.example_rows import Kind, RowField
@@ -23,6 +24,7 @@ from milescli.data.tasks import TASK_PREFIX
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, is_hub, names_in
+from milescli.recipe.distill import hints_at
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.rewards import needs_label
 from milescli.runtime.inputs.data_files import (
@@ -95,11 +97,16 @@ def load_data(
             tokenizer=tokenizer,
             seed=recipe.run.seed,
             base_dir=run.path,
-            needs_label=lambda source: needs_label(rollout_of_source(recipe, source)),
+            needs_label=lambda source: (
+                hints_at(recipe, "label", source=source.called)
+                or needs_label(rollout_of_source(recipe, source))
+            ),
             say=say,
         )
     elif data.train is None:
-        loaded.prompts = load("prompts", wants_label=needs_label(recipe.rollout))
+        wants_label = hints_at(recipe, "label") or needs_label(recipe.rollout)
+        loaded.prompts = load("prompts", wants_label=wants_label)
+        _require_worked(recipe, loaded.reports["prompts"])
     if loaded.prompts is not None:
         loaded.trained = sources_of(recipe, loaded.prompts)
     if recipe.warmup.steps and isinstance(tokenizer, ChatTokenizer):
@@ -108,6 +115,16 @@ def load_data(
     if data.eval:
         loaded.heldout = load("eval", wants_label=needs_label(recipe.rollout))
     return loaded
+
+
+def _require_worked(recipe: Recipe, report: SourceReport) -> None:
+    if hints_at(recipe, "demonstration") and not report.num_demonstrations:
+        raise DataError(
+            "no prompt has a demonstration for the teacher's hint",
+            why=f"`hint` in train.distill.teachers names {{demonstration}}, and no row of "
+            f"{recipe.data.prompts} has a worked response",
+            fix="miles data check FILE   # shows what each row has; {label} is the other field",
+        )
 
 
 def _load_rows(

@@ -11,7 +11,7 @@ from typing import Any
 
 from milescli.backends.sglang.client.reply import image_data, prompt_logprobs
 from milescli.core.concurrency import all_or_first_error
-from milescli.core.errors import EndpointError, RecipeError
+from milescli.core.errors import DataError, EndpointError, RecipeError
 from milescli.core.types import ImageSpan, Prompt, TeacherTokens, Trajectory
 from milescli.data.images import collapsed
 from milescli.data.tokenizer import ChatTokenizer
@@ -134,10 +134,12 @@ class SglangTeacher:
 class ServedTeachers:
     """Implements milescli.rollout.episode.episode.Teaching. Belongs to one event loop."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        """Connect to all teachers of the recipe."""
+    def __init__(self, recipe: Recipe, tokenizer: ChatTokenizer | None = None) -> None:
+        """Connect to all teachers of the recipe. `tokenizer`: of the policy, for hints."""
         settings = recipe.train.distill
         self.teachers = [SglangTeacher(teacher, settings) for teacher in settings.teachers]
+        self._hints = [teacher.hint for teacher in settings.teachers]
+        self._tokenizer = tokenizer
         self._by_source = teachers_by_source(settings)
 
     async def meet(self, tokenizer: ChatTokenizer, num_tokens: int) -> list[str]:
@@ -153,9 +155,72 @@ class ServedTeachers:
         return [f"{teacher.url} {await teacher.model()}" for teacher in self.teachers]
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        teacher = self.teachers[self._by_source.get(prompt.source, 0)]
-        shown = [replace(line, images=(*prompt.images, *line.images)) for line in trajectories]
-        answers = await teacher.say_all(shown)
+        number = self._by_source.get(prompt.source, 0)
+        teacher, hint = self.teachers[number], self._hints[number]
+        if hint is not None:
+            answers = await self._said_with(hint, teacher, prompt, trajectories)
+        else:
+            shown = [replace(line, images=(*prompt.images, *line.images)) for line in trajectories]
+            answers = await teacher.say_all(shown)
         return [
             replace(line, teacher=words) for line, words in zip(trajectories, answers, strict=True)
         ]
+
+    async def _said_with(
+        self,
+        hint: str,
+        teacher: SglangTeacher,
+        prompt: Prompt,
+        trajectories: Sequence[Trajectory],
+    ) -> list[TeacherTokens]:
+        """What a teacher says of responses to the prompt with the hint: on-policy self-distillation
+        where it is the policy as it was at first. Of the prompt's own tokens it says nothing."""
+        assert self._tokenizer is not None, "hints are tokenised"
+        told = hinted(prompt, hint, self._tokenizer)
+        known = len(prompt.token_ids)
+        assert all(line.token_ids[:known].tolist() == prompt.token_ids for line in trajectories)
+        rows = [
+            replace(line, token_ids=array("i", told) + line.token_ids[known:])
+            for line in trajectories
+        ]
+        return [_moved(words, len(told), known) for words in await teacher.say_all(rows)]
+
+
+def hinted(prompt: Prompt, hint: str, tokenizer: ChatTokenizer) -> list[int]:
+    """Return the tokens of a prompt whose last user message ends with the hint. Raises DataError
+    for a prompt that cannot have one."""
+    for field, value in (("label", prompt.label), ("demonstration", prompt.demonstration)):
+        if f"{{{field}}}" in hint and not isinstance(value, str):
+            raise DataError(
+                f"prompt {prompt.index} has no {field} for the teacher's hint",
+                why=f"`hint` in {KEY} names {{{field}}}, which its row lacks as a text",
+                fix="miles data check FILE   # shows what each row has",
+            )
+        hint = hint.replace(f"{{{field}}}", str(value))
+    messages = [dict(message) for message in prompt.messages]
+    place = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=-1)
+    is_same = (
+        tokenizer.encode_text(tokenizer.render(messages, tools=prompt.tools)) == prompt.token_ids
+    )
+    if place < 0 or not isinstance(messages[place]["content"], str) or not is_same:
+        raise DataError(
+            f"prompt {prompt.index} cannot be shown to the teacher with its hint",
+            why="a hint follows the text of the user's last message, and this prompt has images or "
+            "no such message",
+            fix=f"remove `hint` from {KEY}",
+        )
+    messages[place]["content"] += hint
+    return tokenizer.encode_text(tokenizer.render(messages, tools=prompt.tools))
+
+
+def _moved(words: TeacherTokens, told: int, known: int) -> TeacherTokens:
+    """The same of a sequence whose first `told` tokens are replaced by `known` others."""
+
+    def moved(data: bytes, each: int) -> bytes:
+        return bytes(known * each) + data[told * each :]
+
+    return replace(
+        words,
+        token_ids=moved(words.token_ids, 4 * words.topk),
+        logprobs=moved(words.logprobs, 4 * max(words.topk, 1)),
+    )

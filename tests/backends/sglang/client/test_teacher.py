@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from milescli.backends.sglang.client.teacher import ServedTeachers
-from milescli.core.errors import EndpointError, RecipeError
+from milescli.backends.sglang.client.teacher import ServedTeachers, hinted
+from milescli.core.errors import DataError, EndpointError, RecipeError
 from milescli.core.types import Prompt
 from milescli.data.chat_template import RAW
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -22,6 +23,7 @@ from milescli.train.objectives.supervised import streams_of
 from milescli.train.streams import Stream
 from tests.backends.sglang.conftest import KEY, VOCAB, Service, write_tokenizer
 from tests.backends.sglang.weights.sending import TOKENS
+from tests.data.chat_templates import CHATML, tokenizer_of
 from tests.endpoint_server import Asked, Reply, quick_retries, serving
 from tests.samples import make_trajectory
 
@@ -80,6 +82,57 @@ def test_it_names_the_likeliest_tokens(service: Service) -> None:
     assert streams[Stream.CANDIDATES].shape == (len(TOKENS), TOP_K)
     assert streams[Stream.CANDIDATES][1:].tolist() == ids.tolist()
     assert streams[Stream.TEACHER][1:] == pytest.approx(values.numpy(), abs=WITHIN)
+
+
+def _of_bytes() -> ChatTokenizer:
+    return tokenizer_of(CHATML.template, special=CHATML.special, eos=CHATML.eos)
+
+
+def _tokens(tokenizer: ChatTokenizer, text: str) -> list[int]:
+    return tokenizer.encode_text(tokenizer.render([{"role": "user", "content": text}]))
+
+
+@pytest.mark.parametrize("kl", ["sampled", "reverse"])
+def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
+    kl: str,
+) -> None:
+    def says(asked: Asked, number: int) -> Reply:
+        """Of each token, minus a hundredth of its place, and minus itself."""
+        ids = asked.body["input_ids"]
+        told.append(ids)
+        rows = [[None, ids[0], None], *([-n / 100, ids[n], None] for n in range(1, len(ids)))]
+        tops = [None, *([[-n / 100, k, None] for k in range(TOP_K)] for n in range(1, len(ids)))]
+        return Reply({"meta_info": {"input_token_logprobs": rows, "input_top_logprobs": tops}})
+
+    told, tokenizer = list[list[int]](), _of_bytes()
+    prompt = Prompt(
+        index=7, token_ids=_tokens(tokenizer, "1 + 2?"), text="1 + 2?", label="3 {x}", source=None
+    )
+    response = tokenizer.encode_more("It is 3.")
+    line = make_trajectory(prompt.token_ids, response)
+
+    async def taught(url: str, hint: str) -> Any:
+        distill = {"teachers": [{"url": url, "hint": hint}], "kl": kl, "top_k": TOP_K}
+        recipe = Recipe.model_validate({"train": {"distill": distill}})
+        return await ServedTeachers(recipe, tokenizer).taught(prompt, [line])
+
+    with serving(says) as server:
+        (done,) = asyncio.run(taught(server.url, " (It is {label}.)"))
+        with pytest.raises(DataError, match="no demonstration"):
+            asyncio.run(taught(server.url, "{demonstration}"))
+    shown = _tokens(tokenizer, "1 + 2? (It is 3 {x}.)")
+    assert told == [[*shown, *response]] and done.token_ids == line.token_ids
+    said = streams_of(done.teacher)[Stream.TEACHER]
+    known, places = len(prompt.token_ids), range(len(shown), len(shown) + len(response))
+    assert len(said) == known + len(response) and not said[:known].any()
+    wanted = np.array([-n / 100 for n in places], np.float32)
+    assert said[known:].reshape(len(response), -1)[:, 0] == pytest.approx(wanted)
+
+
+def test_a_prompt_that_a_hint_cannot_follow_is_refused() -> None:
+    other = Prompt(index=7, token_ids=[5, 6], text="1 + 2?")
+    with pytest.raises(DataError, match="prompt 7 cannot be shown"):
+        hinted(other, " Think.", _of_bytes())
 
 
 def _meet(url: str, tokenizer: ChatTokenizer, *, num_tokens: int = VOCAB) -> list[str]:
