@@ -5,13 +5,22 @@ that the driver makes of them. `runtime.collecting` moves them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan
+from milescli.core.types import (
+    NO_GUESSES,
+    Group,
+    Guesses,
+    Prompt,
+    Sample,
+    StopReason,
+    VersionSpan,
+    WeightVersion,
+)
 
 if TYPE_CHECKING:
     from milescli.rollout.collect.collector import Progress
@@ -39,13 +48,39 @@ class Line(NamedTuple):
     rewards: None = None
 
 
+@dataclass(slots=True)
+class CountedSample:
+    """Stands for a Sample whose tokens lie elsewhere; named as there. It is not frozen: a step has
+    ten thousands, and a frozen one takes five times as long to make."""
+
+    sample_index: int
+    seed: int
+    trajectories: list[Line]
+    """One."""
+    stop_reason: StopReason
+    reward: float
+    num_loss_tokens: int
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    guesses: Guesses = NO_GUESSES
+    num_failed: int = 0
+    is_learned: bool = True
+    text: str = ""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def oldest_version(self) -> WeightVersion:
+        """Version of the oldest token."""
+        return min(span.version for span in self.trajectories[0].version_spans)
+
+
 _STOPS = tuple(StopReason)
 _RARE = ("reward_parts", "figures", "guesses", "num_failed")
 """Fields of a sample that most samples leave as they are."""
 _USUAL = {
-    field.name: {} if field.default is MISSING else field.default
-    for field in fields(Sample)
-    if field.name in _RARE
+    each.name: {} if each.default is MISSING else each.default
+    for each in fields(Sample)
+    if each.name in _RARE
 }
 
 
@@ -107,7 +142,7 @@ class GroupNumbers:
     def groups(self, of: Mapping[int, tuple[int, Prompt]]) -> dict[int, Group]:
         """Return the groups without their tokens, by ticket. `of`: (epoch, prompt) by ticket."""
         spans: dict[tuple[int, int], list[VersionSpan]] = {}
-        samples = list[Sample]()
+        samples = list[CountedSample]()
         starts = [0, *accumulate(self.num_samples.tolist())]
         columns = (
             self.indices.tolist(),
@@ -118,29 +153,21 @@ class GroupNumbers:
             self.num_loss_tokens.tolist(),
             map(tuple, self.versions.tolist()),
         )
-        for place, (index, seed, reward, stop, size, trained, seen) in enumerate(
-            zip(*columns, strict=True)
-        ):
+        for index, seed, reward, stop, size, trained, seen in zip(*columns, strict=True):
             own = spans.get(seen)
             if own is None:
                 own = spans[seen] = [
                     VersionSpan(start=0, end=0, version=version) for version in dict.fromkeys(seen)
                 ]
-            samples.append(
-                Sample(
-                    sample_index=index,
-                    seed=seed,
-                    trajectories=[Line(size, trained, own)],  # type: ignore[list-item]
-                    text="",
-                    stop_reason=_STOPS[stop],
-                    reward=reward,
-                    **self.rare.get(place, {}),
-                )
-            )
+            lines = [Line(size, trained, own)]
+            samples.append(CountedSample(index, seed, lines, _STOPS[stop], reward, trained))
+        for place, unusual in self.rare.items():
+            for name, value in unusual.items():
+                setattr(samples[place], name, value)
         return {
             ticket: Group(
                 prompt=of[ticket][1],
-                samples=samples[start:end],
+                samples=cast("list[Sample]", samples[start:end]),
                 epoch=of[ticket][0],
                 greedy_reward=greedy,
             )

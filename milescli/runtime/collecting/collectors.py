@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.concurrency import all_or_first_error, in_thread
@@ -22,7 +24,7 @@ from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.collector import Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers
-from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order
+from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order, as_row
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.restarts import Repairs, beyond
 from milescli.train.base import Outline, ScatteredShard, TrainBatch
@@ -237,17 +239,11 @@ class Collectors:
         worker.orders, worker.cancelled, worker.released = [], [], []
         await self._call(worker, "take", orders, cancelled, released)
 
-    def _order(self, worker: _Worker, ticket: int) -> Order:
+    def _order(self, worker: _Worker, ticket: int) -> tuple[Any, ...]:
         asked, journal = worker.asked[ticket], self._journal
-        position = asked.position
-        return Order(
-            ticket=ticket,
-            position=position,
-            epoch=asked.epoch,
-            prompt=asked.prompt,
-            step=asked.step,
-            recorded=journal.recorded(asked.step, position) if journal is not None else None,
-        )
+        position, step = asked.position, asked.step
+        recorded = journal.recorded(step, position) if journal is not None else None
+        return tuple(Order(ticket, position, asked.epoch, as_row(asked.prompt), step, recorded))
 
     async def _call(self, worker: _Worker, method: str, *args: Any) -> Any:
         handle = worker.handle
@@ -328,7 +324,9 @@ class Collectors:
             return outlines, lay_out(outlines, **settings), policy.advantages(items)
 
         outlines, layouts, rows = await in_thread(laid_out)
-        ranks = [layout.sequence_ids.tolist() or [0] for layout in layouts]
+        none = np.zeros(1, np.int64)
+        """A rank without a sequence has the streams of the first."""
+        ranks = [ids if len(ids := layout.sequence_ids) else none for layout in layouts]
         firsts, at = list[int](), 0
         for number in range(len(items)):
             firsts.append(at)
@@ -346,7 +344,7 @@ class Collectors:
             if cuts[worker.number]
         )
         sizes = [
-            BYTES_PER_TOKEN * sum(outlines[number].num_tokens for number in numbers)
+            BYTES_PER_TOKEN * sum([outlines[number].num_tokens for number in numbers.tolist()])
             for numbers in ranks
         ]
         return TrainBatch(

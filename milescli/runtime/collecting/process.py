@@ -6,11 +6,13 @@ methods run."""
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
@@ -18,6 +20,7 @@ from milescli.checkpoint.journal import Place
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError
 from milescli.core.events import PublishStats
+from milescli.core.imports import search_garbage_rarely
 from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.schema import Recipe
@@ -36,22 +39,24 @@ GATHER_S, MOST_GATHER_S, GATHER_OF_A_GROUP_S = 0.05, 0.5, 0.0005
 """Groups that are done within so many seconds are reported together: the first, and the third for
 each group that is in the making, at most the second. So the last of a step do not wait, while a
 thousand cost the driver few reports."""
-UNTRACED_OBJECTS = 20_000
-"""Python looks for cycles after so many new objects, and samples have none: by its own threshold of
-700, this took a third of a process's time."""
 REPORT_EVERY_S = 5.0
 """Bound on a call that reports nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Asks for the group of one prompt."""
+_PROMPT = tuple(field.name for field in fields(Prompt))
+as_row = attrgetter(*_PROMPT)
+"""Returns the fields of a prompt: to send an object takes ten times as long."""
+
+
+class Order(NamedTuple):
+    """Asks for the group of one prompt. Sent as a plain tuple."""
 
     ticket: int
     """Number of the order, by which all that follows names the group."""
     position: int
     epoch: int
-    prompt: Prompt
+    prompt: tuple[Any, ...]
+    """See `as_row`."""
     step: int
     recorded: tuple[GroupHead, Place] | None = None
     """Where a journal has it; None: it is sampled."""
@@ -82,7 +87,7 @@ class Cut:
     groups: Sequence[tuple[int, int, int, Sequence[float], Sequence[bool]]]
     """Of each group: its ticket, its number in the step, the number of its first sequence, the
     advantage of each sample, and which samples are learned."""
-    ranks: Sequence[Sequence[int]]
+    ranks: Sequence[np.ndarray]
     """[dp] numbers of the sequences that each data-parallel rank gets."""
 
 
@@ -161,21 +166,20 @@ class CollectorProcess:
 
     async def open(self) -> None:
         """Begin on the event loop of the calls."""
-        gc.freeze()
-        gc.set_threshold(UNTRACED_OBJECTS, *gc.get_threshold()[1:])
+        search_garbage_rarely()
         if self._starts_paused:
             await self._fleet.pause()
 
     async def take(
-        self, orders: Sequence[Order], cancelled: Sequence[int], released: Sequence[int]
+        self, orders: Sequence[tuple[Any, ...]], cancelled: Sequence[int], released: Sequence[int]
     ) -> None:
-        """Begin some groups, give others up, and forget those that were released."""
+        """Begin some groups (`Order`), give others up, and forget those that were released."""
         for ticket in (*cancelled, *released):
             if (task := self._tasks.pop(ticket, None)) is not None:
                 task.cancel()
             self._groups.pop(ticket, None)
             self._done.pop(ticket, None)
-        for order in orders:
+        for order in map(Order._make, orders):
             self._tasks[order.ticket] = asyncio.create_task(
                 self._make(order), name=f"prompt-{order.position}"
             )
@@ -186,7 +190,8 @@ class CollectorProcess:
             if self._journal is not None and order.recorded is not None:
                 self._journal.adopt(position, *order.recorded)
             progress = Progress(step=order.step)
-            group = await self._collector.group(order.epoch, order.prompt, position, progress)
+            prompt = Prompt(**dict(zip(_PROMPT, order.prompt, strict=True)))
+            group = await self._collector.group(order.epoch, prompt, position, progress)
             if self._tasks.pop(ticket, None) is None:
                 return
             if group is None:
@@ -247,7 +252,9 @@ class CollectorProcess:
             ]
             own = self._objective.of_group(replace(group, samples=samples), row, number=number)
             made |= dict(enumerate(own, start=first))
-        return [{number: made[number] for number in own if number in made} for own in cut.ranks]
+        return [
+            {number: made[number] for number in own.tolist() if number in made} for own in cut.ranks
+        ]
 
     async def whole(self, decided: Mapping[int, Group]) -> dict[int, Group]:
         """Return groups with their tokens, by ticket; rewards are those that were decided."""
