@@ -281,6 +281,8 @@ class WorkerReplaced:
     """Since the loss was noticed."""
     source: str = ""
     """What trainer ranks began from, and what they did again."""
+    lost_samples: int = 0
+    """Complete samples that no journal has, and that are sampled again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

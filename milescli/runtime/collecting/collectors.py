@@ -47,6 +47,13 @@ class _Asked:
     step: int
     future: asyncio.Future[Group | None]
 
+    @property
+    def group(self) -> Group | None:
+        """Return the group where it is made."""
+        future = self.future
+        is_made = future.done() and not future.cancelled() and future.exception() is None
+        return future.result() if is_made else None
+
 
 @dataclass(slots=True)
 class _Worker:
@@ -61,6 +68,8 @@ class _Worker:
     cancelled: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     """Tickets, until they are sent."""
+    again: set[int] = field(default_factory=set)
+    """Tickets that its predecessor had, and that it has not reported yet."""
     engines: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By URL: requests that wait for it, and time.monotonic when it replied last."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,11 +99,13 @@ class Collectors:
         self._tasks = list[asyncio.Task[None]]()
         self._later = set[asyncio.Task[Any]]()
         self._failure: BaseException | None = None
-        self._timeout_s = recipe.machine.step_timeout_s
+        self._timeout_s, self._run = recipe.machine.step_timeout_s, recipe.run.name or "RUN"
         self._silence_s = REPORT_EVERY_S + SLOW * recipe.machine.silence_s
         self._tickets: dict[tuple[int, int], int] = {}
         """(epoch, index of the prompt) -> ticket, of groups that are not released."""
         self._num_orders = 0
+        self._changed = list[int]()
+        """Tickets of groups that were lost when a step could have them, and are others now."""
 
     async def open(self) -> None:
         """Start all processes. Raises what ends the start of one."""
@@ -263,27 +274,44 @@ class Collectors:
         worker.engines = {url: (num, now - ago) for url, (num, ago) in report.engines.items()}
         for warning in report.warnings:
             self._warn(warning)
-        if report.has_lost_records and self._journal is not None:
-            self._journal.distrust()
+        if report.lost_records and (journal := self._journal) is not None:
+            self._distrust(worker, journal)
         for ticket, error in report.errors.items():
-            if (asked := worker.asked.get(ticket)) is not None and not asked.future.done():
+            if (asked := worker.asked.get(ticket)) is not None:
+                if asked.future.done():
+                    raise error
                 asked.future.set_exception(error)
         for ticket in report.unscored:
-            if (asked := worker.asked.get(ticket)) is not None and not asked.future.done():
+            if (asked := worker.asked.get(ticket)) is not None:
+                if asked.future.done():
+                    raise self._gone(1)
                 asked.future.set_result(None)
         if report.numbers is not None:
             self._note(worker, report.numbers)
 
-    @staticmethod
-    def _note(worker: _Worker, numbers: GroupNumbers) -> None:
+    def _distrust(self, worker: _Worker, journal: SampleJournal) -> None:
+        """Let no process use what was recorded, of which this one could not read a part."""
+        if num_groups := journal.distrust():
+            self._warn(f"{num_groups} groups of the journal are sampled again, too")
+        for other in self._workers:
+            if other is not worker:
+                self._begin_later(self._tell(other, "distrust"))
+
+    def _note(self, worker: _Worker, numbers: GroupNumbers) -> None:
         tickets = numbers.tickets.tolist()
         of = dict.fromkeys(tickets, (0, NO_PROMPT))
         asked = {ticket: one for ticket in tickets if (one := worker.asked.get(ticket))}
         of |= {ticket: (one.epoch, one.prompt) for ticket, one in asked.items()}
         groups = numbers.groups(of)
         for ticket, one in asked.items():
+            group = groups[ticket]
+            worker.again.discard(ticket)
             if not one.future.done():
-                one.future.set_result(groups[ticket])
+                one.future.set_result(group)
+            elif (known := one.group) is not None and known.samples != group.samples:
+                # it was lost, and sampled again by newer weights; those who wait for a step see it
+                known.samples[:] = group.samples
+                self._changed.append(ticket)
 
     def _fail(self, error: BaseException) -> None:
         """Every wait ends with this."""
@@ -308,10 +336,24 @@ class Collectors:
             await in_thread(lambda: journal.read_part(name.replace(" ", "-")))
         await self._begin(worker)
         await self._call(worker, "use", self._engines_of(worker))
-        worker.orders = list(worker.asked)
+        worker.orders, worker.again = list(worker.asked), set(worker.asked)
         worker.cancelled, worker.released = [], []
         worker.wake.set()
-        self._repairs.done(name, began=began, source="journal")
+        kept, lost = self._counted(worker)
+        source = f"{kept} samples from its journal" if kept or not lost else ""
+        again = f"{lost} complete samples lost, which are sampled again" if lost else ""
+        source = ", ".join(part for part in (source, again) if part)
+        self._repairs.done(name, began=began, source=source, lost_samples=lost)
+
+    def _counted(self, worker: _Worker) -> tuple[int, int]:
+        """Samples that are complete and not released: those that the journal has, and others."""
+        kept = lost = 0
+        for one in worker.asked.values():
+            if (group := one.group) is not None:
+                journal = self._journal
+                has = journal is not None and journal.recorded(one.step, one.position) is not None
+                kept, lost = kept + has * len(group.samples), lost + (not has) * len(group.samples)
+        return kept, lost
 
     # ------------------------------------------------------------------ batches
 
@@ -323,6 +365,9 @@ class Collectors:
             outlines = policy.outlines(items)
             return outlines, lay_out(outlines, **settings), policy.advantages(items)
 
+        changed = len(self._changed)
+        tickets = [self._ticket(group) for group in items]
+        self._require_known(items, tickets)
         outlines, layouts, rows = await in_thread(laid_out)
         none = np.zeros(1, np.int64)
         """A rank without a sequence has the streams of the first."""
@@ -335,7 +380,7 @@ class Collectors:
         cuts: dict[int, list[Any]] = {worker.number: [] for worker in self._workers}
         for number, (group, row) in enumerate(zip(items, rows, strict=True)):
             learned = [sample.is_learned for sample in group.samples]
-            own, ticket = [float(value) for value in row], self._ticket(group)
+            own, ticket = [float(value) for value in row], tickets[number]
             cuts[self._worker(ticket).number].append((ticket, number, firsts[number], own, learned))
         state = dict(policy.state)
         pieces = await all_or_first_error(
@@ -343,6 +388,8 @@ class Collectors:
             for worker in self._workers
             if cuts[worker.number]
         )
+        if gone := set(self._changed[changed:]).intersection(tickets):
+            raise self._gone(len(gone))
         sizes = [
             BYTES_PER_TOKEN * sum([outlines[number].num_tokens for number in numbers.tolist()])
             for numbers in ranks
@@ -358,6 +405,24 @@ class Collectors:
                 )
                 for rank, layout in enumerate(layouts)
             ]
+        )
+
+    def _require_known(self, items: Sequence[Group], tickets: Sequence[int]) -> None:
+        """Raise WorkerDied where a shaped or sifted copy is of samples that are lost."""
+        gone = 0
+        for group, ticket in zip(items, tickets, strict=True) if self._changed else ():
+            known = self._worker(ticket).asked[ticket].group
+            assert known is not None, ticket
+            ours, theirs = ([one.trajectories for one in each.samples] for each in (group, known))
+            gone += ours != theirs
+        if gone:
+            raise self._gone(gone)
+
+    def _gone(self, num_groups: int) -> WorkerDied:
+        return WorkerDied(
+            f"the samples of {num_groups} groups were lost while a step learned from them",
+            why="their process died, no journal has them, and newer weights sample others",
+            fix=f"miles resume {self._run}   # from the newest checkpoint",
         )
 
     async def _pieces(self, worker: _Worker, cut: Cut) -> list[Any]:
@@ -383,6 +448,8 @@ class Collectors:
             try:
                 assert handle is not None, worker
                 await handle.run("made", sorted(tickets), timeout_s=self._timeout_s)
+                while worker.again & tickets and worker.handle is handle and not self._failure:
+                    await asyncio.sleep(NOTICE_S)  # else the driver may know other numbers
                 return await call(handle)
             except WorkerDied:
                 while worker.handle is handle and self._failure is None:
@@ -411,7 +478,7 @@ class Collectors:
 
     def use(self, engines: Sequence[EngineAddress]) -> None:
         for worker in self._workers:
-            self._begin_later(self._use(worker))
+            self._begin_later(self._tell(worker, "use", self._engines_of(worker)))
 
     def num_waiting(self, url: str) -> int:
         known = (worker.engines.get(url) for worker in self._workers)
@@ -422,9 +489,9 @@ class Collectors:
         last = max((one[1] for one in known if one is not None), default=-math.inf)
         return time.monotonic() - last
 
-    async def _use(self, worker: _Worker) -> None:
-        with suppress(WorkerDied):  # its successor begins with those that there are
-            await self._call(worker, "use", self._engines_of(worker))
+    async def _tell(self, worker: _Worker, method: str, *args: Any) -> None:
+        with suppress(WorkerDied):  # its successor begins with what there is then
+            await self._call(worker, method, *args)
 
     def _checkpoint(self) -> None:
         journal = self._journal

@@ -74,8 +74,8 @@ class Finished:
     warnings: Sequence[str]
     engines: Mapping[str, tuple[int, float]]
     """By URL: requests that an engine has not replied to, and seconds since it said anything."""
-    has_lost_records: bool
-    """A record of the journal could not be read."""
+    lost_records: int
+    """Records of the journal that could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class CollectorProcess:
         self._fleet = SglangFleet(**fleet)
         self._fleet.reopen(version)
         self._fleet.on_death = lambda _: None  # the driver's fleet finds it, too, and replaces it
-        self._warnings, self._lost = list[str](), False
+        self._warnings, self._lost = list[str](), 0
         self._journal: SampleJournal | None = None
         if journal is not None:
             self._journal = SampleJournal(
@@ -214,11 +214,14 @@ class CollectorProcess:
         except TimeoutError:
             pass
         self._news.clear()
-        done, errors, warnings = self._done, self._errors, list(self._warnings)
-        unscored = self._unscored
-        self._done, self._errors, self._unscored = {}, {}, []
+        done, self._done = self._done, {}
+        if done and (journal := self._journal) is not None:
+            # what the driver counts on must outlive this process
+            await in_thread(journal.wait_written)
+        errors, warnings, unscored = self._errors, list(self._warnings), self._unscored
+        self._errors, self._unscored = {}, []
         self._warnings.clear()
-        has_lost = self._journal is not None and self._journal.num_lost > 0
+        lost, self._lost = self._lost, self._journal.num_lost if self._journal is not None else 0
         return Finished(
             numbers=GroupNumbers.of(done) if done else None,
             errors=errors,
@@ -228,7 +231,7 @@ class CollectorProcess:
                 each.url: (self._fleet.num_waiting(each.url), self._fleet.silent_s(each.url))
                 for each in self._fleet.engines
             },
-            has_lost_records=has_lost,
+            lost_records=self._lost - lost,
         )
 
     async def made(self, tickets: Sequence[int]) -> None:
@@ -280,6 +283,11 @@ class CollectorProcess:
         for engine in engines:
             if engine.url not in own:
                 self._fleet.add(engine)
+
+    async def distrust(self) -> None:
+        """Use nothing of what is recorded: see `SampleJournal.distrust`."""
+        if self._journal is not None:
+            self._journal.distrust()
 
     async def checkpoint(self, oldest: Kept | None) -> None:
         """Begin the next file of the journal; `oldest`: from which a run may be resumed."""
