@@ -48,7 +48,13 @@ WAYS = {"pieces": "hf", "whole": "milescli.weights.formats:hf"}
 def shape_of(layout: str, *, is_quick: bool) -> ScratchModel:
     """The model: with experts where the layout parts them."""
     size = 1 if is_quick else 8
-    experts = {"family": "qwen3_moe", "num_experts": 8, "moe_ffn_hidden_size": 96 * size, "topk": 2}
+    experts = {
+        "family": "qwen3_moe",
+        "num_experts": 8,
+        "moe_ffn_hidden_size": 96 * size,
+        "topk": 2,
+        "tie_embeddings": False,
+    }
     return ScratchModel(
         hidden_size=96 * size,
         num_layers=2 if is_quick else 8,

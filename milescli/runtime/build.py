@@ -234,6 +234,8 @@ class Builder:
             "shares_engines": adapter is not None,
             "on_update": self.recipe.rollout.on_update,
             "stop_ids": inputs.own_stop_ids if serves_policy else (),
+            # several adapters' clients share each engine, and none knows what the others ask
+            "max_running": None if adapter else self.plan.engines.max_running_requests,
         }
 
     async def start_collector(

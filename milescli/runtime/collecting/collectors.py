@@ -471,6 +471,8 @@ class Collectors:
         return PublishStats(
             num_running=sum(one.num_running for one in stats),
             discarded_tokens=sum(one.discarded_tokens for one in stats),
+            retractions=sum(one.retractions for one in stats),
+            held_requests=sum(one.held_requests for one in stats),
         )
 
     async def reopen(self, version: WeightVersion) -> None:

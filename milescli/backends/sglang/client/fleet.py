@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from milescli.backends.sglang.client.batching import RequestBatcher, Stream
+from milescli.backends.sglang.client.admission import Load
+from milescli.backends.sglang.client.batching import HeldBack, RequestBatcher, Stream
 from milescli.backends.sglang.client.http import EngineDied, EngineHttp
 from milescli.backends.sglang.client.reply import PartialResponse, prompt_logprobs, read_reply
 from milescli.core.errors import WaitTimeout
@@ -77,6 +78,7 @@ class SglangFleet:
         shares_engines: bool = False,
         on_update: OnUpdate = "continue",
         stop_ids: Sequence[int] = (),
+        max_running: int | None = None,
     ) -> None:
         """Create a client of `engines`.
 
@@ -86,7 +88,9 @@ class SglangFleet:
         the adapter of every request; None means the model itself. `shares_engines` says that other
         fleets use the same engines for other adapters, and continue when this one is replaced.
         `on_update` says what happens to running requests at a pause. `stop_ids` are tokens that end
-        a response, besides those that the engines know.
+        a response, besides those that the engines know. `max_running` are the requests that an
+        engine can run: without a router, one is sent few more, and fewer while its cache is full
+        (`admission`); None sends all at once.
         """
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self.followers: Followers | None = None
@@ -97,7 +101,11 @@ class SglangFleet:
         self._router = RouterWorkers(self.http) if router_url is not None else None
         self._removals = list[asyncio.Task[None]]()
         """What the router is or was told of engines that died."""
-        self._batcher = RequestBatcher({engine.url: self._stream_of(engine) for engine in engines})
+        self._batcher = RequestBatcher(
+            {engine.url: self._stream_of(engine) for engine in engines},
+            max_running=max_running,
+            look=self._look,
+        )
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
@@ -124,6 +132,12 @@ class SglangFleet:
         return lambda body, timeout_s: self.http.stream(
             engine, "/generate", body, timeout_s=timeout_s
         )
+
+    async def _look(self, url: str) -> Load | None:
+        for engine in self.http.engines:
+            if engine.url == url and (loads := await self.http.loads(engine)):
+                return Load.of(loads)
+        return None
 
     @property
     def engines(self) -> Sequence[EngineAddress]:
@@ -191,6 +205,8 @@ class SglangFleet:
                     if self._shares_engines:  # they know no version of each adapter
                         reply = reply.all_of(self.version)
                     break
+                except HeldBack:  # there is a pause, and it goes on after it
+                    continue
                 except EngineDied as error:
                     self._remove_dead(error)
         response.extend(reply)
@@ -324,7 +340,7 @@ class SglangFleet:
         """Pause all engines. Raises WaitTimeout if requests do not end: aborted ones after
         `order_timeout_s`, others after `response_timeout_s`. Requests of other fleets to the same
         engines wait until `resume`, and then continue undisturbed."""
-        num_running, began = self._in_flight, time.monotonic()
+        num_running, began = self._in_flight - self._batcher.give_back(), time.monotonic()
         self._is_paused = True
         self._set_open()
         followed = self.followers.pause() if self.followers is not None else _no_requests()
@@ -333,10 +349,13 @@ class SglangFleet:
         if self._shares_engines:
             await self._order_all("/pause_generation", {"mode": "in_place"})
         discarded, self._num_discarded = self._num_discarded, 0
+        retractions, held = self._batcher.pressure()
         return PublishStats(
             num_running=num_running + others.num_running,
             wait_s=time.monotonic() - began,
             discarded_tokens=discarded + others.discarded_tokens,
+            retractions=retractions + others.retractions,
+            held_requests=held + others.held_requests,
         )
 
     async def _drain(self) -> None:
