@@ -90,6 +90,7 @@ class Fleet:
 
     followers = None
     is_paused = False
+    closed = frozenset[str]()
     version = WeightVersion(0)
     engines = (NOBODY,)
 

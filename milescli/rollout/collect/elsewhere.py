@@ -56,7 +56,6 @@ class CountedSample:
     sample_index: int
     seed: int
     trajectories: list[Line]
-    """One."""
     stop_reason: StopReason
     reward: float
     num_loss_tokens: int
@@ -71,7 +70,7 @@ class CountedSample:
     @property
     def oldest_version(self) -> WeightVersion:
         """Version of the oldest token."""
-        return min(span.version for span in self.trajectories[0].version_spans)
+        return min(span.version for line in self.trajectories for span in line.version_spans)
 
 
 _STOPS = tuple(StopReason)
@@ -87,7 +86,8 @@ _USUAL = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNumbers:
     """Holds what decides of some groups, in arrays: no object is made of each sample on its way.
-    G: groups; N: samples of all of them, group by group."""
+    G: groups; N: samples of all of them, group by group; L: their trajectories, sample by
+    sample."""
 
     tickets: np.ndarray
     """[G] int64 number of the order."""
@@ -104,21 +104,23 @@ class GroupNumbers:
     """[N] float64"""
     stops: np.ndarray
     """[N] uint8 place of its reason in StopReason."""
+    num_lines: np.ndarray
+    """[N] int32 trajectories of the sample."""
     num_tokens: np.ndarray
-    """[N] int32 tokens of the sample's trajectory, prompt included."""
+    """[L] int32 tokens of the trajectory, prompt included."""
     num_loss_tokens: np.ndarray
-    """[N] int32"""
+    """[L] int32"""
     versions: np.ndarray
-    """[N, 2] int64 weight versions of the oldest and of the newest token."""
+    """[L, 2] int64 weight versions of the oldest and of the newest token."""
     rare: Mapping[int, Mapping[str, Any]]
     """By place of the sample: fields of `Sample` that differ from their defaults."""
 
     @classmethod
     def of(cls, groups: Mapping[int, Group]) -> GroupNumbers:
-        """Return the numbers of groups, by their tickets. Each sample has one trajectory."""
+        """Return the numbers of groups, by their tickets."""
         samples = [sample for group in groups.values() for sample in group.samples]
         lines = [line for sample in samples for line in sample.trajectories]
-        assert len(lines) == len(samples), "samples of several trajectories stay in the driver"
+        assert all(line.role is line.rewards is None for line in lines), "these are not sent"
         versions = [[span.version for span in line.version_spans] for line in lines]
         rare = {
             place: own
@@ -133,6 +135,7 @@ class GroupNumbers:
             seeds=np.array([sample.seed for sample in samples], np.int64),
             rewards=np.array([sample.reward for sample in samples], np.float64),
             stops=np.array([_STOPS.index(sample.stop_reason) for sample in samples], np.uint8),
+            num_lines=np.array([len(sample.trajectories) for sample in samples], np.int32),
             num_tokens=np.array([line.num_tokens for line in lines], np.int32),
             num_loss_tokens=np.array([line.num_loss_tokens for line in lines], np.int32),
             versions=np.array([(min(each), max(each)) for each in versions], np.int64),
@@ -144,23 +147,27 @@ class GroupNumbers:
         spans: dict[tuple[int, int], list[VersionSpan]] = {}
         samples = list[CountedSample]()
         starts = [0, *accumulate(self.num_samples.tolist())]
-        columns = (
-            self.indices.tolist(),
-            self.seeds.tolist(),
-            self.rewards.tolist(),
-            self.stops.tolist(),
+        sizes = zip(
             self.num_tokens.tolist(),
             self.num_loss_tokens.tolist(),
             map(tuple, self.versions.tolist()),
+            strict=True,
         )
-        for index, seed, reward, stop, size, trained, seen in zip(*columns, strict=True):
-            own = spans.get(seen)
-            if own is None:
-                own = spans[seen] = [
-                    VersionSpan(start=0, end=0, version=version) for version in dict.fromkeys(seen)
-                ]
-            lines = [Line(size, trained, own)]
-            samples.append(CountedSample(index, seed, lines, _STOPS[stop], reward, trained))
+        columns = (self.indices, self.seeds, self.rewards, self.stops, self.num_lines)
+        for index, seed, reward, stop, count in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            lines, total = list[Line](), 0
+            for _ in range(count):
+                size, trained, seen = next(sizes)
+                own = spans.get(seen)
+                if own is None:
+                    own = spans[seen] = [
+                        VersionSpan(start=0, end=0, version=each) for each in dict.fromkeys(seen)
+                    ]
+                lines.append(Line(size, trained, own))
+                total += trained
+            samples.append(CountedSample(index, seed, lines, _STOPS[stop], reward, total))
         for place, unusual in self.rare.items():
             for name, value in unusual.items():
                 setattr(samples[place], name, value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -127,13 +127,17 @@ class Collectors:
     async def _follow(self, worker: _Worker) -> None:
         """Bring a process to what the fleet does now: it may have paused, or continued with new
         weights, while the process started and heard nothing."""
-        fleet, done = self._fleet, None
-        while done != (now := (fleet.is_paused, fleet.version)):
+        fleet, done, closed = self._fleet, None, frozenset[str]()
+        while done != (now := (fleet.is_paused, fleet.version, fleet.closed)):
             if fleet.is_paused:
                 await self._call(worker, "pause")
             else:
                 await self._call(worker, "reopen", fleet.version)
-            done = now
+            if opened := closed - now[2]:
+                await self._call(worker, "reopen_some", opened)
+            if now[2]:
+                await self._call(worker, "pause_some", now[2])
+            done, closed = now, now[2]
 
     async def close(self) -> None:
         """End all processes. Idempotent."""
@@ -467,7 +471,16 @@ class Collectors:
     # ------------------------------------------------------------------ what the fleet does
 
     async def pause(self) -> PublishStats:
-        stats = await self._of_all("pause")
+        return self._sum(await self._of_all("pause"))
+
+    async def pause_some(self, urls: Collection[str]) -> PublishStats:
+        return self._sum(await self._of_all("pause_some", frozenset(urls)))
+
+    async def reopen_some(self, urls: Collection[str]) -> None:
+        await self._of_all("reopen_some", frozenset(urls))
+
+    @staticmethod
+    def _sum(stats: Sequence[PublishStats]) -> PublishStats:
         return PublishStats(
             num_running=sum(one.num_running for one in stats),
             discarded_tokens=sum(one.discarded_tokens for one in stats),

@@ -29,11 +29,13 @@ from milescli.rollout.collect.collector import Collector, Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
 from milescli.rollout.collect.group_record import GroupHead
 from milescli.rollout.episode.episode import training_episodes
-from milescli.runtime.inputs.episode_parts import FirstFew, scorer_of
+from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
+from milescli.runtime.inputs.given_models import served_teachers
 from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
-from milescli.train.base import TrainSequence
+from milescli.train.base import ShardPiece, TrainSequence
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
+from milescli.train.packing import images_of
 
 GATHER_S, MOST_GATHER_S, GATHER_OF_A_GROUP_S = 0.05, 0.5, 0.0005
 """Groups that are done within so many seconds are reported together: the first, and the third for
@@ -138,6 +140,8 @@ class CollectorProcess:
             scorer=scorer_of(recipe, None),
             decode=tokenizer.decode,
             vocab_size=vocab_size,
+            chat_form=chat_form_of(recipe, tokenizer),
+            teachers=served_teachers(recipe),
             tell=FirstFew(self._warnings.append),
         )
         self._collector = Collector(
@@ -241,10 +245,10 @@ class CollectorProcess:
             await self._made.wait()
 
     async def cut(self, cut: Cut) -> tuple[Any, ...]:
-        """Return (None, [dp] the sequences of each rank by their numbers in the whole batch)."""
+        """Return (None, [dp] what each rank gets of the groups that are here)."""
         return None, *(await in_thread(lambda: self._pieces(cut)))
 
-    def _pieces(self, cut: Cut) -> list[dict[int, TrainSequence]]:
+    def _pieces(self, cut: Cut) -> list[ShardPiece]:
         self._objective.restore(cut.state)
         made = dict[int, TrainSequence]()
         for ticket, number, first, row, learned in cut.groups:
@@ -255,9 +259,13 @@ class CollectorProcess:
             ]
             own = self._objective.of_group(replace(group, samples=samples), row, number=number)
             made |= dict(enumerate(own, start=first))
-        return [
-            {number: made[number] for number in own.tolist() if number in made} for own in cut.ranks
-        ]
+        png = images_of(self._groups[ticket] for ticket, *_ in cut.groups)
+        pieces = list[ShardPiece]()
+        for numbers in cut.ranks:
+            own = {number: made[number] for number in numbers.tolist() if number in made}
+            shown = {span.sha256 for each in own.values() for span in each.image_spans}
+            pieces.append(ShardPiece(own, {image: png[image] for image in shown}))
+        return pieces
 
     async def whole(self, decided: Mapping[int, Group]) -> dict[int, Group]:
         """Return groups with their tokens, by ticket; rewards are those that were decided."""
@@ -272,6 +280,14 @@ class CollectorProcess:
     async def reopen(self, version: WeightVersion) -> None:
         """Let its requests continue."""
         self._fleet.reopen(version)
+
+    async def pause_some(self, urls: frozenset[str]) -> PublishStats:
+        """Pause some engines, as `SglangFleet.pause_some`."""
+        return await self._fleet.pause_some(urls)
+
+    async def reopen_some(self, urls: frozenset[str]) -> None:
+        """Send to these engines again."""
+        await self._fleet.reopen_some(urls)
 
     async def use(self, engines: Sequence[EngineAddress]) -> None:
         """Ask these engines from now on."""

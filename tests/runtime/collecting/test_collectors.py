@@ -8,20 +8,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus, WorkerReplaced
-from milescli.core.types import EngineAddress, Group, WeightVersion
+from milescli.core.types import EngineAddress, Group, Image, ImageSpan, Prompt, WeightVersion
+from milescli.data.file_prompts import FilePrompts
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import RolloutEngine
 from milescli.rollout.collect.collector import Collector
+from milescli.rollout.episode.episode import training_episodes
 from milescli.runtime.collecting.collectors import Collectors
 from milescli.runtime.collecting.process import CollectorProcess, JournalPart
+from milescli.runtime.inputs.episode_parts import scorer_of
 from milescli.runtime.recording.sample_journal import Identity, SampleJournal
 from milescli.runtime.recovery.restarts import Repairs, Restarts
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
+from milescli.train.packing import images_of, pack
 from tests.rollout.engines import ScriptedEngine, decode, make_episodes, make_source
 from tests.waiting import until_async
 
@@ -32,6 +37,7 @@ RECIPE = Recipe.model_validate(
         "train": {"objective": "policy"},
     }
 )
+LAYOUT: dict[str, Any] = {"objective": "policy", "dp": 2, "max_tokens_per_microbatch": 8}
 
 
 class _Tokenizer:
@@ -85,6 +91,7 @@ class _Fleet:
     followers = None
     engines = ENGINES
     is_paused = False
+    closed = frozenset[str]()
     version = WeightVersion(0)
 
 
@@ -97,11 +104,16 @@ class _Rig:
     other weights. With a folder, they keep a journal there."""
 
     def __init__(
-        self, *, dies_in: str | None = None, later: int = 0, folder: Path | None = None
+        self,
+        *,
+        dies_in: str | None = None,
+        later: int = 0,
+        folder: Path | None = None,
+        source: Callable[[], FilePrompts] = make_source,
     ) -> None:
         rollout = RECIPE.rollout.model_copy(update={"reward": "length", "max_staleness": 1})
         self.recipe = RECIPE.model_copy(update={"rollout": rollout})
-        self.dies_in, self.later = dies_in, WeightVersion(later)
+        self.dies_in, self.later, self.source = dies_in, WeightVersion(later), source
         self.handles, self.replaced = list[_Handle](), list[WorkerReplaced]()
         self.bus = EventBus([self._heard])
         self.journal = None if folder is None else self._journal(folder)
@@ -154,15 +166,14 @@ class _Rig:
         )
         await collectors.open()
         episodes = make_episodes(ScriptedEngine())
-        collector = Collector(make_source(), episodes, recipe=self.recipe, elsewhere=collectors)
+        collector = Collector(self.source(), episodes, recipe=self.recipe, elsewhere=collectors)
         try:
             groups = await collector.take(1, version=WeightVersion(0))
             if between is not None:
                 await between(groups)
             policy = load_objective("policy", self.recipe)
             assert isinstance(policy, Policy)
-            settings = {"objective": "policy", "dp": 2, "max_tokens_per_microbatch": 8}
-            batch = await collectors.batch(groups, policy, **settings)
+            batch = await collectors.batch(groups, policy, **LAYOUT)
             shards = [shard.whole(shard.pieces) for shard in batch.shards]  # type: ignore[union-attr]
             (whole,) = await collectors.whole(groups[:1])
             line = whole.samples[0].trajectories[0]
@@ -174,6 +185,50 @@ class _Rig:
     def run(self, between: Callable[[list[Group]], Any] | None = None) -> Any:
         """The same, within a bound."""
         return asyncio.run(asyncio.wait_for(self.collected(between), 120.0))
+
+
+def _pictures() -> FilePrompts:
+    """Prompts that show one of two pictures, or both."""
+    drawn = [
+        Image(sha256=name, png=name.encode(), width=2, height=2, grid=(1, 2, 2), num_tokens=2)
+        for name in ("red", "blue")
+    ]
+    prompts = []
+    for index in range(8):
+        images = (drawn[:1], drawn[1:], drawn)[index % 3]
+        spans = [
+            ImageSpan(start=2 * place, num_tokens=2, grid=one.grid, sha256=one.sha256)
+            for place, one in enumerate(images)
+        ]
+        ids = [9] * 2 * len(images) + [index]
+        prompts.append(
+            Prompt(index=index, token_ids=ids, text="", images=images, image_spans=spans)
+        )
+    return FilePrompts(prompts, seed=0, shuffle=False)
+
+
+@pytest.mark.parametrize("source", [make_source, _pictures])
+def test_a_batch_is_that_of_a_run_without_processes(source: Callable[[], FilePrompts]) -> None:
+    rig = _Rig(source=source)
+    groups, shards = rig.run()
+    episodes = training_episodes(
+        rig.recipe,
+        engine=ScriptedEngine(),
+        scorer=scorer_of(rig.recipe, None),
+        decode=decode,
+        vocab_size=16,
+    )
+    alone = Collector(source(), episodes, recipe=rig.recipe)
+    items = asyncio.run(alone.take(1, version=WeightVersion(0)))
+    policy = load_objective("policy", rig.recipe)
+    expected = pack(policy.sequences(items), images=images_of(items), **LAYOUT)
+    assert [group.rewards for group in groups] == [group.rewards for group in items]
+    for shard, other in zip(shards, expected.shards, strict=True):
+        np.testing.assert_equal(
+            [getattr(shard, name) for name in shard.__slots__],
+            [getattr(other, name) for name in shard.__slots__],
+        )
+    assert bool(shards[0].images) is (source is _pictures)
 
 
 def test_a_process_that_starts_while_weights_are_sent_hears_when_they_are() -> None:

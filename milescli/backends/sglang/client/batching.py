@@ -60,6 +60,8 @@ class _Engine:
     admission: Admission
     num_open: int = 0
     """Requests that wait for their replies."""
+    is_closed: bool = False
+    """It is sent nothing: its weights change."""
     next_look: float = 0.0
     """time.monotonic, before which nobody looks at it again."""
     calls: dict[asyncio.Task[None], list[_Request]] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class _Engine:
     @property
     def room(self) -> int:
         """Return how many requests more it may be sent."""
-        return self.admission.room(self.num_open)
+        return 0 if self.is_closed else self.admission.room(self.num_open)
 
 
 async def _blind(_: str) -> None:
@@ -111,6 +113,12 @@ class RequestBatcher:
             _fail(requests, error)
             call.cancel()
         self._send_soon()
+
+    def close_to(self, url: str, *, is_closed: bool) -> None:
+        """Send nothing to the engine at this URL until it is opened again."""
+        if url in self._engines:
+            self._engines[url].is_closed = is_closed
+            self._send_soon()
 
     def num_open(self, url: str) -> int:
         """Return the number of requests that wait for replies of this engine."""
@@ -207,24 +215,26 @@ class RequestBatcher:
         beginning is kept, unless that engine is busier than another by a whole call; the rest in
         equal shares to who has the fewest, as far as there is room, and what is left is held back.
         Each share counts as open before the next is asked for."""
-        least = min(engine.num_open for engine in self._engines.values())
+        open_ = [engine for engine in self._engines.values() if not engine.is_closed]
+        least = min((engine.num_open for engine in open_), default=0)
         at_home, others = defaultdict[str, list[_Request]](list), list[_Request]()
         for request in waiting:
             url = self._homes.get(request.conversation or 0)
             engine = self._engines.get(url) if url else None
-            if engine and engine.num_open + len(at_home[engine.url]) < least + MAX_BATCH:
+            is_open = engine is not None and not engine.is_closed
+            if is_open and engine.num_open + len(at_home[engine.url]) < least + MAX_BATCH:
                 at_home[engine.url].append(request)
             else:
                 others.append(request)
         for url, requests in at_home.items():
             for start in range(0, len(requests), MAX_BATCH):
                 yield self._engines[url], requests[start : start + MAX_BATCH]
-        size, start = min(MAX_BATCH, -(-len(others) // len(self._engines))), 0
+        size, start = min(MAX_BATCH, -(-len(others) // max(1, len(open_)))), 0
         while start < len(others):
-            engine = min(self._engines.values(), key=lambda engine: engine.num_open)
-            if not engine.room:  # another may run more
-                engine = max(self._engines.values(), key=lambda engine: engine.room)
-            if not engine.room:
+            engine = min(open_, key=lambda engine: engine.num_open, default=None)
+            if engine is not None and not engine.room:  # another may run more
+                engine = max(open_, key=lambda engine: engine.room)
+            if engine is None or not engine.room:
                 self._waiting = others[start:]
                 return
             count = min(size, engine.room)

@@ -11,17 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
-
-import aiohttp
 
 from milescli.backends.sglang.client.admission import Load
 from milescli.backends.sglang.client.batching import HeldBack, RequestBatcher, Stream
 from milescli.backends.sglang.client.http import EngineDied, EngineHttp
 from milescli.backends.sglang.client.reply import PartialResponse, prompt_logprobs, read_reply
+from milescli.backends.sglang.client.router_workers import RouterWorkers
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import PublishStats
 from milescli.core.types import EngineAddress, StopReason, WeightVersion
@@ -46,6 +45,13 @@ class Followers(Protocol):
 
     async def reopen(self, version: WeightVersion) -> None:
         """Continue as `SglangFleet.reopen`."""
+
+    async def pause_some(self, urls: Collection[str]) -> PublishStats:
+        """Pause some engines as `SglangFleet.pause_some`."""
+        ...
+
+    async def reopen_some(self, urls: Collection[str]) -> None:
+        """Continue with them as `SglangFleet.reopen_some`."""
 
     def use(self, engines: Sequence[EngineAddress]) -> None:
         """Ask these engines from now on: one has died, or was replaced."""
@@ -118,6 +124,8 @@ class SglangFleet:
         self._changing = asyncio.Lock()
         """Held by who changes the weights by a folder, or adds an engine."""
         self._is_paused = False
+        self.closed = frozenset[str]()
+        """URLs of engines that are paused while others sample."""
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -392,6 +400,58 @@ class SglangFleet:
                         fix="read the engines' logs",
                     ) from None
 
+    async def pause_some(self, urls: Collection[str]) -> PublishStats:
+        """Pause some engines while the others sample: what they ran goes on there, or begins anew,
+        or ends first, as `pause` has it. Not behind a router. Raises as `pause`."""
+        began, urls = time.monotonic(), frozenset(urls)
+        self.closed |= urls
+        for url in urls:
+            self._batcher.close_to(url, is_closed=True)
+        num_running = sum(self._batcher.num_open(url) for url in urls)
+        followed = self.followers.pause_some(urls) if self.followers is not None else _no_requests()
+        _, others = await asyncio.gather(self._empty(urls), followed)
+        discarded, self._num_discarded = self._num_discarded, 0
+        retractions, held = self._batcher.pressure()
+        return PublishStats(
+            num_running=num_running + others.num_running,
+            wait_s=time.monotonic() - began,
+            discarded_tokens=discarded + others.discarded_tokens,
+            retractions=retractions + others.retractions,
+            held_requests=held + others.held_requests,
+        )
+
+    async def _empty(self, urls: frozenset[str]) -> None:
+        """Wait until these engines run nothing; unless `rollout.on_update` is drain, abort it."""
+        is_drained = self._on_update == "drain"
+        bound_s = self._response_timeout_s if is_drained else self._order_timeout_s
+        deadline = time.monotonic() + bound_s
+        self._num_aborts += not is_drained
+        body: dict[str, object] = {"rid": "", "abort_all": True}
+        while num_open := sum(self._batcher.num_open(url) for url in urls):
+            if not is_drained:
+                await self._for_all(lambda one: self._order(one, "/abort_request", body), urls)
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"the weight update timed out waiting for {num_open} responses of {len(urls)} "
+                    "engines",
+                    why=f"they did not end within {format_duration(bound_s)}",
+                    fix="read the engines' logs",
+                )
+            await asyncio.sleep(ABORT_RETRY_S)
+
+    async def resume_some(self, urls: Collection[str], version: WeightVersion) -> None:
+        """Ready these engines, which hold `version`, as `resume` does, and send to them again."""
+        await self._for_all(lambda engine: self._ready_one(engine, version), urls)
+        await self.reopen_some(urls)
+
+    async def reopen_some(self, urls: Collection[str]) -> None:
+        """Send requests to these engines again, which are ready."""
+        self.closed -= frozenset(urls)
+        for url in urls:
+            self._batcher.close_to(url, is_closed=False)
+        if self.followers is not None:
+            await self.followers.reopen_some(urls)
+
     async def resume(self, version: WeightVersion) -> None:
         """Empty the prefix caches, which belong to older weights; set the version; let requests
         continue."""
@@ -400,9 +460,13 @@ class SglangFleet:
                 await self._order_all("/continue_generation", {})
             else:
                 await self._for_all(lambda engine: self._ready_one(engine, version))
-            self.reopen(version)
-            if self.followers is not None:
-                await self.followers.reopen(version)
+            await self.hold(version)
+
+    async def hold(self, version: WeightVersion) -> None:
+        """Know that all engines hold `version` and are ready, and let requests continue."""
+        self.reopen(version)
+        if self.followers is not None:
+            await self.followers.reopen(version)
 
     def reopen(self, version: WeightVersion) -> None:
         """Let requests continue, to engines that hold `version` and are ready."""
@@ -462,72 +526,17 @@ class SglangFleet:
     async def _order_all(self, path: str, body: dict[str, object]) -> None:
         await self._for_all(lambda engine: self._order(engine, path, body))
 
-    async def _for_all(self, order: Callable[[EngineAddress], Awaitable[None]]) -> None:
-        """Every engine at once. One that dies of it, or has died before, is removed."""
-        orders = [order(engine) for engine in self.http.engines]
+    async def _for_all(
+        self, order: Callable[[EngineAddress], Awaitable[None]], urls: Collection[str] | None = None
+    ) -> None:
+        """Every engine at once, or those at `urls`. One that dies of it, or has died before, is
+        removed."""
+        orders = [
+            order(engine) for engine in self.http.engines if urls is None or engine.url in urls
+        ]
         results = await asyncio.gather(*orders, return_exceptions=True)
         for error in results:
             if isinstance(error, EngineDied):
                 self._remove_dead(error)
             elif error is not None:
                 raise error
-
-
-CHANGE_TIMEOUT_S = 60.0
-"""For the router to take an engine in or out; it asks a new one for its model first."""
-POLL_S = 0.1
-
-
-class RouterWorkers:
-    """Maintains the list of engines to which the router sends requests while it runs, as engines
-    die and come. Calls the router through `http`."""
-
-    def __init__(self, http: EngineHttp) -> None:
-        self._http = http
-
-    async def add(self, engine: EngineAddress) -> None:
-        """Add an engine; returns when it gets requests. Raises WaitTimeout, EngineRefused."""
-        await self._ask("POST", "/workers", {"url": engine.url, "api_key": engine.api_key})
-        await self._until(engine.url, lambda worker: bool(worker and worker["is_healthy"]))
-
-    async def remove(self, url: str) -> None:
-        """Remove an engine; returns when it gets no more requests. Raises WaitTimeout."""
-        worker = await self._worker(url)
-        if worker is not None:
-            await self._ask("DELETE", f"/workers/{worker['id']}", None)
-        await self._until(url, lambda worker: worker is None)
-
-    async def _until(self, url: str, is_so: Any) -> None:
-        try:
-            async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                while not is_so(await self._worker(url)):
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise WaitTimeout(
-                f"the router could not add or remove {url}",
-                why="its list of workers was not updated within "
-                f"{format_duration(CHANGE_TIMEOUT_S)}",
-                fix="read the router's log",
-            ) from None
-
-    async def _worker(self, url: str) -> dict[str, Any] | None:
-        """Return what the router says of an engine; None: it does not know it, or does not
-        answer."""
-        listed = await self._ask("GET", "/workers", None)
-        workers = listed.get("workers", [])
-        return next((worker for worker in workers if worker["url"] == url), None)
-
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the router's reply; empty where it does not answer: it may be about to be
-        replaced."""
-        url = f"{self._http.router_url}{path}"
-        try:
-            async with (
-                asyncio.timeout(CHANGE_TIMEOUT_S),
-                self._http.session().request(
-                    method, url, json=body, headers=self._http.headers
-                ) as response,
-            ):
-                return await response.json(content_type=None) or {}
-        except (aiohttp.ClientError, TimeoutError, ValueError):
-            return {}

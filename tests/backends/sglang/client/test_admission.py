@@ -162,3 +162,26 @@ def test_an_engine_that_discarded_is_looked_at_once_in_a_while(max_running: int 
         return looks
 
     assert asyncio.run(main()) == ([] if max_running is None else ["one"])
+
+
+def test_a_closed_engine_is_sent_nothing_and_what_it_would_have_had_goes_elsewhere() -> None:
+    async def main() -> None:
+        one, other = _Engine(), _Engine()
+        asked = RequestBatcher({"one": one.stream, "other": other.stream})
+        asked.close_to("one", is_closed=True)
+        tasks = _ask(asked, 6)
+        await settled()
+        assert not one.seen and other.seen == list(range(6))
+        asked.close_to("other", is_closed=True)
+        held = asyncio.create_task(asked.ask(_body(9), timeout_s=TIMEOUT_S, conversation=1))
+        await settled()
+        assert 9 not in other.seen, "nobody is open"
+        asked.close_to("one", is_closed=False)
+        await settled()
+        assert one.seen == [9]
+        one.let(1)
+        other.let(6)
+        await asyncio.gather(*tasks, held)
+        await asked.close()
+
+    asyncio.run(main())
