@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import os
 import tempfile
 import time
@@ -25,6 +24,7 @@ import psutil
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.core.events import EventBus
+from milescli.core.imports import search_garbage_rarely
 from milescli.core.types import EngineAddress, Prompt, StopReason, VersionSpan, WeightVersion
 from milescli.data.file_prompts import FilePrompts
 from milescli.plan.collectors import ENGINES_PER_COLLECTOR
@@ -90,6 +90,7 @@ class Fleet:
 
     followers = None
     is_paused = False
+    closed = frozenset[str]()
     version = WeightVersion(0)
     engines = (NOBODY,)
 
@@ -139,12 +140,12 @@ async def measure(
         warn=print,
     )
     await collectors.open()
-    gc.freeze()  # as `miles` does when it has imported what it needs
     number = recipe.rollout.prompts_per_step
     prompts = [
         Prompt(index=index, token_ids=[1] * 16, text="", label=str(index % 7))
         for index in range(steps * number)
     ]
+    search_garbage_rarely()
     collector = Collector(
         FilePrompts(prompts, seed=0, shuffle=False),
         None,  # type: ignore[arg-type]

@@ -5,8 +5,9 @@
 Two trainer ranks and one engine of two ranks; a model with random weights. `pieces`: each rank
 sends what it holds, and each engine rank takes its own cut. `whole`: every rank gathers the model,
 and each engine rank is given all of it, as a format of one's own still does. Prints the median
-seconds of a publish, the bytes that the ranks send, and by how much a rank's memory peaks above
-what it has before a publish (the larger of the two). --quick: a model of a few thousand weights, to
+seconds of a publish, the bytes that the ranks send, those that the plan predicts (pieces alone),
+and by how much a rank's memory peaks above what it has before a publish (the larger of the two).
+--quick: a model of a few thousand weights, to
 try the benchmark itself.
 """
 
@@ -28,6 +29,9 @@ from sides import ORDER_TIMEOUT_S, SideDied, exit_on_term, side_environment
 from milescli.core.types import WeightVersion
 from milescli.core.units import MIB
 from milescli.models.scratch import make_model
+from milescli.plan.choices import SIZES
+from milescli.plan.memory import memory_of
+from milescli.plan.transport import transfer
 from milescli.recipe.model import ScratchModel
 from milescli.runtime.recovery.engines import Engines
 
@@ -44,7 +48,13 @@ WAYS = {"pieces": "hf", "whole": "milescli.weights.formats:hf"}
 def shape_of(layout: str, *, is_quick: bool) -> ScratchModel:
     """The model: with experts where the layout parts them."""
     size = 1 if is_quick else 8
-    experts = {"family": "qwen3_moe", "num_experts": 8, "moe_ffn_hidden_size": 96 * size, "topk": 2}
+    experts = {
+        "family": "qwen3_moe",
+        "num_experts": 8,
+        "moe_ffn_hidden_size": 96 * size,
+        "topk": 2,
+        "tie_embeddings": False,
+    }
     return ScratchModel(
         hidden_size=96 * size,
         num_layers=2 if is_quick else 8,
@@ -59,8 +69,8 @@ def shape_of(layout: str, *, is_quick: bool) -> ScratchModel:
 
 async def publishes(
     folder: Path, layout: str, channel: str, way: str, *, num: int
-) -> tuple[float, int, float]:
-    """(median seconds, bytes, MiB of the peak)"""
+) -> tuple[float, int, int, float]:
+    """(median seconds, bytes, predicted bytes, MiB of the peak)"""
     recipe = {
         "model": {"path": str(folder / "model")},
         "data": {"prompts": "task:sums"},
@@ -88,7 +98,14 @@ async def publishes(
                 )
                 await fleet.resume(WeightVersion(number + 1))
             # the first one plans, and asks the engines what they take
-            return statistics.median(seconds[1:]), sent, max(peaks[1:]) / MIB
+            predicted = transfer(
+                memory_of(spec.recipe, spec.inputs.facts),
+                spec.plan.trainer,
+                spec.plan.engines,
+                size=SIZES[spec.plan.precision],
+                shared=channel == "tensor",
+            ).sent
+            return statistics.median(seconds[1:]), sent, predicted, max(peaks[1:]) / MIB
         finally:
             await engines.stop()
             await session.resources.release()
@@ -113,7 +130,7 @@ def _status(pid: int, name: str) -> int:
 
 def in_a_process(
     folder: Path, layout: str, channel: str, way: str, *, num: int
-) -> tuple[float, int, float]:
+) -> tuple[float, int, int, float]:
     """`publishes` in a process of its own: one has one cluster."""
     words = ["--folder", str(folder), "--layout", layout, "--channel", channel, "--way", way]
     done = subprocess.run(
@@ -144,7 +161,7 @@ def main() -> None:
         one = publishes(options.folder, layout, channel, options.way, num=options.publishes)
         print(json.dumps(asyncio.run(one)))
         return
-    print("layout   channel      way       seconds   MiB sent   peak MiB")
+    print("layout   channel      way       seconds   MiB sent  predicted   peak MiB")
     for layout in options.layout or LAYOUTS:
         with tempfile.TemporaryDirectory(prefix="miles-bench-") as temporary:
             folder = Path(temporary)
@@ -152,12 +169,13 @@ def main() -> None:
             for channel in options.channel or ("tensor", "distributed"):
                 medians = {}
                 for way in WAYS:
-                    medians[way], sent, most = in_a_process(
+                    medians[way], sent, predicted, most = in_a_process(
                         folder, layout, channel, way, num=options.publishes
                     )
                     print(
                         f"{layout:8} {channel:12} {way:8} {medians[way]:8.3f} "
-                        f"{sent / MIB:10.1f} {most:10.1f}",
+                        f"{sent / MIB:10.2f} "
+                        f"{f'{predicted / MIB:.2f}' if way == 'pieces' else '':>10} {most:10.1f}",
                         flush=True,
                     )
                 ratio = medians["pieces"] / medians["whole"]

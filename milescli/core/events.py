@@ -108,6 +108,11 @@ class PublishStats:
     sent are not included."""
     sent_bytes: int = 0
     """Bytes of weights that all trainer ranks sent."""
+    retractions: int = 0
+    """Times since the previous publish that an engine's KV cache was full, and it discarded that of
+    a running response, to compute it again later."""
+    held_requests: int = 0
+    """Most requests that were held back since then, because engines could not run them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +286,8 @@ class WorkerReplaced:
     """Since the loss was noticed."""
     source: str = ""
     """What trainer ranks began from, and what they did again."""
+    lost_samples: int = 0
+    """Complete samples that no journal has, and that are sampled again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

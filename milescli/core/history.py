@@ -123,6 +123,8 @@ class Healing:
     """None: not yet, or never."""
     source: str = ""
     """What ranks began from again."""
+    lost_samples: int = 0
+    """Complete samples that were lost with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +317,7 @@ class History:
         for healing in reversed(self.healings):
             if healing.worker == worker and healing.replaced_s is None:
                 healing.replaced_s, healing.source = time_s, record.get("source", "")
+                healing.lost_samples = record.get("lost_samples", 0)
                 break
         self._note(record, time_s, f"{worker} replaced", seconds=record["seconds"])
 

@@ -138,6 +138,8 @@ _PUBLISH = (
     ("wait_s", SECONDS, "until none was running any more: the drain"),
     ("discarded_tokens", "tokens", "of responses that were given up, since the publish before"),
     ("sent_bytes", "bytes", "of weights that all trainer ranks sent"),
+    ("retractions", "", "times that a full KV cache made an engine compute a response again"),
+    ("held_requests", "", "most that were held back because engines could not run them"),
 )
 _FLOW = (
     ("idle_s", SECONDS, "in which no sample was being made, since the step before"),

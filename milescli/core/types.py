@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NewType
+from typing import Any, NewType, cast
 
 WeightVersion = NewType("WeightVersion", int)
 """Rises by one at each publish; 0 is what the engines loaded at start. staleness = trainer version
@@ -293,10 +293,8 @@ class Group:
     def rewards(self) -> list[float]:
         """[samples_per_prompt] Raises AssertionError where a sample was not scored."""
         rewards = [sample.reward for sample in self.samples]
-        assert all(reward is not None for reward in rewards), (
-            f"prompt {self.prompt.index} is not scored"
-        )
-        return [reward for reward in rewards if reward is not None]
+        assert None not in rewards, f"prompt {self.prompt.index} is not scored"
+        return cast("list[float]", rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

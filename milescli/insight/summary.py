@@ -110,6 +110,8 @@ class Summary:
     waits: Sequence[Wait]
     memory: Sequence[DeviceMemory]
     restarts: int
+    lost_samples: int
+    """Complete samples that were lost with a process, and sampled again."""
     checkpoint_step: int | None
     mirror: str | None
     """URL to which checkpoints are copied; None: nowhere."""
@@ -157,6 +159,7 @@ def summarize(
         waits=_waits(shown),
         memory=memory_of(run, history, facts),
         restarts=history.restarts,
+        lost_samples=sum(healing.lost_samples for healing in history.healings),
         checkpoint_step=_saved(history, run),
         mirror=facts.key("checkpoint.mirror"),
         mirrored_step=max(_steps_of(history, "CheckpointMirrored"), default=None),

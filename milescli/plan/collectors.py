@@ -13,6 +13,7 @@ from milescli.core.plug_points import (
     SAMPLE_FILTERS,
     SELECTIONS,
     SHAPINGS,
+    TOOLS,
 )
 from milescli.models.facts import ModelFacts
 from milescli.plan.types import EngineLayout, Log
@@ -21,6 +22,8 @@ from milescli.recipe.schema import Recipe
 ENGINES_PER_COLLECTOR = 256
 """One process asks as many engines: a sample takes 0.3 to 0.7 ms of its core, and 16,384 samples in
 a step of a minute are then a fifth of it for each of four."""
+_PLAYED_ANYWHERE = ("single_turn", "tools")
+"""Agents that need nothing of the driver."""
 _OF_TURNS = ("turns", "gigpo")
 """Advantage estimators that read the tokens of turns."""
 
@@ -71,13 +74,15 @@ def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
     }
     reasons = {
         f"an agent (`{rollout.agent}`) plays its episodes beside the driver": rollout.agent
-        != "single_turn",
+        not in _PLAYED_ANYWHERE
+        or not all(name in TOOLS.builtin for name in rollout.tools),
+        "servers of `rollout.mcp` run beside the driver": bool(rollout.mcp),
+        f"the credit `{train.credit}` takes rewards of single turns": train.credit != "sample"
+        and rollout.agent != "single_turn",
         f"the objective `{train.objective}` makes its sequences there": train.objective != "policy",
         f"`train.advantage={train.advantage}` reads tokens": train.advantage in _OF_TURNS,
         "several adapters share the engines": bool(recipe.adapters),
-        "teachers are asked there": bool(recipe.teachers),
         "the reward model is asked there": recipe.asks_reward_model,
-        "prompts with images pass through it": facts.vision is not None,
         f"`run.hooks.{'`, `'.join(hooks)}` is given the samples": bool(hooks),
         **{f"`{key}` is your own and is given the samples": not ours for key, ours in own.items()},
     }

@@ -283,7 +283,6 @@ def _pair(
     overlap: bool,
 ) -> Pair:
     shared = space.colocated
-    receivers = None if shared else engines.layout.num * engines.layout.tp
     moved = trainer.needs.weights + trainer.needs.optimizer
     return Pair(
         space=space,
@@ -292,7 +291,7 @@ def _pair(
         trainers=trainers,
         fleets=fleets,
         trainer_devices=ranks,
-        sync_s=space.time.sync(trainer.layout, space.work, num_receivers=receivers)
+        sync_s=space.time.sync(trainer.layout, engines.layout, space.work, shared=shared)
         if space.has_engines
         else 0.0,
         turn_s=space.time.turns(moved) * (shared + bool(space.load.teachers)),

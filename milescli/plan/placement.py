@@ -176,6 +176,8 @@ def choose_channel(
     log.note("weights.channel", channel, why)
     if recipe.weights.full_every > 1 and channel == "tensor":
         log.note("weights.full_every", 1, "shared memory hands over all weights each time")
+    if recipe.weights.wave_share < 1 and colocated and not on_cpu:
+        log.note("weights.wave_share", 1, "engines that take turns with the trainer sleep together")
     return channel
 
 

@@ -25,7 +25,7 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.static_memory import images_in
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
-from milescli.plan.transport import keeps_sent, step_bytes
+from milescli.plan.transport import keeps_sent, sends_whole, step_bytes
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
 
@@ -128,6 +128,7 @@ def search_space(
             + (0 if recipe.caches_teacher else teacher_passes(teachers, table)),
             size=size,
             bucket_bytes=bucket,
+            sends_whole=sends_whole(recipe, memory),
             engines_apart=recipe.engines_apart,
         ),
         load=TrainerLoad(

@@ -12,6 +12,7 @@ from milescli.plan.activations import IMBALANCE
 from milescli.plan.devices import DeviceSpec, Links, Reached
 from milescli.plan.legal import stage_sizes
 from milescli.plan.memory import MemoryModel
+from milescli.plan.transport import transfer
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 MEAN_SHARE = 0.5
@@ -40,6 +41,9 @@ class Work:
     size: int
     """Bytes of a weight."""
     bucket_bytes: int
+    sends_whole: bool = False
+    """Weights are published as whole tensors: those of an adapter, or in a format whose scales
+    cover a matrix."""
     engines_apart: int = 0
     """Number of engines that sample nothing for the step."""
 
@@ -398,10 +402,40 @@ class TimeModel:
             * (facts.moe_latent_size or facts.hidden_size)
         )
 
-    def sync(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:
-        """Predict the seconds of a publication. Every trainer rank gathers the weights bucket by
-        bucket, and hands them over within its device (`num_receivers` None), or rank 0 sends them
-        to `num_receivers` engine devices (see `weights.base`)."""
+    def sync(
+        self, layout: TrainerLayout, engines: EngineLayout, work: Work, *, shared: bool
+    ) -> float:
+        """Predict the seconds of a publication. Each trainer rank sends the pieces that it holds,
+        and each engine rank receives its cut, and passes it on (`transport.transfer`); buckets
+        follow one another through the levels of engines. `shared`: they share devices, and an
+        engine rank copies its cut from the memory of those of its node."""
+        ranks, memory = layout.world_size, self.device.memory_bandwidth * self.reached.decode_share
+        num_nodes = max(1, ranks // self.devices_per_node)
+        widest = max(layout.tp, layout.ep * layout.etp)
+        is_apart = num_nodes > 1 and (layout.pp > 1 or widest > self.devices_per_node)
+        if work.sends_whole or (shared and is_apart):  # or no node has the whole model
+            return self.sync_whole(
+                layout, work, num_receivers=None if shared else engines.num * engines.tp
+            )
+        moved = transfer(
+            self.memory, layout, engines, size=work.size, shared=shared, num_nodes=num_nodes
+        )
+        count = math.ceil(moved.busiest / work.bucket_bytes)
+        if shared:
+            others = 1 - num_nodes / ranks
+            link = self.links.hop(1)
+            seconds = moved.busiest / memory + others * moved.received / link
+        else:
+            count = max(count, math.ceil(moved.received / work.bucket_bytes))
+            link = self.links.across(ranks + engines.num * engines.tp)
+            behind = (moved.levels - 1) * moved.received * max(1, moved.children) / count
+            seconds = (moved.largest + behind) / link
+        return seconds + moved.received / memory + count * self.reached.bucket_s
+
+    def sync_whole(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:
+        """Predict the same where whole tensors are sent. Every trainer rank gathers the weights
+        bucket by bucket, and hands them over within its device (`num_receivers` None), or rank 0
+        sends them to `num_receivers` engine devices (see `weights.base`)."""
         model = self.memory.sent.table.num_parameters * work.size
         gather = model / self.links.ring(layout.world_size) if layout.world_size > 1 else 0.0
         link = (

@@ -4,6 +4,9 @@ models."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from milescli.core.plug_points import FORMATS
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.collectors import choose_collectors
@@ -21,6 +24,8 @@ OVERHEAD = 1.1
 TOKEN_BYTES = 13
 """Bytes of a token in a batch: its id (4), its place on the loss mask (1), and in float32 its
 advantage and the engine's log-prob."""
+CHILDREN = 2
+"""Engines to which one passes weights on."""
 BUSIEST = 1.2
 """Times the even share that the busiest trainer rank sends at most, as `weights.shards` plans."""
 
@@ -86,6 +91,13 @@ def keeps_sent(recipe: Recipe, *, colocated: bool) -> bool:
     return recipe.has_engines and recipe.weights.full_every > 1 and is_apart
 
 
+def sends_whole(recipe: Recipe, memory: MemoryModel) -> bool:
+    """Return True if weights are published as whole tensors: those of an adapter beside the model,
+    and formats whose scales cover a matrix, or that are the user's own."""
+    is_own = recipe.weights.format not in FORMATS.builtin
+    return memory.sent is not memory.counter or is_own or memory.formats.engines == "nvfp4"
+
+
 def note_transfer(
     recipe: Recipe,
     memory: MemoryModel,
@@ -100,21 +112,75 @@ def note_transfer(
     nothing where there are no engines. `size`: bytes of a weight."""
     if not engines.num:
         return
-    received, ranks = memory.sent_weights(engines, size=size), trainer.world_size
-    of_engine = received * engines.tp
-    if channel == "tensor":
+    ranks = trainer.world_size
+    moved = transfer(memory, trainer, engines, size=size, shared=channel == "tensor")
+    if not moved.trees:
         said = (
-            f"each trainer rank (of {ranks}) offers about {format_bytes(of_engine // ranks)} in "
-            f"shared memory, of which each engine rank copies its {format_bytes(received)}"
+            f"each trainer rank (of {ranks}) offers about {format_bytes(moved.sent // ranks)} in "
+            f"shared memory, of which each engine rank copies its {format_bytes(moved.received)}"
         )
     else:
-        trees = max(1, min(engines.num, ranks // engines.tp))
-        sent = int(BUSIEST * trees * of_engine / ranks)
         said = (
-            f"each trainer rank (of {ranks}) sends at most {format_bytes(sent)} (the model to "
-            f"{trees} of the engines, which pass it on), and each engine rank receives "
-            f"{format_bytes(received)} once and sends it at most twice"
+            f"each trainer rank (of {ranks}) sends at most {format_bytes(moved.busiest)} (the "
+            f"model to {moved.trees} of the engines, which pass it on), and each engine rank "
+            f"receives {format_bytes(moved.received)} once and sends it at most twice"
         )
         if (every := recipe.weights.full_every) > 1:
             said += f"; {every - 1} of {every} publishes send only what changed"
-    log.note("weights.transfer", format_bytes(of_engine), f"{said}; an estimate for whole pieces")
+    of_engine = format_bytes(moved.received * engines.tp)
+    log.note("weights.transfer", of_engine, f"{said}; an estimate for whole pieces")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Describes one publish of all weights in pieces; bytes."""
+
+    sent: int
+    """By all trainer ranks."""
+    busiest: int
+    """By the busiest trainer rank, at most."""
+    received: int
+    """By each engine rank."""
+    trees: int
+    """Engines that trainer ranks send to directly; 0: all read shared memory."""
+    children: int
+    """Other engines that an engine passes its weights on to, at most."""
+    levels: int
+    """Hops from a trainer rank to the last engine."""
+
+    @property
+    def largest(self) -> int:
+        """Bytes that any rank sends, or receives, at most."""
+        return max(self.busiest, self.received * max(1, self.children))
+
+
+def transfer(
+    memory: MemoryModel,
+    trainer: TrainerLayout,
+    engines: EngineLayout,
+    *,
+    size: int,
+    shared: bool,
+    num_nodes: int = 1,
+) -> Transfer:
+    """Return what a publish moves, as `backends.sglang.weights` does it. `size`: bytes of a weight;
+    `shared`: through shared memory of each node."""
+    received, ranks = memory.sent_weights(engines, size=size), trainer.world_size
+    if shared:
+        model = memory.sent_weights(EngineLayout(), size=size)
+        sent, trees, children, levels = num_nodes * model, 0, 0, 1
+    else:
+        trees = max(1, min(engines.num, ranks // engines.tp))
+        sent = trees * engines.tp * received
+        of_tree = -(-engines.num // trees)
+        children = min(CHILDREN, of_tree - 1)
+        # the first engine of a tree is place 0, and place n is below (n - 1) // 2
+        levels = of_tree.bit_length()
+    return Transfer(
+        sent=sent,
+        busiest=min(sent, int(BUSIEST * sent / ranks)),
+        received=received,
+        trees=trees,
+        children=children,
+        levels=levels,
+    )

@@ -6,7 +6,7 @@ It knows nothing of the machine.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -46,6 +46,9 @@ class Weights(Section):
     full_every: Positive = 1
     """Every how many publishes all weights are sent; the others send what changed, by checksum, if
     the channel is distributed. 1: always all. Trainer and engines keep a copy in host memory."""
+    wave_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Largest share of the engines that a publish pauses at a time, where they have devices of
+    their own: the others sample meanwhile, with older weights. 1: all at once."""
     verify: bool = False
     """After each publish, check bit for bit that the engines hold the weights that the trainer
     sent."""

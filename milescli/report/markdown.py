@@ -86,7 +86,8 @@ def _figures(subject: Subject) -> Iterator[tuple[str, str]]:
     if summary.mfu is not None:
         yield "MFU", share(summary.mfu)
     if summary.restarts:
-        yield "restarts", str(summary.restarts)
+        lost = f", {summary.lost_samples} samples lost" if summary.lost_samples else ""
+        yield "restarts", f"{summary.restarts}{lost}"
     for name, words in subject.data_words().items():
         yield f"data: {name}", text(words)
 

@@ -4,7 +4,7 @@ only; implementations live elsewhere."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -278,6 +278,16 @@ class RolloutEngine(Protocol):
         """Stop sampling. What is in flight is continued by `generate` after `resume`, begun anew,
         or waited for, as `rollout.on_update` says; returns when nothing is. Idempotent."""
         ...
+
+    async def pause_some(self, urls: Collection[str]) -> PublishStats:
+        """Pause as `pause`, but these engines alone: what they ran goes on at others."""
+        ...
+
+    async def resume_some(self, urls: Collection[str], version: WeightVersion) -> None:
+        """Continue with them after `pause_some`, as `resume` does; they hold `version`."""
+
+    async def hold(self, version: WeightVersion) -> None:
+        """All engines hold `version`, after the last `resume_some`."""
 
     async def resume(self, version: WeightVersion) -> None:
         """Continue after `pause`: the engines hold `version` from here on, and their prefix caches

@@ -307,6 +307,7 @@ class Attempt:
             trainer=trainer,
             engines=fleet,
             engines_asleep=self.taking_turns,
+            wave_share=1.0 if self.taking_turns else self.spec.recipe.weights.wave_share,
         )
 
     def keep_engines(self, fleet: WatchedFleet, name: str, *, join: Join) -> EngineKeeper:

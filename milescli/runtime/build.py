@@ -234,6 +234,8 @@ class Builder:
             "shares_engines": adapter is not None,
             "on_update": self.recipe.rollout.on_update,
             "stop_ids": inputs.own_stop_ids if serves_policy else (),
+            # several adapters' clients share each engine, and none knows what the others ask
+            "max_running": None if adapter else self.plan.engines.max_running_requests,
         }
 
     async def start_collector(
@@ -260,7 +262,7 @@ class Builder:
             node=nodes[number % len(nodes)],
             num_cpus=0.0,
             kwargs={
-                "recipe": self.recipe,
+                "recipe": _share_of(self.recipe, count),
                 "tokenizer": self.spec.inputs.tokenizer,
                 "vocab_size": self.spec.inputs.facts.vocab_size,
                 "fleet": {
@@ -321,7 +323,8 @@ class Builder:
         ask the engines themselves, as each knows when a new one holds it."""
         one_computer = all(slot.node == 0 for slot in self.plan.slots)
         is_small = self.plan.device_kind == "cpu" and one_computer
-        if len(asked) == 1 or is_small or self.recipe.adapters:
+        in_waves = self.recipe.weights.wave_share < 1  # a router does not know which are paused
+        if len(asked) == 1 or is_small or self.recipe.adapters or in_waves:
             return None
         port, metrics_port = await asyncio.to_thread(free_ports, 2)
         engines.router = RouterServer(
@@ -434,6 +437,16 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
     if plays_role:
         return replace(made, speculation=None, exact=False, input_format=None)
     return made
+
+
+def _share_of(recipe: Recipe, count: int) -> Recipe:
+    """Return the recipe for one of so many processes: together they ask served teachers as much at
+    once as it says."""
+    distill = recipe.train.distill
+    each = max(1, distill.server.concurrency // count)
+    server = distill.server.model_copy(update={"concurrency": each})
+    own = distill.model_copy(update={"server": server})
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"distill": own})})
 
 
 def check_engines(spec: RunSpec) -> None:

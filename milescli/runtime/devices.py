@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -39,8 +39,11 @@ class Devices:
     """Bytes of weights that all trainer ranks sent in the last publish."""
     fleet: str = ROLLOUT
     """As the trainer knows the engines."""
-    _connected: Sequence[EngineAddress] = ()
-    """The engines that the trainer's channel is open to."""
+    wave_share: float = 1.0
+    """Largest share of the engines that a publish pauses at a time; less than 1 only where they do
+    not take turns."""
+    _connected: dict[str, Sequence[EngineAddress]] = field(default_factory=dict)
+    """Fleet -> engines that the trainer's channel to it is open to."""
     _joining: list[EngineAddress] = field(default_factory=list)
     """Engines that answer from the next publish on."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -100,8 +103,37 @@ class Devices:
         engines meanwhile.
         """
         async with self.changing:
-            await self._publish(version, verify=verify)
+            if self._wave_size < len(self.engines.engines):
+                await self._publish_in_waves(version, verify=verify)
+            else:
+                await self._publish(version, verify=verify)
             self._in_sync.set()
+
+    @property
+    def _wave_size(self) -> int:
+        """Return how many engines are paused at a time."""
+        return max(1, int(self.wave_share * len(self.engines.engines)))
+
+    async def _publish_in_waves(self, version: WeightVersion, *, verify: bool) -> None:
+        """Pause, update and resume some engines after the others. Each wave is a fleet of its own
+        to the trainer."""
+        urls, size = [engine.url for engine in self.engines.engines], self._wave_size
+        stats, sent = list[PublishStats](), 0
+        for number, first in enumerate(range(0, len(urls), size)):
+            wave = frozenset(urls[first : first + size])
+            stats.append(await self.engines.pause_some(wave))
+            await self._send(version, verify=verify, fleet=f"{self.fleet} {number}", wave=wave)
+            sent += self.sent_bytes
+            await self.engines.resume_some(wave, version)
+        self.version, self.sent_bytes = version, sent
+        self.interrupted = PublishStats(
+            num_running=sum(one.num_running for one in stats),
+            wait_s=sum(one.wait_s for one in stats),
+            discarded_tokens=sum(one.discarded_tokens for one in stats),
+            retractions=sum(one.retractions for one in stats),
+            held_requests=max(one.held_requests for one in stats),
+        )
+        await self.engines.hold(version)
 
     async def replace(self, start: Callable[[], Awaitable[EngineAddress]]) -> None:
         """`start` a new engine in the place of a dead one. It is given what the others hold, which
@@ -145,7 +177,7 @@ class Devices:
             await self.trainer.shed()
             await self.engines.wake_weights()
             self._weights_awake = True
-        await self._send(version, verify=verify)
+        await self._send(version, verify=verify, fleet=self.fleet)
         if self.engines_asleep:
             await self.trainer.sleep()
             self._weights_awake = False
@@ -154,19 +186,29 @@ class Devices:
         self.version = version
         await self.engines.resume(version)
 
-    async def _send(self, version: WeightVersion, *, verify: bool) -> None:
-        """Send the weights to all engines; where one dies meanwhile, once more to those that are
-        left."""
-        while engines := list(self.engines.engines):
+    def _sent_to(self, wave: Collection[str] | None) -> list[EngineAddress]:
+        return [one for one in self.engines.engines if wave is None or one.url in wave]
+
+    async def _send(
+        self,
+        version: WeightVersion,
+        *,
+        verify: bool,
+        fleet: str,
+        wave: Collection[str] | None = None,
+    ) -> None:
+        """Send the weights to all engines, or to those of a wave, by URL; where one dies meanwhile,
+        once more to those that are left."""
+        while engines := self._sent_to(wave):
             try:
-                if engines != self._connected:
-                    await self.trainer.connect_engines(engines, self.fleet)
-                    self._connected = engines
-                self.sent_bytes = await self.trainer.publish(version, self.fleet)
+                if engines != self._connected.get(fleet):
+                    await self.trainer.connect_engines(engines, fleet)
+                    self._connected[fleet] = engines
+                self.sent_bytes = await self.trainer.publish(version, fleet)
                 if verify:
-                    await self.trainer.verify(self.fleet)
+                    await self.trainer.verify(fleet)
             except WorkerDied:
-                is_removed = engines != list(self.engines.engines)  # somebody else saw it first
+                is_removed = engines != self._sent_to(wave)  # somebody else saw it first
                 if not is_removed and not await self.engines.remove_dead():
                     raise
             else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, StepDone, WorkerMemory
+from milescli.core.imports import search_garbage_rarely
 from milescli.core.types import EVALUATION, ROLLOUT, Group, StepReport
 from milescli.platform.memory_record import last_look
 from milescli.rollout.collect.ahead import open_collector
@@ -77,6 +78,7 @@ class GroupWork:
         await self._join(run, devices)
         if self.collectors is not None:
             await self.collectors.open()
+        search_garbage_rarely()
         await learn(run)
         if self.beside is not None:
             await self.beside.finish()

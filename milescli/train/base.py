@@ -132,6 +132,15 @@ class TrainShard:
         return sum(array.nbytes for array in arrays) + routing + images
 
 
+class ShardPiece(NamedTuple):
+    """Holds what one collecting process has of a shard."""
+
+    sequences: Mapping[int, TrainSequence]
+    """By their number in the whole batch."""
+    images: Mapping[str, bytes]
+    """PNG files that these show, by hash."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScatteredShard:
     """A TrainShard whose sequences lie with those who collected them. The process of a rank fetches
@@ -143,14 +152,16 @@ class ScatteredShard:
     size_bytes: int
     """Bytes of the sequences, about."""
     pieces: tuple[Any, ...]
-    """[collectors] references to Mapping[int, TrainSequence]: sequences by their number in the
-    whole batch."""
-    join: Callable[[Mapping[int, TrainSequence]], TrainShard]
-    """Makes the shard of all its sequences."""
+    """[collectors] references to `ShardPiece`s."""
+    join: Callable[[Mapping[int, TrainSequence], Mapping[str, bytes]], TrainShard]
+    """Makes the shard of all its sequences and their images."""
 
-    def whole(self, pieces: Sequence[Mapping[int, TrainSequence]]) -> TrainShard:
+    def whole(self, pieces: Sequence[ShardPiece]) -> TrainShard:
         """Return the shard. `pieces`: what the references stand for."""
-        return self.join({number: each for piece in pieces for number, each in piece.items()})
+        return self.join(
+            {number: each for piece in pieces for number, each in piece.sequences.items()},
+            {image: png for piece in pieces for image, png in piece.images.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,13 +95,22 @@ def first_fit(lengths: Sequence[int], cap: int) -> Bins:
 
 def longest_first(lengths: Sequence[int], num_bins: int) -> Bins:
     """Put the longest first, each into the emptiest bin (LPT: R. Graham, 1969)."""
-    bins: Bins = [[] for _ in range(num_bins)]
-    loads = [(0, number) for number in range(num_bins)]
-    for index in _longest_first(lengths):
-        load, number = loads[0]
-        bins[number].append(index)
-        heapq.heapreplace(loads, (load + lengths[index], number))
+    bins, _ = _emptiest_first(_longest_first(lengths), lengths, num_bins)
     return [sorted(bin_) for bin_ in bins]
+
+
+def _emptiest_first(
+    order: Iterable[int], lengths: Sequence[int], num_bins: int
+) -> tuple[Bins, list[tuple[int, int]]]:
+    """Put each index into the emptiest bin. Returns the bins, and (load, number) of each."""
+    bins: Bins = [[] for _ in range(num_bins)]
+    loads = list(range(num_bins))
+    """load x num_bins + number, which one comparison orders."""
+    for index in order:
+        load = loads[0]
+        bins[load % num_bins].append(index)
+        heapq.heapreplace(loads, load + lengths[index] * num_bins)
+    return bins, [divmod(load, num_bins) for load in loads]
 
 
 def even_split(lengths: Sequence[int], num_bins: int) -> Bins:
@@ -110,14 +119,11 @@ def even_split(lengths: Sequence[int], num_bins: int) -> Bins:
     longest first; the shortest suffice to even out the rest."""
     order = _longest_first(lengths)
     before = order[: max(len(order) - DIFFERENCED, 0)]
-    loads = [(0, number, ()) for number in range(num_bins)]
-    for index in before:
-        load, number, members = loads[0]
-        heapq.heapreplace(loads, (load + lengths[index], number, (members, index)))
-    rows = []
+    rows: list[list[tuple[int, tuple]]] = []
     if before:
-        rows.append([(load, members) for load, _, members in sorted(loads, reverse=True)])
-    empty = [(0, ())] * (num_bins - 1)
+        bins, loads = _emptiest_first(before, lengths, num_bins)
+        rows.append([(load, tuple(bins[number])) for load, number in sorted(loads, reverse=True)])
+    empty: list[tuple[int, tuple]] = [(0, ())] * (num_bins - 1)
     rows += [[(lengths[index], (index,)), *empty] for index in order[len(before) :]]
     return _joined_bins(rows)
 
@@ -281,9 +287,8 @@ def _loss_weights(
     for update in updates:
         members = [number for rank in update for microbatch in rank for number in microbatch]
         trained = [number for number in members if sequences[number].is_trained]
-        divisor = sum(sequences[number].share for number in trained)
-        for number in trained:
-            weights[number] = sequences[number].token_weight / divisor
+        divisor = sum([sequences[number].share for number in trained])
+        weights[trained] = [sequences[number].token_weight / divisor for number in trained]
     return weights
 
 
@@ -382,6 +387,12 @@ def _spread(
     """Units of the members over ranks and microbatches, by their positions. `by_group`: neighbours
     of a group that fit into a microbatch are a unit, too."""
     positions = [sequence.num_tokens - 1 for sequence in sequences]
+    if not by_group and all(sequences[number].unit is None for number in members):
+        lengths = [positions[number] for number in members]
+        return [
+            [sorted([members[index] for index in bin_]) for bin_ in bins]
+            for bins in share_out(lengths, num_ranks=dp, cap=cap)
+        ]
     units: dict[object, list[int]] = {}
     for number in members:
         unit, group = sequences[number].unit, sequences[number].group

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.core.imports import imported, without_garbage_search, without_packages
+from milescli.core.imports import (
+    imported,
+    search_garbage_rarely,
+    without_garbage_search,
+    without_packages,
+)
 
 
 def test_a_package_is_absent_for_a_while() -> None:
@@ -27,6 +32,16 @@ def test_garbage_is_looked_for_again_after_a_failure() -> None:
         assert not gc.isenabled()
         importlib.import_module("there_is_no_such_module")
     assert gc.isenabled()
+
+
+def test_what_is_there_is_left_out_of_a_search_that_is_rare() -> None:
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    try:
+        search_garbage_rarely()
+        assert gc.get_threshold()[0] > thresholds[0] and gc.get_freeze_count() > frozen
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def test_a_file_that_a_module_of_python_hides_is_named(

@@ -63,8 +63,9 @@ def test_a_killed_driver_and_a_killed_collector_change_no_number(
 
 
 def test_a_dead_collector_is_named_and_replaced(workplace: Workplace, collected: Finished) -> None:
-    replaced = [e["worker"] for e in workplace.events(NAME) if e["event"] == "WorkerReplaced"]
-    assert replaced == ["collector 1"], collected
+    (replaced,) = (e for e in workplace.events(NAME) if e["event"] == "WorkerReplaced")
+    assert replaced["worker"] == "collector 1", collected
+    assert replaced["lost_samples"] == 0 and "from its journal" in replaced["source"]
 
 
 def test_samples_are_written_where_they_are_and_read_by_a_resumed_run(

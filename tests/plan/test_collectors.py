@@ -38,14 +38,29 @@ def test_many_engines_have_one_process_for_each_few_hundred() -> None:
         ("run.hooks.before_step=mypkg:hook", "run.hooks.before_step"),
         ("rollout.filter=mypkg:keep", "rollout.filter"),
         ("train.advantage=gigpo", "tokens"),
+        ("rollout.agent=mypkg:play", "beside the driver"),
+        ("rollout.agent=tools; rollout.tools=[mypkg:look]", "beside the driver"),
+        ("rollout.agent=tools; rollout.mcp={n: {command: [n]}}", "rollout.mcp"),
     ],
 )
 def test_what_is_given_tokens_keeps_them_in_the_driver(pin: str, reason: str) -> None:
-    count, said = _chosen(pin, engines=1024)
+    count, said = _chosen(*pin.split("; "), engines=1024)
     assert count == 0 and reason in said
     with pytest.raises(FitError) as caught:
-        _chosen(pin, "machine.collectors=2", engines=2)
+        _chosen(*pin.split("; "), "machine.collectors=2", engines=2)
     assert reason in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("rollout.agent=tools", "rollout.tools=[calculator]"),
+        ("train.distill.teachers=[{url: http://127.0.0.1:9}]",),
+        ("train.distill.teachers=[{path: big}]", "train.distill.kl=sampled"),
+    ],
+)
+def test_built_in_tools_and_teachers_are_asked_by_the_processes(sets: tuple[str, ...]) -> None:
+    assert _chosen(*sets, "machine.collectors=2", engines=2)[0] == 2
 
 
 def test_a_pinned_number_is_taken() -> None:

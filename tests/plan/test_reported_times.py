@@ -54,7 +54,7 @@ def test_publications_take_what_is_reported_within_a_factor_of_two(
     publication: Publication,
 ) -> None:
     model = _model(publication.model, "H100")
-    seconds = model.sync(
+    seconds = model.sync_whole(
         TrainerLayout(dp=publication.devices), _work(), num_receivers=publication.devices
     )
     assert 0.5 < seconds / publication.seconds < 2.0

@@ -5,15 +5,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from milescli.core.units import GIB, MIB
+from milescli.models import parse_facts, table
+from milescli.models.facts import ModelFacts
+from milescli.plan.devices import DEVICES, Reached
 from milescli.plan.make import make_plan
-from milescli.plan.transport import LEAST_STORE
-from milescli.plan.types import Plan
+from milescli.plan.memory import memory_model
+from milescli.plan.time import TimeModel, Work
+from milescli.plan.transport import LEAST_STORE, Transfer, transfer
+from milescli.plan.types import EngineLayout, Plan, TrainerLayout
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
+from milescli.recipe.templates import shipped_shape
 from milescli.runtime.inputs.model_facts import facts_of_recipe
 
 LONG = (
@@ -94,6 +101,72 @@ def test_the_host_memory_of_devices_has_the_copies_too() -> None:
     plans = [_plan("qwen3-8b", *split, *more, on="8xH100") for more in ((), DELTA[:1])]
     hosts = [plan.forecast.host_bytes for plan in plans if plan.forecast is not None]
     assert hosts[1] > hosts[0]
+
+
+def _facts(name: str) -> ModelFacts:
+    shape = shipped_shape(name)
+    assert shape is not None, name
+    return parse_facts(shape)
+
+
+def _transfer(trainer: TrainerLayout, engines: EngineLayout, *, shared: bool) -> Transfer:
+    memory = memory_model(_facts("Qwen/Qwen3-8B"))
+    return transfer(memory, trainer, engines, size=2, shared=shared)
+
+
+def test_each_byte_leaves_the_trainer_once_for_each_tree_of_engines() -> None:
+    eight = TrainerLayout(tp=2, dp=4)
+    one = _transfer(eight, EngineLayout(num=1, tp=2), shared=False)
+    assert (one.trees, one.children, one.levels) == (1, 0, 1)
+    many = _transfer(eight, EngineLayout(num=64, tp=2), shared=False)
+    assert (many.trees, many.children, many.levels) == (4, 2, 5), "16 engines a tree"
+    assert many.sent == 4 * one.sent == 4 * 2 * one.received
+    assert many.busiest == pytest.approx(1.2 * many.sent / 8)
+    assert many.largest == 2 * many.received, "an engine sends to two others"
+
+
+def test_shared_memory_has_each_byte_once() -> None:
+    shared = _transfer(TrainerLayout(dp=8), EngineLayout(num=4, tp=2), shared=True)
+    assert shared.sent == pytest.approx(2 * 8.2e9, rel=0.01) and not shared.trees
+
+
+def _seconds(trainer: TrainerLayout, engines: EngineLayout, **how: Any) -> float:
+    facts = _facts("Qwen/Qwen3-235B-A22B")
+    model = TimeModel(
+        table=table(facts),
+        memory=memory_model(facts),
+        device=DEVICES["H100"],
+        devices_per_node=8,
+        reached=Reached(),
+    )
+    work = Work(
+        num_samples=512,
+        num_prompts=64,
+        prompt_tokens=300,
+        response_tokens=4000,
+        longest_response=8000,
+        updates=1,
+        extra_forwards=0,
+        size=2,
+        bucket_bytes=512 * MIB,
+        sends_whole=how.pop("whole", False),
+    )
+    return model.sync(trainer, engines, work, **how)
+
+
+def test_a_publish_in_pieces_takes_less_than_whole_tensors_and_less_with_more_ranks() -> None:
+    trainer, engines = TrainerLayout(tp=4, dp=16, ep=8), EngineLayout(num=8, tp=8)
+    pieces = _seconds(trainer, engines, shared=False)
+    assert pieces < _seconds(trainer, engines, shared=False, whole=True)
+    assert _seconds(TrainerLayout(tp=4, dp=4, ep=8), engines, shared=False) > pieces
+    assert _seconds(trainer, EngineLayout(num=32, tp=8), shared=False) > pieces, "passed on"
+    assert _seconds(trainer, engines, shared=True) < pieces, "within nodes"
+
+
+def test_a_node_without_the_whole_model_is_sent_whole_tensors() -> None:
+    parted, engines = TrainerLayout(tp=4, pp=2, dp=8), EngineLayout(num=8, tp=8)
+    whole = _seconds(parted, engines, shared=True, whole=True)
+    assert _seconds(parted, engines, shared=True) == whole
 
 
 def test_the_bytes_of_a_publish_are_stated_for_each_side() -> None:

@@ -87,6 +87,58 @@ def test_what_a_publish_did_to_running_requests_is_kept() -> None:
     assert devices.interrupted == PublishStats(num_running=3, wait_s=0.5, discarded_tokens=7)
 
 
+class Waves(Recorder):
+    """A trainer or a fleet of which everything that concerns a wave is noted."""
+
+    async def pause_some(self, urls: frozenset[str]) -> PublishStats:
+        self.told.append(f"pause {sorted(url[-1] for url in urls)}")
+        return PublishStats(num_running=1, wait_s=0.5, held_requests=len(self.told))
+
+    async def resume_some(self, urls: frozenset[str], version: int) -> None:
+        self.told.append(f"resume {sorted(url[-1] for url in urls)} with {version}")
+
+    async def connect_engines(self, engines: list[EngineAddress], fleet: str) -> None:
+        self.told.append(f"connect {[engine.url[-1] for engine in engines]}")
+
+    async def publish(self, version: int, fleet: str) -> int:
+        self.told.append(f"send {version} to {fleet}")
+        return 10
+
+    async def hold(self, version: int) -> None:
+        self.told.append(f"hold {version}")
+
+
+def _waves(share: float, num: int) -> tuple[Devices, list[str]]:
+    told: list[str] = []
+    engines = Waves("engines", told)
+    engines.engines = [EngineAddress(url=f"http://127.0.0.1:{n}") for n in range(num)]
+    trainer = Waves("trainer", told)
+    return Devices(taking_turns=False, trainer=trainer, engines=engines, wave_share=share), told
+
+
+def test_engines_are_updated_in_waves_of_which_each_is_resumed_before_the_next_is_paused() -> None:
+    devices, told = _waves(0.5, 5)
+    asyncio.run(devices.publish(WeightVersion(1)))
+    assert told == [
+        "pause ['0', '1']", "connect ['0', '1']", "send 1 to rollout 0", "resume ['0', '1'] with 1",
+        "pause ['2', '3']", "connect ['2', '3']", "send 1 to rollout 1", "resume ['2', '3'] with 1",
+        "pause ['4']", "connect ['4']", "send 1 to rollout 2", "resume ['4'] with 1",
+        "hold 1",
+    ]  # fmt: skip
+    assert devices.version == 1 and devices.sent_bytes == 30
+    assert devices.interrupted == PublishStats(num_running=3, wait_s=1.5, held_requests=9)
+    told.clear()
+    asyncio.run(devices.publish(WeightVersion(2)))
+    assert not any(said.startswith("connect") for said in told), "each wave keeps its channel"
+
+
+@pytest.mark.parametrize(("share", "num"), [(1.0, 4), (0.1, 1)])
+def test_one_wave_is_a_publish_to_all(share: float, num: int) -> None:
+    devices, told = _waves(share, num)
+    asyncio.run(devices.publish(WeightVersion(1)))
+    assert told[0] == "engines.pause" and told[-1] == "engines.resume"
+
+
 NEW = EngineAddress(url="http://127.0.0.1:2", name="engine 1")
 
 

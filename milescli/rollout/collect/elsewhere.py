@@ -5,13 +5,22 @@ that the driver makes of them. `runtime.collecting` moves them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan
+from milescli.core.types import (
+    NO_GUESSES,
+    Group,
+    Guesses,
+    Prompt,
+    Sample,
+    StopReason,
+    VersionSpan,
+    WeightVersion,
+)
 
 if TYPE_CHECKING:
     from milescli.rollout.collect.collector import Progress
@@ -39,20 +48,46 @@ class Line(NamedTuple):
     rewards: None = None
 
 
+@dataclass(slots=True)
+class CountedSample:
+    """Stands for a Sample whose tokens lie elsewhere; named as there. It is not frozen: a step has
+    ten thousands, and a frozen one takes five times as long to make."""
+
+    sample_index: int
+    seed: int
+    trajectories: list[Line]
+    stop_reason: StopReason
+    reward: float
+    num_loss_tokens: int
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    guesses: Guesses = NO_GUESSES
+    num_failed: int = 0
+    is_learned: bool = True
+    text: str = ""
+    role_rewards: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def oldest_version(self) -> WeightVersion:
+        """Version of the oldest token."""
+        return min(span.version for line in self.trajectories for span in line.version_spans)
+
+
 _STOPS = tuple(StopReason)
 _RARE = ("reward_parts", "figures", "guesses", "num_failed")
 """Fields of a sample that most samples leave as they are."""
 _USUAL = {
-    field.name: {} if field.default is MISSING else field.default
-    for field in fields(Sample)
-    if field.name in _RARE
+    each.name: {} if each.default is MISSING else each.default
+    for each in fields(Sample)
+    if each.name in _RARE
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNumbers:
     """Holds what decides of some groups, in arrays: no object is made of each sample on its way.
-    G: groups; N: samples of all of them, group by group."""
+    G: groups; N: samples of all of them, group by group; L: their trajectories, sample by
+    sample."""
 
     tickets: np.ndarray
     """[G] int64 number of the order."""
@@ -69,21 +104,23 @@ class GroupNumbers:
     """[N] float64"""
     stops: np.ndarray
     """[N] uint8 place of its reason in StopReason."""
+    num_lines: np.ndarray
+    """[N] int32 trajectories of the sample."""
     num_tokens: np.ndarray
-    """[N] int32 tokens of the sample's trajectory, prompt included."""
+    """[L] int32 tokens of the trajectory, prompt included."""
     num_loss_tokens: np.ndarray
-    """[N] int32"""
+    """[L] int32"""
     versions: np.ndarray
-    """[N, 2] int64 weight versions of the oldest and of the newest token."""
+    """[L, 2] int64 weight versions of the oldest and of the newest token."""
     rare: Mapping[int, Mapping[str, Any]]
     """By place of the sample: fields of `Sample` that differ from their defaults."""
 
     @classmethod
     def of(cls, groups: Mapping[int, Group]) -> GroupNumbers:
-        """Return the numbers of groups, by their tickets. Each sample has one trajectory."""
+        """Return the numbers of groups, by their tickets."""
         samples = [sample for group in groups.values() for sample in group.samples]
         lines = [line for sample in samples for line in sample.trajectories]
-        assert len(lines) == len(samples), "samples of several trajectories stay in the driver"
+        assert all(line.role is line.rewards is None for line in lines), "these are not sent"
         versions = [[span.version for span in line.version_spans] for line in lines]
         rare = {
             place: own
@@ -98,6 +135,7 @@ class GroupNumbers:
             seeds=np.array([sample.seed for sample in samples], np.int64),
             rewards=np.array([sample.reward for sample in samples], np.float64),
             stops=np.array([_STOPS.index(sample.stop_reason) for sample in samples], np.uint8),
+            num_lines=np.array([len(sample.trajectories) for sample in samples], np.int32),
             num_tokens=np.array([line.num_tokens for line in lines], np.int32),
             num_loss_tokens=np.array([line.num_loss_tokens for line in lines], np.int32),
             versions=np.array([(min(each), max(each)) for each in versions], np.int64),
@@ -107,40 +145,36 @@ class GroupNumbers:
     def groups(self, of: Mapping[int, tuple[int, Prompt]]) -> dict[int, Group]:
         """Return the groups without their tokens, by ticket. `of`: (epoch, prompt) by ticket."""
         spans: dict[tuple[int, int], list[VersionSpan]] = {}
-        samples = list[Sample]()
+        samples = list[CountedSample]()
         starts = [0, *accumulate(self.num_samples.tolist())]
-        columns = (
-            self.indices.tolist(),
-            self.seeds.tolist(),
-            self.rewards.tolist(),
-            self.stops.tolist(),
+        sizes = zip(
             self.num_tokens.tolist(),
             self.num_loss_tokens.tolist(),
             map(tuple, self.versions.tolist()),
+            strict=True,
         )
-        for place, (index, seed, reward, stop, size, trained, seen) in enumerate(
-            zip(*columns, strict=True)
+        columns = (self.indices, self.seeds, self.rewards, self.stops, self.num_lines)
+        for index, seed, reward, stop, count in zip(
+            *(column.tolist() for column in columns), strict=True
         ):
-            own = spans.get(seen)
-            if own is None:
-                own = spans[seen] = [
-                    VersionSpan(start=0, end=0, version=version) for version in dict.fromkeys(seen)
-                ]
-            samples.append(
-                Sample(
-                    sample_index=index,
-                    seed=seed,
-                    trajectories=[Line(size, trained, own)],  # type: ignore[list-item]
-                    text="",
-                    stop_reason=_STOPS[stop],
-                    reward=reward,
-                    **self.rare.get(place, {}),
-                )
-            )
+            lines, total = list[Line](), 0
+            for _ in range(count):
+                size, trained, seen = next(sizes)
+                own = spans.get(seen)
+                if own is None:
+                    own = spans[seen] = [
+                        VersionSpan(start=0, end=0, version=each) for each in dict.fromkeys(seen)
+                    ]
+                lines.append(Line(size, trained, own))
+                total += trained
+            samples.append(CountedSample(index, seed, lines, _STOPS[stop], reward, total))
+        for place, unusual in self.rare.items():
+            for name, value in unusual.items():
+                setattr(samples[place], name, value)
         return {
             ticket: Group(
                 prompt=of[ticket][1],
-                samples=samples[start:end],
+                samples=cast("list[Sample]", samples[start:end]),
                 epoch=of[ticket][0],
                 greedy_reward=greedy,
             )

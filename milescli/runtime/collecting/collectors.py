@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.sglang.client.fleet import SglangFleet
@@ -22,7 +24,7 @@ from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.collector import Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers
-from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order
+from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order, as_row
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.restarts import Repairs, beyond
 from milescli.train.base import Outline, ScatteredShard, TrainBatch
@@ -45,6 +47,13 @@ class _Asked:
     step: int
     future: asyncio.Future[Group | None]
 
+    @property
+    def group(self) -> Group | None:
+        """Return the group where it is made."""
+        future = self.future
+        is_made = future.done() and not future.cancelled() and future.exception() is None
+        return future.result() if is_made else None
+
 
 @dataclass(slots=True)
 class _Worker:
@@ -59,6 +68,8 @@ class _Worker:
     cancelled: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     """Tickets, until they are sent."""
+    again: set[int] = field(default_factory=set)
+    """Tickets that its predecessor had, and that it has not reported yet."""
     engines: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By URL: requests that wait for it, and time.monotonic when it replied last."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,11 +99,13 @@ class Collectors:
         self._tasks = list[asyncio.Task[None]]()
         self._later = set[asyncio.Task[Any]]()
         self._failure: BaseException | None = None
-        self._timeout_s = recipe.machine.step_timeout_s
+        self._timeout_s, self._run = recipe.machine.step_timeout_s, recipe.run.name or "RUN"
         self._silence_s = REPORT_EVERY_S + SLOW * recipe.machine.silence_s
         self._tickets: dict[tuple[int, int], int] = {}
         """(epoch, index of the prompt) -> ticket, of groups that are not released."""
         self._num_orders = 0
+        self._changed = list[int]()
+        """Tickets of groups that were lost when a step could have them, and are others now."""
 
     async def open(self) -> None:
         """Start all processes. Raises what ends the start of one."""
@@ -114,13 +127,17 @@ class Collectors:
     async def _follow(self, worker: _Worker) -> None:
         """Bring a process to what the fleet does now: it may have paused, or continued with new
         weights, while the process started and heard nothing."""
-        fleet, done = self._fleet, None
-        while done != (now := (fleet.is_paused, fleet.version)):
+        fleet, done, closed = self._fleet, None, frozenset[str]()
+        while done != (now := (fleet.is_paused, fleet.version, fleet.closed)):
             if fleet.is_paused:
                 await self._call(worker, "pause")
             else:
                 await self._call(worker, "reopen", fleet.version)
-            done = now
+            if opened := closed - now[2]:
+                await self._call(worker, "reopen_some", opened)
+            if now[2]:
+                await self._call(worker, "pause_some", now[2])
+            done, closed = now, now[2]
 
     async def close(self) -> None:
         """End all processes. Idempotent."""
@@ -237,17 +254,11 @@ class Collectors:
         worker.orders, worker.cancelled, worker.released = [], [], []
         await self._call(worker, "take", orders, cancelled, released)
 
-    def _order(self, worker: _Worker, ticket: int) -> Order:
+    def _order(self, worker: _Worker, ticket: int) -> tuple[Any, ...]:
         asked, journal = worker.asked[ticket], self._journal
-        position = asked.position
-        return Order(
-            ticket=ticket,
-            position=position,
-            epoch=asked.epoch,
-            prompt=asked.prompt,
-            step=asked.step,
-            recorded=journal.recorded(asked.step, position) if journal is not None else None,
-        )
+        position, step = asked.position, asked.step
+        recorded = journal.recorded(step, position) if journal is not None else None
+        return tuple(Order(ticket, position, asked.epoch, as_row(asked.prompt), step, recorded))
 
     async def _call(self, worker: _Worker, method: str, *args: Any) -> Any:
         handle = worker.handle
@@ -267,27 +278,44 @@ class Collectors:
         worker.engines = {url: (num, now - ago) for url, (num, ago) in report.engines.items()}
         for warning in report.warnings:
             self._warn(warning)
-        if report.has_lost_records and self._journal is not None:
-            self._journal.distrust()
+        if report.lost_records and (journal := self._journal) is not None:
+            self._distrust(worker, journal)
         for ticket, error in report.errors.items():
-            if (asked := worker.asked.get(ticket)) is not None and not asked.future.done():
+            if (asked := worker.asked.get(ticket)) is not None:
+                if asked.future.done():
+                    raise error
                 asked.future.set_exception(error)
         for ticket in report.unscored:
-            if (asked := worker.asked.get(ticket)) is not None and not asked.future.done():
+            if (asked := worker.asked.get(ticket)) is not None:
+                if asked.future.done():
+                    raise self._gone(1)
                 asked.future.set_result(None)
         if report.numbers is not None:
             self._note(worker, report.numbers)
 
-    @staticmethod
-    def _note(worker: _Worker, numbers: GroupNumbers) -> None:
+    def _distrust(self, worker: _Worker, journal: SampleJournal) -> None:
+        """Let no process use what was recorded, of which this one could not read a part."""
+        if num_groups := journal.distrust():
+            self._warn(f"{num_groups} groups of the journal are sampled again, too")
+        for other in self._workers:
+            if other is not worker:
+                self._begin_later(self._tell(other, "distrust"))
+
+    def _note(self, worker: _Worker, numbers: GroupNumbers) -> None:
         tickets = numbers.tickets.tolist()
         of = dict.fromkeys(tickets, (0, NO_PROMPT))
         asked = {ticket: one for ticket in tickets if (one := worker.asked.get(ticket))}
         of |= {ticket: (one.epoch, one.prompt) for ticket, one in asked.items()}
         groups = numbers.groups(of)
         for ticket, one in asked.items():
+            group = groups[ticket]
+            worker.again.discard(ticket)
             if not one.future.done():
-                one.future.set_result(groups[ticket])
+                one.future.set_result(group)
+            elif (known := one.group) is not None and known.samples != group.samples:
+                # it was lost, and sampled again by newer weights; those who wait for a step see it
+                known.samples[:] = group.samples
+                self._changed.append(ticket)
 
     def _fail(self, error: BaseException) -> None:
         """Every wait ends with this."""
@@ -312,10 +340,24 @@ class Collectors:
             await in_thread(lambda: journal.read_part(name.replace(" ", "-")))
         await self._begin(worker)
         await self._call(worker, "use", self._engines_of(worker))
-        worker.orders = list(worker.asked)
+        worker.orders, worker.again = list(worker.asked), set(worker.asked)
         worker.cancelled, worker.released = [], []
         worker.wake.set()
-        self._repairs.done(name, began=began, source="journal")
+        kept, lost = self._counted(worker)
+        source = f"{kept} samples from its journal" if kept or not lost else ""
+        again = f"{lost} complete samples lost, which are sampled again" if lost else ""
+        source = ", ".join(part for part in (source, again) if part)
+        self._repairs.done(name, began=began, source=source, lost_samples=lost)
+
+    def _counted(self, worker: _Worker) -> tuple[int, int]:
+        """Samples that are complete and not released: those that the journal has, and others."""
+        kept = lost = 0
+        for one in worker.asked.values():
+            if (group := one.group) is not None:
+                journal = self._journal
+                has = journal is not None and journal.recorded(one.step, one.position) is not None
+                kept, lost = kept + has * len(group.samples), lost + (not has) * len(group.samples)
+        return kept, lost
 
     # ------------------------------------------------------------------ batches
 
@@ -327,8 +369,13 @@ class Collectors:
             outlines = policy.outlines(items)
             return outlines, lay_out(outlines, **settings), policy.advantages(items)
 
+        changed = len(self._changed)
+        tickets = [self._ticket(group) for group in items]
+        self._require_known(items, tickets)
         outlines, layouts, rows = await in_thread(laid_out)
-        ranks = [layout.sequence_ids.tolist() or [0] for layout in layouts]
+        none = np.zeros(1, np.int64)
+        """A rank without a sequence has the streams of the first."""
+        ranks = [ids if len(ids := layout.sequence_ids) else none for layout in layouts]
         firsts, at = list[int](), 0
         for number in range(len(items)):
             firsts.append(at)
@@ -337,7 +384,7 @@ class Collectors:
         cuts: dict[int, list[Any]] = {worker.number: [] for worker in self._workers}
         for number, (group, row) in enumerate(zip(items, rows, strict=True)):
             learned = [sample.is_learned for sample in group.samples]
-            own, ticket = [float(value) for value in row], self._ticket(group)
+            own, ticket = [float(value) for value in row], tickets[number]
             cuts[self._worker(ticket).number].append((ticket, number, firsts[number], own, learned))
         state = dict(policy.state)
         pieces = await all_or_first_error(
@@ -345,8 +392,10 @@ class Collectors:
             for worker in self._workers
             if cuts[worker.number]
         )
+        if gone := set(self._changed[changed:]).intersection(tickets):
+            raise self._gone(len(gone))
         sizes = [
-            BYTES_PER_TOKEN * sum(outlines[number].num_tokens for number in numbers)
+            BYTES_PER_TOKEN * sum([outlines[number].num_tokens for number in numbers.tolist()])
             for numbers in ranks
         ]
         return TrainBatch(
@@ -360,6 +409,24 @@ class Collectors:
                 )
                 for rank, layout in enumerate(layouts)
             ]
+        )
+
+    def _require_known(self, items: Sequence[Group], tickets: Sequence[int]) -> None:
+        """Raise WorkerDied where a shaped or sifted copy is of samples that are lost."""
+        gone = 0
+        for group, ticket in zip(items, tickets, strict=True) if self._changed else ():
+            known = self._worker(ticket).asked[ticket].group
+            assert known is not None, ticket
+            ours, theirs = ([one.trajectories for one in each.samples] for each in (group, known))
+            gone += ours != theirs
+        if gone:
+            raise self._gone(gone)
+
+    def _gone(self, num_groups: int) -> WorkerDied:
+        return WorkerDied(
+            f"the samples of {num_groups} groups were lost while a step learned from them",
+            why="their process died, no journal has them, and newer weights sample others",
+            fix=f"miles resume {self._run}   # from the newest checkpoint",
         )
 
     async def _pieces(self, worker: _Worker, cut: Cut) -> list[Any]:
@@ -385,6 +452,8 @@ class Collectors:
             try:
                 assert handle is not None, worker
                 await handle.run("made", sorted(tickets), timeout_s=self._timeout_s)
+                while worker.again & tickets and worker.handle is handle and not self._failure:
+                    await asyncio.sleep(NOTICE_S)  # else the driver may know other numbers
                 return await call(handle)
             except WorkerDied:
                 while worker.handle is handle and self._failure is None:
@@ -402,10 +471,21 @@ class Collectors:
     # ------------------------------------------------------------------ what the fleet does
 
     async def pause(self) -> PublishStats:
-        stats = await self._of_all("pause")
+        return self._sum(await self._of_all("pause"))
+
+    async def pause_some(self, urls: Collection[str]) -> PublishStats:
+        return self._sum(await self._of_all("pause_some", frozenset(urls)))
+
+    async def reopen_some(self, urls: Collection[str]) -> None:
+        await self._of_all("reopen_some", frozenset(urls))
+
+    @staticmethod
+    def _sum(stats: Sequence[PublishStats]) -> PublishStats:
         return PublishStats(
             num_running=sum(one.num_running for one in stats),
             discarded_tokens=sum(one.discarded_tokens for one in stats),
+            retractions=sum(one.retractions for one in stats),
+            held_requests=sum(one.held_requests for one in stats),
         )
 
     async def reopen(self, version: WeightVersion) -> None:
@@ -413,7 +493,7 @@ class Collectors:
 
     def use(self, engines: Sequence[EngineAddress]) -> None:
         for worker in self._workers:
-            self._begin_later(self._use(worker))
+            self._begin_later(self._tell(worker, "use", self._engines_of(worker)))
 
     def num_waiting(self, url: str) -> int:
         known = (worker.engines.get(url) for worker in self._workers)
@@ -424,9 +504,9 @@ class Collectors:
         last = max((one[1] for one in known if one is not None), default=-math.inf)
         return time.monotonic() - last
 
-    async def _use(self, worker: _Worker) -> None:
-        with suppress(WorkerDied):  # its successor begins with those that there are
-            await self._call(worker, "use", self._engines_of(worker))
+    async def _tell(self, worker: _Worker, method: str, *args: Any) -> None:
+        with suppress(WorkerDied):  # its successor begins with what there is then
+            await self._call(worker, method, *args)
 
     def _checkpoint(self) -> None:
         journal = self._journal

@@ -6,11 +6,13 @@ methods run."""
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
@@ -18,6 +20,7 @@ from milescli.checkpoint.journal import Place
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError
 from milescli.core.events import PublishStats
+from milescli.core.imports import search_garbage_rarely
 from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.schema import Recipe
@@ -26,32 +29,36 @@ from milescli.rollout.collect.collector import Collector, Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
 from milescli.rollout.collect.group_record import GroupHead
 from milescli.rollout.episode.episode import training_episodes
-from milescli.runtime.inputs.episode_parts import FirstFew, scorer_of
+from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
+from milescli.runtime.inputs.given_models import served_teachers
 from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
-from milescli.train.base import TrainSequence
+from milescli.train.base import ShardPiece, TrainSequence
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
+from milescli.train.packing import images_of
 
 GATHER_S, MOST_GATHER_S, GATHER_OF_A_GROUP_S = 0.05, 0.5, 0.0005
 """Groups that are done within so many seconds are reported together: the first, and the third for
 each group that is in the making, at most the second. So the last of a step do not wait, while a
 thousand cost the driver few reports."""
-UNTRACED_OBJECTS = 20_000
-"""Python looks for cycles after so many new objects, and samples have none: by its own threshold of
-700, this took a third of a process's time."""
 REPORT_EVERY_S = 5.0
 """Bound on a call that reports nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Asks for the group of one prompt."""
+_PROMPT = tuple(field.name for field in fields(Prompt))
+as_row = attrgetter(*_PROMPT)
+"""Returns the fields of a prompt: to send an object takes ten times as long."""
+
+
+class Order(NamedTuple):
+    """Asks for the group of one prompt. Sent as a plain tuple."""
 
     ticket: int
     """Number of the order, by which all that follows names the group."""
     position: int
     epoch: int
-    prompt: Prompt
+    prompt: tuple[Any, ...]
+    """See `as_row`."""
     step: int
     recorded: tuple[GroupHead, Place] | None = None
     """Where a journal has it; None: it is sampled."""
@@ -69,8 +76,8 @@ class Finished:
     warnings: Sequence[str]
     engines: Mapping[str, tuple[int, float]]
     """By URL: requests that an engine has not replied to, and seconds since it said anything."""
-    has_lost_records: bool
-    """A record of the journal could not be read."""
+    lost_records: int
+    """Records of the journal that could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +89,7 @@ class Cut:
     groups: Sequence[tuple[int, int, int, Sequence[float], Sequence[bool]]]
     """Of each group: its ticket, its number in the step, the number of its first sequence, the
     advantage of each sample, and which samples are learned."""
-    ranks: Sequence[Sequence[int]]
+    ranks: Sequence[np.ndarray]
     """[dp] numbers of the sequences that each data-parallel rank gets."""
 
 
@@ -115,7 +122,7 @@ class CollectorProcess:
         self._fleet = SglangFleet(**fleet)
         self._fleet.reopen(version)
         self._fleet.on_death = lambda _: None  # the driver's fleet finds it, too, and replaces it
-        self._warnings, self._lost = list[str](), False
+        self._warnings, self._lost = list[str](), 0
         self._journal: SampleJournal | None = None
         if journal is not None:
             self._journal = SampleJournal(
@@ -133,6 +140,8 @@ class CollectorProcess:
             scorer=scorer_of(recipe, None),
             decode=tokenizer.decode,
             vocab_size=vocab_size,
+            chat_form=chat_form_of(recipe, tokenizer),
+            teachers=served_teachers(recipe, tokenizer),
             tell=FirstFew(self._warnings.append),
         )
         self._collector = Collector(
@@ -161,21 +170,20 @@ class CollectorProcess:
 
     async def open(self) -> None:
         """Begin on the event loop of the calls."""
-        gc.freeze()
-        gc.set_threshold(UNTRACED_OBJECTS, *gc.get_threshold()[1:])
+        search_garbage_rarely()
         if self._starts_paused:
             await self._fleet.pause()
 
     async def take(
-        self, orders: Sequence[Order], cancelled: Sequence[int], released: Sequence[int]
+        self, orders: Sequence[tuple[Any, ...]], cancelled: Sequence[int], released: Sequence[int]
     ) -> None:
-        """Begin some groups, give others up, and forget those that were released."""
+        """Begin some groups (`Order`), give others up, and forget those that were released."""
         for ticket in (*cancelled, *released):
             if (task := self._tasks.pop(ticket, None)) is not None:
                 task.cancel()
             self._groups.pop(ticket, None)
             self._done.pop(ticket, None)
-        for order in orders:
+        for order in map(Order._make, orders):
             self._tasks[order.ticket] = asyncio.create_task(
                 self._make(order), name=f"prompt-{order.position}"
             )
@@ -186,7 +194,8 @@ class CollectorProcess:
             if self._journal is not None and order.recorded is not None:
                 self._journal.adopt(position, *order.recorded)
             progress = Progress(step=order.step)
-            group = await self._collector.group(order.epoch, order.prompt, position, progress)
+            prompt = Prompt(**dict(zip(_PROMPT, order.prompt, strict=True)))
+            group = await self._collector.group(order.epoch, prompt, position, progress)
             if self._tasks.pop(ticket, None) is None:
                 return
             if group is None:
@@ -209,11 +218,14 @@ class CollectorProcess:
         except TimeoutError:
             pass
         self._news.clear()
-        done, errors, warnings = self._done, self._errors, list(self._warnings)
-        unscored = self._unscored
-        self._done, self._errors, self._unscored = {}, {}, []
+        done, self._done = self._done, {}
+        if done and (journal := self._journal) is not None:
+            # what the driver counts on must outlive this process
+            await in_thread(journal.wait_written)
+        errors, warnings, unscored = self._errors, list(self._warnings), self._unscored
+        self._errors, self._unscored = {}, []
         self._warnings.clear()
-        has_lost = self._journal is not None and self._journal.num_lost > 0
+        lost, self._lost = self._lost, self._journal.num_lost if self._journal is not None else 0
         return Finished(
             numbers=GroupNumbers.of(done) if done else None,
             errors=errors,
@@ -223,7 +235,7 @@ class CollectorProcess:
                 each.url: (self._fleet.num_waiting(each.url), self._fleet.silent_s(each.url))
                 for each in self._fleet.engines
             },
-            has_lost_records=has_lost,
+            lost_records=self._lost - lost,
         )
 
     async def made(self, tickets: Sequence[int]) -> None:
@@ -233,10 +245,10 @@ class CollectorProcess:
             await self._made.wait()
 
     async def cut(self, cut: Cut) -> tuple[Any, ...]:
-        """Return (None, [dp] the sequences of each rank by their numbers in the whole batch)."""
+        """Return (None, [dp] what each rank gets of the groups that are here)."""
         return None, *(await in_thread(lambda: self._pieces(cut)))
 
-    def _pieces(self, cut: Cut) -> list[dict[int, TrainSequence]]:
+    def _pieces(self, cut: Cut) -> list[ShardPiece]:
         self._objective.restore(cut.state)
         made = dict[int, TrainSequence]()
         for ticket, number, first, row, learned in cut.groups:
@@ -247,7 +259,13 @@ class CollectorProcess:
             ]
             own = self._objective.of_group(replace(group, samples=samples), row, number=number)
             made |= dict(enumerate(own, start=first))
-        return [{number: made[number] for number in own if number in made} for own in cut.ranks]
+        png = images_of(self._groups[ticket] for ticket, *_ in cut.groups)
+        pieces = list[ShardPiece]()
+        for numbers in cut.ranks:
+            own = {number: made[number] for number in numbers.tolist() if number in made}
+            shown = {span.sha256 for each in own.values() for span in each.image_spans}
+            pieces.append(ShardPiece(own, {image: png[image] for image in shown}))
+        return pieces
 
     async def whole(self, decided: Mapping[int, Group]) -> dict[int, Group]:
         """Return groups with their tokens, by ticket; rewards are those that were decided."""
@@ -263,6 +281,14 @@ class CollectorProcess:
         """Let its requests continue."""
         self._fleet.reopen(version)
 
+    async def pause_some(self, urls: frozenset[str]) -> PublishStats:
+        """Pause some engines, as `SglangFleet.pause_some`."""
+        return await self._fleet.pause_some(urls)
+
+    async def reopen_some(self, urls: frozenset[str]) -> None:
+        """Send to these engines again."""
+        await self._fleet.reopen_some(urls)
+
     async def use(self, engines: Sequence[EngineAddress]) -> None:
         """Ask these engines from now on."""
         urls, own = {each.url for each in engines}, {each.url for each in self._fleet.engines}
@@ -273,6 +299,11 @@ class CollectorProcess:
         for engine in engines:
             if engine.url not in own:
                 self._fleet.add(engine)
+
+    async def distrust(self) -> None:
+        """Use nothing of what is recorded: see `SampleJournal.distrust`."""
+        if self._journal is not None:
+            self._journal.distrust()
 
     async def checkpoint(self, oldest: Kept | None) -> None:
         """Begin the next file of the journal; `oldest`: from which a run may be resumed."""

@@ -43,6 +43,7 @@ SUFFIX = ".journal"
 MAX_WAITING = 8192
 """Records that the disk has not taken yet; more, and it is too slow for this run."""
 CLOSE_TIMEOUT_S = 10.0
+WRITTEN_TIMEOUT_S = 1.0
 _BAD_RECORD = (OSError, KeyError, TypeError, ValueError)
 """What reading a record that is none may raise."""
 
@@ -256,19 +257,22 @@ class SampleJournal:
             head, body = await in_thread(lambda: read_record(place))
             return decoded(head, body, prompt=prompt)
         except _BAD_RECORD as error:
-            self.distrust()
+            self.num_lost += 1
+            others = self.distrust() - 1
             self._warn(
                 f"{place.path} cannot be read any more ({error}): its samples are generated again"
+                + f", and those of {others} groups that were recorded with them" * (others > 0)
             )
             return None
 
-    def distrust(self) -> None:
+    def distrust(self) -> int:
         """Use nothing of what was recorded: sampled again a group is another, and so is all that
-        comes after it."""
-        self.num_lost += 1
+        comes after it. Returns the number of groups."""
+        num_groups = len(self._places)
         self._places.clear()
         self._batches.clear()
         self._do(self._start_again)
+        return num_groups
 
     # ------------------------------------------------------------------ parts of other processes
 
@@ -315,6 +319,15 @@ class SampleJournal:
         self._do(self._next_segment)
         if self.on_checkpoint is not None:
             self.on_checkpoint()
+
+    def wait_written(self, timeout_s: float = WRITTEN_TIMEOUT_S) -> bool:
+        """Wait until what there is to write is in its file, which outlives this process; so long at
+        most. Returns whether it is. Blocks."""
+        if self._thread is None:
+            return True
+        written = threading.Event()
+        self._queue.put(written.set)
+        return written.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write what waits, for so long at most."""
@@ -390,8 +403,11 @@ class SampleJournal:
                 self._segments.remove(segment)
 
     def _start_again(self) -> None:
+        """Remove the files that are known: not those that other processes write now."""
         self._end_segment()
-        self.begin()
+        for segment in self._segments:
+            segment.path.unlink(missing_ok=True)
+        self._segments.clear()
 
 
 def _heads(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:

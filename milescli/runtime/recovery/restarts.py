@@ -71,12 +71,17 @@ class Repairs:
         )
         return None
 
-    def done(self, worker: str, *, began: float, source: str = "") -> None:
+    def done(self, worker: str, *, began: float, source: str = "", lost_samples: int = 0) -> None:
         """Tell that another is there. `began`: when the loss was noticed, by time.monotonic;
-        `source`: where its state came from."""
-        seconds = time.monotonic() - began
+        `source`: where its state came from; `lost_samples`: see `WorkerReplaced`."""
         self.bus.emit(
-            WorkerReplaced(worker=worker, step=self.step(), seconds=seconds, source=source)
+            WorkerReplaced(
+                worker=worker,
+                step=self.step(),
+                seconds=time.monotonic() - began,
+                source=source,
+                lost_samples=lost_samples,
+            )
         )
 
 

@@ -99,6 +99,8 @@ def _estimated(
             fix=mend(estimator, "it returns a list of numbers for each group"),
         )
     for group, row in zip(groups, rows, strict=True):
+        if all(type(value) is float and math.isfinite(value) for value in row):
+            continue
         for index, (sample, value) in enumerate(zip(group.samples, row, strict=True)):
             if fault := _fault(sample, value):
                 raise RecipeError(
@@ -142,15 +144,18 @@ def grpo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
     2508.08221, section 4), or 1 (Dr. GRPO, arXiv 2503.20783). It is the sample standard deviation
     (n - 1); a single sample has none and gets 0.
     """
-    batch_std = std_of([reward for group in groups for reward in group.rewards])
+    rows, scale = [group.rewards for group in groups], 1.0
+    if settings.normalize_std == "batch":
+        scale = 1.0 / (std_of([reward for row in rows for reward in row]) + STD_FLOOR)
+    stds = dict[tuple[float, ...], float]()  # many groups have the same rewards
     advantages = []
-    for group in groups:
-        mean = statistics.fmean(group.rewards)
-        std = {"group": std_of(group.rewards), "batch": batch_std, "none": 1.0}[
-            settings.normalize_std
-        ]
-        scale = 1.0 if settings.normalize_std == "none" else 1.0 / (std + STD_FLOOR)
-        advantages.append([(reward - mean) * scale for reward in group.rewards])
+    for row in rows:
+        if settings.normalize_std == "group":
+            if (own := tuple(row)) not in stds:
+                stds[own] = std_of(row)
+            scale = 1.0 / (stds[own] + STD_FLOOR)
+        mean = statistics.fmean(row)
+        advantages.append([(reward - mean) * scale for reward in row])
     return advantages
 
 

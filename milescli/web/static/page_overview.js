@@ -129,7 +129,8 @@ function progress(summary) {
       : "none yet"],
     summary.mirror && ["copied", summary.mirrored_step === null ? "none yet"
       : `step ${number(summary.mirrored_step)}`],
-    ["restarts", number(summary.restarts)],
+    ["restarts", number(summary.restarts) + (summary.lost_samples
+      ? `, ${number(summary.lost_samples)} samples lost` : "")],
   ];
   return h(
     "section",

@@ -4,7 +4,7 @@ is done, each token is of the weights that its version says, and of no KV of oth
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -37,6 +37,16 @@ class Told:
     """Of the first response and what it was a response to, as a prompt."""
     anew: Completion
     """Of the same request, afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waved:
+    """What came of publishes to one engine after the other."""
+
+    said: dict[tuple[int, ...], Completion]
+    """By prompt."""
+    stats: list[PublishStats]
+    """Of each wave."""
 
 
 def _request(prompt: list[int], *, tokens: int) -> GenerateRequest:
@@ -115,6 +125,66 @@ def test_each_token_is_of_the_weights_that_its_version_says(
     _require_of_its_version(keeping, [*PROMPT, *told.cut.response_ids], told.follow_up)
     if on_update == "abort":
         assert told.anew.response_ids == told.cut.response_ids, "another seed"
+
+
+async def _send(service: Service, version: int) -> None:
+    channel = TensorChannel(timeout_s=60)
+    channel.open([service.address])
+    send = weights(service.model, scale=SCALES[version])
+    await asyncio.to_thread(channel.send, send)
+    channel.close()
+
+
+async def _in_waves(both: tuple[Service, Service], *, on_update: str, wait_s: float) -> Waved:
+    """Twelve responses, while one engine after the other is given new weights."""
+    fleet = SglangFleet(
+        router_url=None,
+        engines=[service.address for service in both],
+        on_update=on_update,  # type: ignore[arg-type]
+    )
+    try:
+        await fleet.pause()
+        for service in both:
+            await _send(service, 2)
+        await fleet.resume(WeightVersion(2))
+        prompts = [[*PROMPT, number] for number in range(3, 15)]
+        running = [
+            asyncio.ensure_future(fleet.generate(_request(prompt, tokens=120)))
+            for prompt in prompts
+        ]
+        await asyncio.sleep(wait_s)
+        stats = []
+        for service in both:
+            stats.append(await fleet.pause_some([service.address.url]))
+            assert not fleet.num_waiting(service.address.url)
+            await _send(service, 5)
+            await fleet.resume_some([service.address.url], WeightVersion(5))
+        await fleet.hold(WeightVersion(5))
+        said = await asyncio.gather(*running)
+        return Waved(said=dict(zip(map(tuple, prompts), said, strict=True)), stats=stats)
+    finally:
+        await fleet.close()
+
+
+@pytest.mark.usefixtures("weights_restored")
+@pytest.mark.parametrize("on_update", ["continue", "drain", "abort"])
+def test_engines_that_are_updated_in_waves_say_the_version_of_each_token(
+    service: Service, keeping: Service, on_update: str
+) -> None:
+    both = replace(service, direct=True), keeping
+    for wait_s in MOMENTS_S:
+        waved = asyncio.run(_in_waves(both, on_update=on_update, wait_s=wait_s))
+        versions = {tuple(s.version for s in one.version_spans) for one in waved.said.values()}
+        if waved.stats[0].num_running and waved.stats[1].num_running and (5,) not in versions:
+            break
+        if waved.stats[0].num_running and on_update == "abort":
+            break
+    for prompt, said in waved.said.items():
+        _require_of_its_version(service, [*prompt], said)
+    expected = {"continue": {(2, 5), (2,)}, "drain": {(2,), (5,)}, "abort": {(2,), (5,)}}
+    assert versions <= expected[on_update], versions
+    if on_update != "drain":
+        assert {5} & {number for each in versions for number in each}, "none was interrupted"
 
 
 def test_tokens_of_a_response_that_nobody_wants_any_more_are_counted(keeping: Service) -> None:

@@ -25,16 +25,18 @@ from tests.samples import make_group, make_sample, make_trajectory
 
 RECIPE = Recipe.model_validate({"rollout": {"max_response_tokens": 8}})
 _samples = st.builds(
-    lambda size, reward, version, stop, learned, guessed, index: replace(
+    lambda sizes, reward, version, stop, learned, guessed, index: replace(
         make_sample(
-            make_trajectory([1, 2], range(size), version=version), reward=reward, index=index
+            *(make_trajectory([1, 2], range(size), version=version) for size in sizes),
+            reward=reward,
+            index=index,
         ),
         stop_reason=stop,
         is_learned=learned,
         guesses=Guesses(num_passes=guessed, num_guessed=guessed),
         reward_parts={"math": reward} if guessed else {},
     ),
-    size=st.integers(1, 8),
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
     reward=st.floats(-2, 2),
     version=st.integers(0, 3),
     stop=st.sampled_from(StopReason),
@@ -100,7 +102,7 @@ def _pieces(
         for number, (group, row) in enumerate(zip(groups, rows, strict=True)):
             if number % parts == process:
                 made |= dict(enumerate(policy.of_group(group, row, number=number), start=first))
-            first += len(group.samples)
+            first += sum(len(one.trajectories) for one in group.samples)
         pieces.append([{n: made[n] for n in own if n in made} for own in ranks])
     return pieces
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from milescli.backends.sglang.client.admission import REFILL, Admission, Load
 from milescli.backends.sglang.client.http import RETRY_WAITS_S, Hiccup
 
 MAX_BATCH = 32
@@ -27,12 +28,21 @@ token, where `cpu.streams` does not see to it."""
 MAX_HOMES = 8192
 """Conversations whose engine is known; that of an older one is anybody."""
 
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks at an engine while requests are held back, or its cache is short."""
+
 Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
 """(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream`."""
 OnPart = Callable[[dict[str, Any]], None]
 """Told the reply so far, every few tokens."""
 MAX_PARTS = 512
 """Parts of one reply, at most: each holds all tokens so far."""
+Look = Callable[[str], Awaitable[Load | None]]
+"""URL of an engine -> what it does now; None: it does not say."""
+
+
+class HeldBack(Exception):
+    """The request was not sent to an engine, and is given back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +62,52 @@ class _Engine:
 
     url: str
     stream: Stream
+    admission: Admission
     num_open: int = 0
     """Requests that wait for their replies."""
+    is_closed: bool = False
+    """It is sent nothing: its weights change."""
+    next_look: float = 0.0
+    """time.monotonic, before which nobody looks at it again."""
     calls: dict[asyncio.Task[None], list[_Request]] = field(default_factory=dict)
+
+    @property
+    def room(self) -> int:
+        """Return how many requests more it may be sent."""
+        return 0 if self.is_closed else self.admission.room(self.num_open)
+
+
+async def _blind(_: str) -> None:
+    """See nothing of an engine."""
 
 
 class RequestBatcher:
     """Batches the requests of one turn of the event loop, to which it belongs."""
 
-    def __init__(self, streams: Mapping[str, Stream]) -> None:
-        """Send requests over `streams`, one per engine, by its URL."""
-        self._engines = {url: _Engine(url, stream) for url, stream in streams.items()}
+    def __init__(
+        self, streams: Mapping[str, Stream], *, max_running: int | None = None, look: Look = _blind
+    ) -> None:
+        """Send requests over `streams`, one per engine, by its URL. `max_running`: requests that an
+        engine can run; None: it is sent all at once."""
+        self._max_running = max_running
+        self._look, self._looks = look, set[asyncio.Task[None]]()
+        self._engines = dict[str, _Engine]()
+        self._engines = {
+            url: _Engine(url, stream, Admission(max_running)) for url, stream in streams.items()
+        }
         self._waiting: list[_Request] = []
+        """Asked in this turn of the event loop, after those that are held back."""
+        self._is_sending = False
+        """They will be sent in a moment."""
+        self._num_retractions = self._most_held = 0
         self._homes: dict[int, str] = {}
         """Conversation -> URL of the engine that was asked its last turn; the oldest first."""
         self._no_engine: Exception = AssertionError("the request has no engine")
 
     def add(self, url: str, stream: Stream) -> None:
         """Add an engine, which gets its share from now on."""
-        self._engines[url] = _Engine(url, stream)
+        self._engines[url] = _Engine(url, stream, Admission(self._max_running))
+        self._send_soon()
 
     def remove(self, url: str, error: Exception) -> None:
         """Remove an engine. Its open requests raise `error`, as do requests that find no other
@@ -80,6 +117,13 @@ class RequestBatcher:
         for call, requests in list(engine.calls.items()):
             _fail(requests, error)
             call.cancel()
+        self._send_soon()
+
+    def close_to(self, url: str, *, is_closed: bool) -> None:
+        """Send nothing to the engine at this URL until it is opened again."""
+        if url in self._engines:
+            self._engines[url].is_closed = is_closed
+            self._send_soon()
 
     def num_open(self, url: str) -> int:
         """Return the number of requests that wait for replies of this engine."""
@@ -96,10 +140,7 @@ class RequestBatcher:
         """Return the whole reply to one /generate with `input_ids` and `sampling_params`.
         `conversation` identifies the dialogue whose next turn it is. `on_part` is told what comes
         before the whole reply. Raises what the stream raises."""
-        loop = asyncio.get_running_loop()
-        if not self._waiting:
-            loop.call_soon(self._send_all)
-        reply = loop.create_future()
+        reply = asyncio.get_running_loop().create_future()
         deadline = time.monotonic() + timeout_s
         self._waiting.append(
             _Request(
@@ -110,17 +151,39 @@ class RequestBatcher:
                 on_part=on_part,
             )
         )
+        self._send_soon()
         return await reply
+
+    def give_back(self) -> int:
+        """Raise HeldBack for all requests that no engine was sent; returns their number."""
+        waiting, self._waiting = self._waiting, []
+        waiting = [request for request in waiting if not request.reply.done()]
+        _fail(waiting, HeldBack())
+        return len(waiting)
+
+    def pressure(self) -> tuple[int, int]:
+        """(times that engines discarded the cache of a request, most requests that were held back)
+        since the call before."""
+        found = self._num_retractions, self._most_held
+        self._num_retractions, self._most_held = 0, len(self._waiting)
+        return found
 
     async def close(self) -> None:
         """Cancel open requests."""
         calls = [call for engine in self._engines.values() for call in engine.calls]
-        for call in calls:
+        for call in (*calls, *self._looks):
             call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*calls, *self._looks, return_exceptions=True)
+
+    def _send_soon(self) -> None:
+        if self._waiting and not self._is_sending:
+            self._is_sending = True
+            asyncio.get_running_loop().call_soon(self._send_all)
 
     def _send_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        self._is_sending = False
+        waiting = [request for request in self._waiting if not request.reply.done()]
+        self._waiting = []
         if not self._engines:
             return _fail(waiting, self._no_engine)
         for engine, requests in self._shares(waiting):
@@ -130,30 +193,69 @@ class RequestBatcher:
             call.add_done_callback(engine.calls.pop)
             for request in requests:
                 request.reply.add_done_callback(lambda _, c=call, r=requests: _end_unwanted(c, r))
+                request.reply.add_done_callback(lambda reply, e=engine: self._replied(e, reply))
                 self._note_home(request, engine)
+        self._most_held = max(self._most_held, len(self._waiting))
+        for engine in self._engines.values() if self._waiting else ():
+            self._look_at(engine)
         return None
+
+    def _replied(self, engine: _Engine, reply: asyncio.Future[dict[str, Any]]) -> None:
+        """Count a request less, and note what the engine says of its cache."""
+        engine.num_open -= 1
+        if not reply.cancelled() and reply.exception() is None:
+            num = reply.result()["meta_info"].get("num_retractions") or 0
+            self._num_retractions += num
+            engine.admission.num_retractions += num
+            if num:
+                self._look_at(engine)
+        if engine.room >= REFILL or not engine.num_open:
+            self._send_soon()
+
+    def _look_at(self, engine: _Engine) -> None:
+        if self._max_running is None or time.monotonic() < engine.next_look:
+            return
+        engine.next_look = time.monotonic() + LOOK_EVERY_S
+
+        async def look() -> None:
+            if (load := await self._look(engine.url)) is not None:
+                engine.admission.look(load)
+                self._send_soon()
+
+        task = asyncio.ensure_future(look())
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
 
     def _shares(self, waiting: list[_Request]) -> Iterator[tuple[_Engine, list[_Request]]]:
         """Choose which engine is asked what. The next turn of a conversation goes where its
         beginning is kept, unless that engine is busier than another by a whole call; the rest in
-        equal shares to who has the fewest. Each share counts as open before the next is asked
-        for."""
-        least = min(engine.num_open for engine in self._engines.values())
+        equal shares to who has the fewest, as far as there is room, and what is left is held back.
+        Each share counts as open before the next is asked for."""
+        open_ = [engine for engine in self._engines.values() if not engine.is_closed]
+        least = min((engine.num_open for engine in open_), default=0)
         at_home, others = defaultdict[str, list[_Request]](list), list[_Request]()
         for request in waiting:
             url = self._homes.get(request.conversation or 0)
             engine = self._engines.get(url) if url else None
-            if engine and engine.num_open + len(at_home[engine.url]) < least + MAX_BATCH:
+            is_open = engine is not None and not engine.is_closed
+            if is_open and engine.num_open + len(at_home[engine.url]) < least + MAX_BATCH:
                 at_home[engine.url].append(request)
             else:
                 others.append(request)
         for url, requests in at_home.items():
             for start in range(0, len(requests), MAX_BATCH):
                 yield self._engines[url], requests[start : start + MAX_BATCH]
-        size = min(MAX_BATCH, -(-len(others) // len(self._engines)))
-        for start in range(0, len(others), size or 1):
-            engine = min(self._engines.values(), key=lambda engine: engine.num_open)
-            yield engine, others[start : start + size]
+        size, start = min(MAX_BATCH, -(-len(others) // max(1, len(open_)))), 0
+        while start < len(others):
+            engine = min(open_, key=lambda engine: engine.num_open, default=None)
+            if engine is not None and not engine.room:  # another may run more
+                engine = max(open_, key=lambda engine: engine.room)
+            if engine is None or not engine.room:
+                self._waiting = others[start:]
+                return
+            count = min(size, engine.room)
+            yield engine, others[start : start + count]
+            start += count
 
     def _note_home(self, request: _Request, engine: _Engine) -> None:
         if request.conversation is not None:
@@ -177,7 +279,6 @@ class RequestBatcher:
         except Exception as error:  # whatever it was, those who wait must learn of it
             _fail(requests, error)
         finally:
-            engine.num_open -= len(requests)
             for request in requests:
                 request.reply.cancel()
 

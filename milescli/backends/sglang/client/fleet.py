@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import aiohttp
-
-from milescli.backends.sglang.client.batching import RequestBatcher, Stream
+from milescli.backends.sglang.client.admission import Load
+from milescli.backends.sglang.client.batching import HeldBack, RequestBatcher, Stream
 from milescli.backends.sglang.client.http import EngineDied, EngineHttp
 from milescli.backends.sglang.client.reply import PartialResponse, prompt_logprobs, read_reply
+from milescli.backends.sglang.client.router_workers import RouterWorkers
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import PublishStats
 from milescli.core.types import EngineAddress, StopReason, WeightVersion
@@ -45,6 +45,13 @@ class Followers(Protocol):
 
     async def reopen(self, version: WeightVersion) -> None:
         """Continue as `SglangFleet.reopen`."""
+
+    async def pause_some(self, urls: Collection[str]) -> PublishStats:
+        """Pause some engines as `SglangFleet.pause_some`."""
+        ...
+
+    async def reopen_some(self, urls: Collection[str]) -> None:
+        """Continue with them as `SglangFleet.reopen_some`."""
 
     def use(self, engines: Sequence[EngineAddress]) -> None:
         """Ask these engines from now on: one has died, or was replaced."""
@@ -77,6 +84,7 @@ class SglangFleet:
         shares_engines: bool = False,
         on_update: OnUpdate = "continue",
         stop_ids: Sequence[int] = (),
+        max_running: int | None = None,
     ) -> None:
         """Create a client of `engines`.
 
@@ -86,7 +94,9 @@ class SglangFleet:
         the adapter of every request; None means the model itself. `shares_engines` says that other
         fleets use the same engines for other adapters, and continue when this one is replaced.
         `on_update` says what happens to running requests at a pause. `stop_ids` are tokens that end
-        a response, besides those that the engines know.
+        a response, besides those that the engines know. `max_running` are the requests that an
+        engine can run: without a router, one is sent few more, and fewer while its cache is full
+        (`admission`); None sends all at once.
         """
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self.followers: Followers | None = None
@@ -97,7 +107,11 @@ class SglangFleet:
         self._router = RouterWorkers(self.http) if router_url is not None else None
         self._removals = list[asyncio.Task[None]]()
         """What the router is or was told of engines that died."""
-        self._batcher = RequestBatcher({engine.url: self._stream_of(engine) for engine in engines})
+        self._batcher = RequestBatcher(
+            {engine.url: self._stream_of(engine) for engine in engines},
+            max_running=max_running,
+            look=self._look,
+        )
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
@@ -110,6 +124,8 @@ class SglangFleet:
         self._changing = asyncio.Lock()
         """Held by who changes the weights by a folder, or adds an engine."""
         self._is_paused = False
+        self.closed = frozenset[str]()
+        """URLs of engines that are paused while others sample."""
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -124,6 +140,12 @@ class SglangFleet:
         return lambda body, timeout_s: self.http.stream(
             engine, "/generate", body, timeout_s=timeout_s
         )
+
+    async def _look(self, url: str) -> Load | None:
+        for engine in self.http.engines:
+            if engine.url == url and (loads := await self.http.loads(engine)):
+                return Load.of(loads)
+        return None
 
     @property
     def engines(self) -> Sequence[EngineAddress]:
@@ -188,6 +210,8 @@ class SglangFleet:
                     if self._shares_engines:  # they know no version of each adapter
                         reply = reply.all_of(self.version)
                     break
+                except HeldBack:  # there is a pause, and it goes on after it
+                    continue
                 except EngineDied as error:
                     self._remove_dead(error)
         response.extend(reply)
@@ -325,7 +349,7 @@ class SglangFleet:
         """Pause all engines. Raises WaitTimeout if requests do not end: aborted ones after
         `order_timeout_s`, others after `response_timeout_s`. Requests of other fleets to the same
         engines wait until `resume`, and then continue undisturbed."""
-        num_running, began = self._in_flight, time.monotonic()
+        num_running, began = self._in_flight - self._batcher.give_back(), time.monotonic()
         self._is_paused = True
         self._set_open()
         followed = self.followers.pause() if self.followers is not None else _no_requests()
@@ -334,10 +358,13 @@ class SglangFleet:
         if self._shares_engines:
             await self._order_all("/pause_generation", {"mode": "in_place"})
         discarded, self._num_discarded = self._num_discarded, 0
+        retractions, held = self._batcher.pressure()
         return PublishStats(
             num_running=num_running + others.num_running,
             wait_s=time.monotonic() - began,
             discarded_tokens=discarded + others.discarded_tokens,
+            retractions=retractions + others.retractions,
+            held_requests=held + others.held_requests,
         )
 
     async def _drain(self) -> None:
@@ -374,6 +401,58 @@ class SglangFleet:
                         fix="read the engines' logs",
                     ) from None
 
+    async def pause_some(self, urls: Collection[str]) -> PublishStats:
+        """Pause some engines while the others sample: what they ran goes on there, or begins anew,
+        or ends first, as `pause` has it. Not behind a router. Raises as `pause`."""
+        began, urls = time.monotonic(), frozenset(urls)
+        self.closed |= urls
+        for url in urls:
+            self._batcher.close_to(url, is_closed=True)
+        num_running = sum(self._batcher.num_open(url) for url in urls)
+        followed = self.followers.pause_some(urls) if self.followers is not None else _no_requests()
+        _, others = await asyncio.gather(self._empty(urls), followed)
+        discarded, self._num_discarded = self._num_discarded, 0
+        retractions, held = self._batcher.pressure()
+        return PublishStats(
+            num_running=num_running + others.num_running,
+            wait_s=time.monotonic() - began,
+            discarded_tokens=discarded + others.discarded_tokens,
+            retractions=retractions + others.retractions,
+            held_requests=held + others.held_requests,
+        )
+
+    async def _empty(self, urls: frozenset[str]) -> None:
+        """Wait until these engines run nothing; unless `rollout.on_update` is drain, abort it."""
+        is_drained = self._on_update == "drain"
+        bound_s = self._response_timeout_s if is_drained else self._order_timeout_s
+        deadline = time.monotonic() + bound_s
+        self._num_aborts += not is_drained
+        body: dict[str, object] = {"rid": "", "abort_all": True}
+        while num_open := sum(self._batcher.num_open(url) for url in urls):
+            if not is_drained:
+                await self._for_all(lambda one: self._order(one, "/abort_request", body), urls)
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"the weight update timed out waiting for {num_open} responses of {len(urls)} "
+                    "engines",
+                    why=f"they did not end within {format_duration(bound_s)}",
+                    fix="read the engines' logs",
+                )
+            await asyncio.sleep(ABORT_RETRY_S)
+
+    async def resume_some(self, urls: Collection[str], version: WeightVersion) -> None:
+        """Ready these engines, which hold `version`, as `resume` does, and send to them again."""
+        await self._for_all(lambda engine: self._ready_one(engine, version), urls)
+        await self.reopen_some(urls)
+
+    async def reopen_some(self, urls: Collection[str]) -> None:
+        """Send requests to these engines again, which are ready."""
+        self.closed -= frozenset(urls)
+        for url in urls:
+            self._batcher.close_to(url, is_closed=False)
+        if self.followers is not None:
+            await self.followers.reopen_some(urls)
+
     async def resume(self, version: WeightVersion) -> None:
         """Empty the prefix caches, which belong to older weights; set the version; let requests
         continue."""
@@ -382,9 +461,13 @@ class SglangFleet:
                 await self._order_all("/continue_generation", {})
             else:
                 await self._for_all(lambda engine: self._ready_one(engine, version))
-            self.reopen(version)
-            if self.followers is not None:
-                await self.followers.reopen(version)
+            await self.hold(version)
+
+    async def hold(self, version: WeightVersion) -> None:
+        """Know that all engines hold `version` and are ready, and let requests continue."""
+        self.reopen(version)
+        if self.followers is not None:
+            await self.followers.reopen(version)
 
     def reopen(self, version: WeightVersion) -> None:
         """Let requests continue, to engines that hold `version` and are ready."""
@@ -444,72 +527,17 @@ class SglangFleet:
     async def _order_all(self, path: str, body: dict[str, object]) -> None:
         await self._for_all(lambda engine: self._order(engine, path, body))
 
-    async def _for_all(self, order: Callable[[EngineAddress], Awaitable[None]]) -> None:
-        """Every engine at once. One that dies of it, or has died before, is removed."""
-        orders = [order(engine) for engine in self.http.engines]
+    async def _for_all(
+        self, order: Callable[[EngineAddress], Awaitable[None]], urls: Collection[str] | None = None
+    ) -> None:
+        """Every engine at once, or those at `urls`. One that dies of it, or has died before, is
+        removed."""
+        orders = [
+            order(engine) for engine in self.http.engines if urls is None or engine.url in urls
+        ]
         results = await asyncio.gather(*orders, return_exceptions=True)
         for error in results:
             if isinstance(error, EngineDied):
                 self._remove_dead(error)
             elif error is not None:
                 raise error
-
-
-CHANGE_TIMEOUT_S = 60.0
-"""For the router to take an engine in or out; it asks a new one for its model first."""
-POLL_S = 0.1
-
-
-class RouterWorkers:
-    """Maintains the list of engines to which the router sends requests while it runs, as engines
-    die and come. Calls the router through `http`."""
-
-    def __init__(self, http: EngineHttp) -> None:
-        self._http = http
-
-    async def add(self, engine: EngineAddress) -> None:
-        """Add an engine; returns when it gets requests. Raises WaitTimeout, EngineRefused."""
-        await self._ask("POST", "/workers", {"url": engine.url, "api_key": engine.api_key})
-        await self._until(engine.url, lambda worker: bool(worker and worker["is_healthy"]))
-
-    async def remove(self, url: str) -> None:
-        """Remove an engine; returns when it gets no more requests. Raises WaitTimeout."""
-        worker = await self._worker(url)
-        if worker is not None:
-            await self._ask("DELETE", f"/workers/{worker['id']}", None)
-        await self._until(url, lambda worker: worker is None)
-
-    async def _until(self, url: str, is_so: Any) -> None:
-        try:
-            async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                while not is_so(await self._worker(url)):
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise WaitTimeout(
-                f"the router could not add or remove {url}",
-                why="its list of workers was not updated within "
-                f"{format_duration(CHANGE_TIMEOUT_S)}",
-                fix="read the router's log",
-            ) from None
-
-    async def _worker(self, url: str) -> dict[str, Any] | None:
-        """Return what the router says of an engine; None: it does not know it, or does not
-        answer."""
-        listed = await self._ask("GET", "/workers", None)
-        workers = listed.get("workers", [])
-        return next((worker for worker in workers if worker["url"] == url), None)
-
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        """Return the router's reply; empty where it does not answer: it may be about to be
-        replaced."""
-        url = f"{self._http.router_url}{path}"
-        try:
-            async with (
-                asyncio.timeout(CHANGE_TIMEOUT_S),
-                self._http.session().request(
-                    method, url, json=body, headers=self._http.headers
-                ) as response,
-            ):
-                return await response.json(content_type=None) or {}
-        except (aiohttp.ClientError, TimeoutError, ValueError):
-            return {}

@@ -242,6 +242,21 @@ class EngineHttp:
                 reply.cancel()
         return None
 
+    async def loads(self, engine: EngineAddress) -> list[dict[str, Any]]:
+        """Return what each data-parallel rank of an engine does now; nothing where it does not say
+        in time."""
+        try:
+            async with (
+                asyncio.timeout(HEALTH_TIMEOUT_S),
+                self.session().get(
+                    f"{engine.url}/v1/loads?include=core", headers=self.headers
+                ) as response,
+            ):
+                found = await response.json() if response.status == 200 else {}
+        except (TimeoutError, aiohttp.ClientError, ValueError):
+            return []
+        return found.get("loads") or []
+
     async def is_alive(self, engine: EngineAddress, *, within_s: float = HEALTH_TIMEOUT_S) -> bool:
         """Return True if the engine answers /health with 200 within this time."""
         try:

@@ -68,6 +68,40 @@ def test_greedy_responses_are_those_of_transformers(served):
     assert completion.response_ids == expected
 
 
+def test_requests_that_are_held_back_get_the_same_tokens_also_over_a_pause(service):
+    alone = replace(service, direct=True)
+
+    async def crowd(fleet):
+        asked = [fleet.generate(request(index, seed=index)) for index in range(40)]
+        return await asyncio.gather(*asked), await fleet.pause()
+
+    async def paused(fleet):
+        asked = [
+            asyncio.ensure_future(fleet.generate(request(index, seed=index))) for index in range(40)
+        ]
+        await asked[0]
+        stats = await fleet.pause()
+        assert stats.num_running < 40 - stats.held_requests + 2
+        await fleet.resume(0)
+        return await asyncio.gather(*asked), stats
+
+    everything, none = alone.run(crowd)
+    bounded, some = alone.run(crowd, max_running=4)
+    interrupted, _ = alone.run(paused, max_running=4)
+    assert (none.held_requests, some.held_requests) == (0, 28)
+    expected = [each.response_ids for each in everything]
+    assert [each.response_ids for each in bounded] == expected
+    assert [each.response_ids for each in interrupted] == expected
+
+
+def test_an_engine_says_how_full_it_is(service):
+    async def look(fleet):
+        return await fleet.http.loads(fleet.engines[0])
+
+    (load,) = service.run(look)
+    assert load["num_running_reqs"] == 0 and 0 <= load["token_usage"] < 1
+
+
 def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not(served):
     async def use(fleet):
         alone = await fleet.generate(request(0, seed=3))
