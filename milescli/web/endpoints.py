@@ -254,13 +254,5 @@ def _flat(node: reader.YamlNode, above: str = "") -> list[Json]:
         if is_section and child.value:
             keys += _flat(child, f"{key}.")
         else:
-            keys.append({"key": key, "value": _plain(child), "origin": child.comment})
+            keys.append({"key": key, "value": reader.as_written(child), "origin": child.comment})
     return keys
-
-
-def _plain(node: reader.YamlNode) -> object:
-    if isinstance(node.value, dict):
-        return {name: _plain(child) for name, child in node.value.items()}
-    if isinstance(node.value, list):
-        return [_plain(child) for child in node.value]
-    return node.value
