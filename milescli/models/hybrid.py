@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, gated_delta, layers
 from milescli.models.base import COLUMN, REPLICATED, Rule, WeightTable, mixer_layers
 from milescli.models.facts import GatedDelta, Layer, ModelFacts
@@ -56,7 +55,7 @@ def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     num_mtp_layers = fields.number(config, "mtp_num_hidden_layers", default=0, kind=int)
     if num_mtp_layers > 1:
-        raise _unusable(
+        raise fields.unusable(
             "mtp_num_hidden_layers",
             why=f"it is {num_mtp_layers}; releases have one such layer, with one `mtp.fc`",
         )
@@ -93,16 +92,11 @@ def with_experts(
     """Return the model with experts in every layer, including the multi-token-prediction layer.
     Raises CheckpointError."""
     num_experts = fields.number(config, "num_experts", kind=int)
-    topk = fields.number(config, "num_experts_per_tok", kind=int)
-    if not 1 <= topk <= num_experts:
-        raise _unusable(
-            "num_experts_per_tok", why=f"{topk} of {num_experts} experts cannot be chosen"
-        )
     return replace(
         model,
         layers=tuple(replace(layer, mlp="moe") for layer in model.layers),
         num_experts=num_experts,
-        topk=topk,
+        topk=fields.topk(config, "num_experts_per_tok", num_experts=num_experts),
         moe_ffn_hidden_size=fields.number(config, "moe_intermediate_size", kind=int),
         normalize_topk=normalize_topk,
         shared_expert_ffn_hidden_size=fields.number(
@@ -119,7 +113,7 @@ def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
     if nested is None:
         return config
     if not isinstance(nested, Mapping):
-        raise _unusable("text_config", why=f"it must be an object, not {nested!r}")
+        raise fields.unusable("text_config", why=f"it must be an object, not {nested!r}")
     around = {key: config[key] for key in ("dtype", "torch_dtype", "eos_token_id") if key in config}
     # of the two flags, transformers' multimodal class reads the outer one
     tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
@@ -142,7 +136,7 @@ def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]
             for layer in range(num_layers)
         ]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= _MIXERS.keys():
-        raise _unusable(
+        raise fields.unusable(
             "layer_types",
             why=f"it must be a list of {num_layers}, each of them {' or '.join(_MIXERS)}",
         )
@@ -174,16 +168,8 @@ def _gated_delta(config: Mapping[str, object]) -> GatedDelta:
             f"{sizes.num_value_heads} value heads cannot be shared out to {sizes.num_key_heads} "
             "key heads"
         )
-        raise _unusable("linear_num_value_heads", why=why)
+        raise fields.unusable("linear_num_value_heads", why=why)
     return sizes
-
-
-def _unusable(name: str, *, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"config.json is not supported: `{name}`",
-        why=why,
-        fix="download the model again, or correct config.json",
-    )
 
 
 def _fuse_gated_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:

@@ -165,6 +165,11 @@ def _check_indexer(config: Mapping[str, object], indexer: Indexer, sizes: Mla) -
             f"{sizes.qk_rope_head_dim} dims are rotated, and the indexer's heads have "
             f"{indexer.head_dim}",
         )
+    _refuse(wrong)
+
+
+def _refuse(wrong: tuple[str, str] | None) -> None:
+    """Raise CheckpointError for a field and what is wrong with it; None: nothing is."""
     if wrong:
         raise CheckpointError(
             f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="correct config.json"
@@ -184,10 +189,7 @@ def _check_choice(*, num_experts: int, topk: int, num_groups: int, topk_groups: 
         )
     elif num_experts // num_groups < 2:
         wrong = ("n_group", "a group is judged by its best two experts, and these have one")
-    if wrong:
-        raise CheckpointError(
-            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="correct config.json"
-        )
+    _refuse(wrong)
 
 
 def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
@@ -203,8 +205,8 @@ def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
         or len(listed) != num_layers
         or set(listed) - {"dense", "sparse"}
     ):
-        raise CheckpointError(
-            "config.json is not supported: `mlp_layer_types`",
+        raise fields.unusable(
+            "mlp_layer_types",
             why=f"it must be a list of {num_layers} times `dense` or `sparse`",
             fix="correct config.json",
         )

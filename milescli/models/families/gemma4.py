@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, hybrid, layers
 from milescli.models.base import COLUMN, EXPERT_COLUMN, EXPERT_ROW, REPLICATED, Rule, WeightTable
 from milescli.models.facts import Layer, Mixer, ModelFacts, Rope
@@ -87,11 +86,10 @@ def _layers(config: Mapping[str, object], plain: ModelFacts) -> tuple[Layer, ...
             config, "num_global_key_value_heads", default=num_kv_heads, kind=int
         )
     if num_kv_heads < 1 or plain.num_heads % num_kv_heads:
-        raise CheckpointError(
-            "config.json is not supported: `num_global_key_value_heads`",
+        raise fields.unusable(
+            "num_global_key_value_heads",
             why=f"{plain.num_heads} query heads cannot share {num_kv_heads} key-value heads "
             "equally",
-            fix="download the model again, or correct config.json",
         )
     full = Layer(mixer="full", head_dim=head_dim, num_kv_heads=num_kv_heads, key_is_value=shared)
     decoder = [Layer(mixer="sliding") if mixer == "sliding" else full for mixer in mixers]
