@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from milescli.models import fields, gated_delta, layers
-from milescli.models.base import COLUMN, REPLICATED, Rule, WeightTable, mixer_layers
+from milescli.models.base import COLUMN, Rule, WeightTable, mixer_layers
 from milescli.models.facts import GatedDelta, Layer, ModelFacts
-from milescli.models.transforms import alone, join, same, shapes
+from milescli.models.tensor_rules import hidden
+from milescli.models.transforms import join, shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -213,26 +214,12 @@ _ATTENTION = tuple(
     replace(rule, where=_FULL)
     for rule in (_GATED_QKV, layers.QUERY_NORM, layers.KEY_NORM, layers.ATTENTION_OUTPUT)
 )
-_EH_PROJ = Rule(
-    hf=("mtp.fc.weight",),
-    megatron=layers.MTP + "eh_proj.weight",
-    shapes=shapes(lambda f: (f.hidden_size, 2 * f.hidden_size)),
-    sharding=COLUMN,
-    fuse=same,
-    split=alone,
-    block="mtp",
+_EH_PROJ = layers.mtp_part(
+    "mtp.fc.weight", "eh_proj.weight", hidden, lambda f: 2 * f.hidden_size, sharding=COLUMN
 )
 """Both sides put the embedding before the hidden state."""
 _MTP_NORMS = tuple(
-    Rule(
-        hf=(f"mtp.{hf}.weight",),
-        megatron=layers.MTP + f"{megatron}.weight",
-        shapes=shapes(lambda f: (f.hidden_size,)),
-        sharding=REPLICATED,
-        fuse=same,
-        split=alone,
-        block="mtp",
-    )
+    layers.mtp_part(f"mtp.{hf}.weight", f"{megatron}.weight", hidden)
     for hf, megatron in (
         ("pre_fc_norm_embedding", "enorm"),
         ("pre_fc_norm_hidden", "hnorm"),

@@ -12,9 +12,9 @@ from typing import Literal
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields
-from milescli.models.base import REPLICATED, VISION_PREFIX, Rule
+from milescli.models.base import VISION_PREFIX, Rule
 from milescli.models.facts import ModelFacts, Rope, Vision
-from milescli.models.transforms import alone, same
+from milescli.models.tensor_rules import tensor_rule
 
 _ROPES = ("rope_parameters", "rope_scaling")
 _SIGLIP_TYPE = "siglip_vision_model"
@@ -198,14 +198,9 @@ def rules(vision: Vision, *, hf: str) -> tuple[Rule, ...]:
     """Return the rules of the tower's weights, in its own order; `hf` is the prefix of their names
     on disk. Every tensor-parallel rank holds all of them."""
     return tuple(
-        Rule(
-            hf=(hf + name,),
-            megatron=VISION_PREFIX + name,
+        replace(
+            tensor_rule(hf + name, VISION_PREFIX + name, block="outside"),
             shapes=lambda facts, shape=shape: [shape],
-            sharding=REPLICATED,
-            fuse=same,
-            split=alone,
-            block="outside",
         )
         for name, shape in _TENSORS[vision.tower](vision)
     )
