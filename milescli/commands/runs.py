@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -34,7 +32,7 @@ def runs(context: typer.Context) -> None:
     from milescli.insight.run_state import RunStates
 
     output: Output = context.obj
-    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    folder = runs_folder()
     states = RunStates()
     shown = [states.of(RunDir(folder / name)) for name in run_names(folder)]
     rows = [{**asdict(one), "changed": _local_time(one.changed_s)} for one in shown]

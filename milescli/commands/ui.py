@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -63,7 +61,7 @@ def ui(
 
     output: Output = context.obj
     what = "read the runs and start commands as you" if control else "read prompts and logs"
-    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    folder = runs_folder()
     shown = shown_runs(None if runs else folder, [find_run(run) for run in runs or ()])
     door = open_door(host=host, port=port, state=state_folder(), can_control=control)
     if not door.is_loopback:
