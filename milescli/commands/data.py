@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands.options import SetOption, here, verb
+from milescli.commands.options import SetOption, group_of_verbs, here, verb
 from milescli.console.output import Output
 from milescli.core.errors import DataError
 
@@ -32,16 +32,8 @@ RECIPE_SUFFIXES = (".yaml", ".yml")
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Check data before a run uses it.")
-    group.callback(invoke_without_command=True)(page)
+    group = group_of_verbs(app, "data", about="Check data before a run uses it.", page=PAGE)
     verb(group, "check", examples=EXAMPLES)(check)
-    app.add_typer(group, name="data")
-
-
-def page(context: typer.Context) -> None:
-    """Check data before a run uses it."""
-    if context.invoked_subcommand is None:
-        context.obj.text(PAGE)
 
 
 def check(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands.options import SetOption, verb
+from milescli.commands.options import SetOption, group_of_verbs, verb
 from milescli.console.output import Output
 
 CHECK_EXAMPLES = [
@@ -44,18 +44,12 @@ def register(app: typer.Typer) -> None:
     """Add `envs`, `tools` and the group `env`."""
     verb(app, "envs", examples=["miles envs", "miles envs --json"], is_page=True)(envs)
     verb(app, "tools", examples=["miles tools"], is_page=True)(tools)
-    group = typer.Typer(help="Test an environment before a model uses it.")
-    group.callback(invoke_without_command=True)(page)
+    group = group_of_verbs(
+        app, "env", about="Test an environment before a model uses it.", page=PAGE
+    )
     verb(group, "check", examples=CHECK_EXAMPLES)(check)
     verb(group, "play", examples=PLAY_EXAMPLES)(play)
     verb(group, "install", examples=INSTALL_EXAMPLES)(install)
-    app.add_typer(group, name="env")
-
-
-def page(context: typer.Context) -> None:
-    """Test an environment before a model uses it."""
-    if context.invoked_subcommand is None:
-        context.obj.text(PAGE)
 
 
 def check(

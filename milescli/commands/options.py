@@ -276,6 +276,20 @@ def verb(
     return register
 
 
+def group_of_verbs(app: typer.Typer, name: str, *, about: str, page: str) -> typer.Typer:
+    """Register the group `miles NAME` and return it; `page` is shown where none of its verbs is
+    named."""
+    group = typer.Typer(help=about)
+
+    @group.callback(invoke_without_command=True)
+    def show_page(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            context.obj.text(page)
+
+    app.add_typer(group, name=name)
+    return group
+
+
 def flags_of(**options: tuple[str, object]) -> dict[str, str]:
     """Return the flags that were given, by recipe key: `flags_of(train__steps=("--steps", 4))` ->
     {"train.steps": "--steps 4"}; an option that is None was not given."""

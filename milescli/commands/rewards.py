@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from milescli.commands.find_run import find_run, newest_run
-from milescli.commands.options import RunArgument, SetOption, verb
+from milescli.commands.options import RunArgument, SetOption, group_of_verbs, verb
 from milescli.console.output import Output
 
 TRY_EXAMPLES = [
@@ -49,17 +49,11 @@ RightOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Try a reward on the samples that a run kept.")
-    group.callback(invoke_without_command=True)(page)
+    group = group_of_verbs(
+        app, "rewards", about="Try a reward on the samples that a run kept.", page=PAGE
+    )
     verb(group, "try", examples=TRY_EXAMPLES)(try_reward)
     verb(group, "agree", examples=AGREE_EXAMPLES)(agree)
-    app.add_typer(group, name="rewards")
-
-
-def page(context: typer.Context) -> None:
-    """Try a reward on the samples that a run kept."""
-    if context.invoked_subcommand is None:
-        context.obj.text(PAGE)
 
 
 def try_reward(
