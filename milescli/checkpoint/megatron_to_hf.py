@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -262,8 +263,7 @@ def _file(
     metadata: dict[str, str] | None = None,
 ) -> PlannedFile:
     def make() -> Iterator[Piece]:
-        for spec in specs:
-            yield from weights.pieces(spec)
+        return chain.from_iterable(map(weights.pieces, specs))
 
     return safetensors_file(name, specs, make, metadata=metadata)
 

@@ -132,10 +132,7 @@ class _Job:
         self.absent_mtp = [name for name in expected if name not in self.copied_mtp]
         for name in self.passed:
             assert self.base is not None
-            yield (
-                name,
-                self.base.read_region(name, *((0, length) for length in self.base.shape(name))),
-            )
+            yield name, self.base.read(name)
 
 
 def _copies_in_mtp(table: WeightTable) -> dict[str, list[str]]:
