@@ -30,6 +30,7 @@ from milescli.checkpoint.torch_dist.reader import TorchDistReader
 from milescli.checkpoint.torch_dist.weights import CheckpointWeights, single_boxes
 from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
+from milescli.core.units import format_few
 from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.adapter import read_shape
@@ -245,9 +246,7 @@ def _require_explained(reader: TorchDistReader, table: WeightTable, checkpoint: 
     if table.facts.tied_embeddings:
         extra = [key for key in extra if key != "output_layer.weight"]
     if extra:
-        shown = ", ".join(f"`{key}`" for key in extra[:3]) + (
-            f" and {len(extra) - 3} more" if len(extra) > 3 else ""
-        )
+        shown = format_few([f"`{key}`" for key in extra], 3)
         raise CheckpointError(
             f"the checkpoint `{checkpoint}` belongs to another model",
             why=f"it has {shown}, which config.json does not explain, and miles never drops a "

@@ -3,19 +3,17 @@ each takes its inputs as arguments."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.doctor.disk import format_size
 from milescli.doctor.finding import Finding, Status, fail, ok, warn
 from milescli.doctor.fixes import as_root
 from milescli.platform.machine import Machine
-from milescli.platform.ports import RANGE
+from milescli.platform.ports import RANGE, port_holders
 from milescli.platform.probe import Accelerators, fault_errors
 from milescli.platform.visibility import find_conflicts, find_contradictions, set_variables
 
@@ -176,20 +174,3 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
         "ports",
         f"{host} responds; {NUM_PORTS} ports from {free[0]} on are free{others}, and none is fixed",
     )
-
-
-def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
-    """Return ((pid, name), number of these ports that it listens on), most first; only of processes
-    that we may inspect."""
-    import psutil
-
-    owners: Counter[tuple[int, str]] = Counter()
-    for connection in psutil.net_connections(kind="tcp"):
-        if (
-            connection.status == psutil.CONN_LISTEN
-            and connection.pid is not None
-            and connection.laddr.port in ports
-        ):
-            with contextlib.suppress(psutil.Error):
-                owners[connection.pid, psutil.Process(connection.pid).name()] += 1
-    return owners.most_common()
