@@ -80,7 +80,7 @@ def _is_run(folder: Path) -> bool:
     try:
         return (folder / RECIPE_FILE).is_file()
     except PermissionError as error:
-        raise unreadable(folder, error, what="run") from error
+        raise unreadable(folder, error) from error
 
 
 def _is_restored(folder: Path) -> bool:
