@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from milescli.core.errors import RecipeError
-from milescli.trackers.base import KEY, TrackedRun, require_package
+from milescli.trackers.base import KEY, TrackedRun, Tracker, require_package
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 ID_TAG = "miles.run_id"
@@ -22,8 +22,8 @@ _LONGEST = 5000
 _STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 
 
-class MLflow:
-    """Sends a run to MLflow: a Tracker."""
+class MLflow(Tracker):
+    """Sends a run to MLflow, its numbers alone."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         from mlflow.entities import Param
@@ -68,9 +68,6 @@ class MLflow:
         now_ms = int(time.time() * 1000)
         made = [Metric(name, float(value), now_ms, step) for name, value in scalars.items()]
         self._client.log_batch(self._id, metrics=made)
-
-    def event(self, record: Mapping[str, Any]) -> None:
-        """Do nothing: it shows numbers alone."""
 
     def close(self, outcome: str) -> None:
         """Send what is left, and the outcome."""
