@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from milescli.core.errors import RecipeError
@@ -47,8 +47,8 @@ class MLflow(Tracker):
         made = self._client.create_run(where, run_name=run.name, tags=tags)
         self._id = made.info.run_id
         values = [Param(key, _text(value)) for key, value in run.recipe.items()]
-        for part in _parts(values):
-            self._client.log_batch(self._id, params=part)
+        for start in range(0, len(values), _AT_ONCE):
+            self._client.log_batch(self._id, params=values[start : start + _AT_ONCE])
 
     @staticmethod
     def require() -> None:
@@ -80,7 +80,3 @@ class MLflow(Tracker):
 def _text(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text[:_LONGEST]
-
-
-def _parts(values: Sequence[Any]) -> list[Sequence[Any]]:
-    return [values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE)]

@@ -101,10 +101,6 @@ def _outputs(facts: ModelFacts) -> int:
     return _compressed(facts).output_groups * _compressed(facts).output_rank
 
 
-def _per_group(facts: ModelFacts) -> int:
-    return queries(facts) // _compressed(facts).output_groups
-
-
 def _streams(facts: ModelFacts) -> int:
     assert facts.hyper is not None, facts.family
     return facts.hyper.num_streams
@@ -119,24 +115,8 @@ def _mixes(facts: ModelFacts) -> int:
     return (2 + _streams(facts)) * _streams(facts)
 
 
-def _index_head(facts: ModelFacts) -> int:
-    return _indexer(facts).head_dim
-
-
 def _sparse(facts: ModelFacts, layer: int) -> bool:
     return facts.layers[layer].compression == "sparse"
-
-
-def _heavy(facts: ModelFacts, layer: int) -> bool:
-    return facts.layers[layer].compression == "heavy"
-
-
-def _scored(facts: ModelFacts, layer: int) -> bool:
-    return not facts.layers[layer].hash_routing
-
-
-def _hashed(facts: ModelFacts, layer: int) -> bool:
-    return facts.layers[layer].hash_routing
 
 
 def _rule(hf: str | tuple[str, str], megatron: str, *dims: Size, **others: Any) -> Rule:
@@ -197,7 +177,7 @@ _WINDOW = (
         "attn.wo_a.weight",
         "self_attention.linear_grouped_proj.weight",
         _outputs,
-        _per_group,
+        lambda f: queries(f) // _compressed(f).output_groups,
         sharding=COLUMN,
     ),
     _rule("attn.wo_b.weight", "self_attention.linear_proj.weight", hidden, _outputs, sharding=ROW),
@@ -218,7 +198,7 @@ _COMPRESSED = (
         _head,
         lambda f: _compressed(f).heavy_rate,
         width=1,
-        where=_heavy,
+        where=lambda f, layer: f.layers[layer].compression == "heavy",
     ),
     _rule(
         "attn.indexer.wq_b.weight",
@@ -237,7 +217,7 @@ _COMPRESSED = (
     *_compressor(
         "attn.indexer.compressor.",
         _CORE + "indexer.compressor.",
-        _index_head,
+        lambda f: _indexer(f).head_dim,
         lambda f: _compressed(f).sparse_rate,
         width=2,
         where=_sparse,
@@ -247,7 +227,7 @@ _CORRECTION = _rule(
     "ffn.gate.bias",
     "mlp.router.expert_bias",
     num_experts,
-    where=_scored,
+    where=lambda f, layer: not f.layers[layer].hash_routing,
     float32=True,
     buffer=True,
 )
@@ -256,7 +236,7 @@ _TOKENS = _rule(
     "mlp.router.tid2eid",
     vocabulary,
     lambda f: f.topk,
-    where=_hashed,
+    where=lambda f, layer: f.layers[layer].hash_routing,
     buffer=True,
     integers=True,
 )

@@ -133,15 +133,7 @@ def _split_qk(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
     return [part.flatten(0, 2) for part in grouped.split([per_group, 1], dim=1)]
 
 
-def _key_is_value(facts: ModelFacts, layer: int) -> bool:
-    return facts.layers[layer].key_is_value
-
-
-def _key_is_not_value(facts: ModelFacts, layer: int) -> bool:
-    return not facts.layers[layer].key_is_value
-
-
-_QKV = replace(layers.QKV, where=_key_is_not_value)
+_QKV = replace(layers.QKV, where=lambda f, layer: not f.layers[layer].key_is_value)
 _QK = Rule(
     hf=layers.QKV.hf[:2],
     megatron=layers.QKV.megatron,
@@ -152,7 +144,7 @@ _QK = Rule(
     sharding=COLUMN,
     fuse=_fuse_qk,
     split=_split_qk,
-    where=_key_is_value,
+    where=lambda f, layer: f.layers[layer].key_is_value,
 )
 _LAYER_SCALAR = tensor_rule(
     _HF + "layer_scalar", _MEGATRON + "layer_scalar", lambda f: 1, buffer=True
