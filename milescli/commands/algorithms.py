@@ -17,11 +17,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "algorithms", examples=EXAMPLES, is_page=True)(algorithms)
-
-
+@verb("algorithms", examples=EXAMPLES, is_page=True)
 def algorithms(
     context: typer.Context,
     name: Annotated[

@@ -61,7 +61,7 @@ from milescli.commands import (
 )
 from milescli.commands.driving import remember, with_typed
 from milescli.commands.find_run import state_folder
-from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
+from milescli.commands.options import JsonOption, QuietOption, add_verbs, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.console.standard_streams import (
     ReaderGone,
@@ -161,7 +161,7 @@ for module in (
     *(data, rewards, importing, models, recipes, algorithms, env, plugins),
     *(runs, status, stop, logs, note, rm, ui, mcp, report, compare, why, profile, doctor, help),
 ):
-    module.register(app)
+    add_verbs(app, module)
 
 
 @app.callback(invoke_without_command=True)

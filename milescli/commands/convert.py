@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milescli.commands.driving import typed
-from milescli.commands.options import group_of_verbs, verb
+from milescli.commands.options import Group, verb
 from milescli.console.output import Output
 from milescli.conversion.verify import Verify
 from milescli.core.units import parse_size
@@ -68,18 +68,12 @@ shows what they would do.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = group_of_verbs(
-        app,
-        "convert",
-        about="Convert Hugging Face folders to Megatron checkpoints, and back.",
-        page=PAGE,
-    )
-    verb(group, "hf-to-megatron", examples=EXAMPLES)(hf_to_megatron)
-    verb(group, "megatron-to-hf", examples=BACK_EXAMPLES)(megatron_to_hf)
+GROUP = Group(
+    "convert", about="Convert Hugging Face folders to Megatron checkpoints, and back.", page=PAGE
+)
 
 
+@verb("hf-to-megatron", examples=EXAMPLES, group=GROUP)
 def hf_to_megatron(
     context: typer.Context,
     source: Annotated[
@@ -111,6 +105,7 @@ BACK_EXAMPLES = [
 ]
 
 
+@verb("megatron-to-hf", examples=BACK_EXAMPLES, group=GROUP)
 def megatron_to_hf(
     context: typer.Context,
     source: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands.options import SetOption, group_of_verbs, here, verb
+from milescli.commands.options import Group, SetOption, here, verb
 from milescli.console.output import Output
 from milescli.core.errors import DataError
 
@@ -30,12 +30,10 @@ The check writes nothing and uses no device.
 RECIPE_SUFFIXES = (".yaml", ".yml")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = group_of_verbs(app, "data", about="Check data before a run uses it.", page=PAGE)
-    verb(group, "check", examples=EXAMPLES)(check)
+GROUP = Group("data", about="Check data before a run uses it.", page=PAGE)
 
 
+@verb("check", examples=EXAMPLES, group=GROUP)
 def check(
     context: typer.Context,
     what: Annotated[

@@ -22,11 +22,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "logs", examples=EXAMPLES)(logs)
-
-
+@verb("logs", examples=EXAMPLES)
 def logs(
     context: typer.Context,
     run: Annotated[

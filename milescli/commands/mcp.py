@@ -18,11 +18,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "mcp", examples=EXAMPLES)(mcp)
-
-
+@verb("mcp", examples=EXAMPLES)
 def mcp(
     context: typer.Context,
     runs: Annotated[

@@ -19,11 +19,7 @@ EXAMPLES = [
 CHECK = "check"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "models", examples=EXAMPLES, is_page=True)(models)
-
-
+@verb("models", examples=EXAMPLES, is_page=True)
 def models(
     context: typer.Context,
     model: Annotated[

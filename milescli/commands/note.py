@@ -17,11 +17,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "note", examples=EXAMPLES)(note)
-
-
+@verb("note", examples=EXAMPLES)
 def note(
     context: typer.Context,
     run: RunArgument,

@@ -26,11 +26,7 @@ class Action(StrEnum):
     SHOW = "show"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "recipes", examples=EXAMPLES, is_page=True)(recipes)
-
-
+@verb("recipes", examples=EXAMPLES, is_page=True)
 def recipes(
     context: typer.Context,
     action: Annotated[Action, typer.Argument(help="List the recipes, or show one.")] = Action.LIST,

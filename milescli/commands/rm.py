@@ -30,11 +30,7 @@ RunsArgument = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "rm", examples=EXAMPLES)(remove)
-
-
+@verb("rm", examples=EXAMPLES)
 def remove(
     context: typer.Context,
     runs: RunsArgument,

@@ -21,11 +21,7 @@ LONGEST_NOTE = 60
 EXAMPLES = ["miles runs", "miles runs --json", "MILES_RUN__DIR=/data/runs miles runs"]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "runs", examples=EXAMPLES, is_page=True)(runs)
-
-
+@verb("runs", examples=EXAMPLES, is_page=True)
 def runs(context: typer.Context) -> None:
     """List the runs, newest first."""
     from milescli.checkpoint.run_dir import RunDir

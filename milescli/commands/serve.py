@@ -26,11 +26,7 @@ EXAMPLES = [
 PORT, TOKENS = 8000, 2048
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "serve", examples=EXAMPLES)(serve)
-
-
+@verb("serve", examples=EXAMPLES)
 def serve(
     context: typer.Context,
     subject: OptionalSubjectArgument = None,

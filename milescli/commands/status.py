@@ -18,11 +18,7 @@ WatchOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "status", examples=EXAMPLES)(status)
-
-
+@verb("status", examples=EXAMPLES)
 def status(
     context: typer.Context,
     run: Annotated[

@@ -13,11 +13,7 @@ from milescli.console.output import Output
 EXAMPLES = ["miles stop quickstart-1", "miles stop quickstart-1 --now"]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "stop", examples=EXAMPLES)(stop)
-
-
+@verb("stop", examples=EXAMPLES)
 def stop(
     context: typer.Context,
     run: RunArgument,

@@ -20,11 +20,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "ui", examples=EXAMPLES)(ui)
-
-
+@verb("ui", examples=EXAMPLES)
 def ui(
     context: typer.Context,
     runs: Annotated[
