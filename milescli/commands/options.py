@@ -132,6 +132,12 @@ VerboseOption = Annotated[
 StepsOption = Annotated[
     int | None, typer.Option("--steps", min=1, help="Last step to train (train.steps).")
 ]
+HostOption = Annotated[
+    str,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="Address to listen on; other computers can reach it."
+    ),
+]
 AddressOption = Annotated[
     str | None,
     typer.Option(

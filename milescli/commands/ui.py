@@ -9,7 +9,7 @@ import typer
 
 from milescli.commands import suggest
 from milescli.commands.find_run import find_run, runs_folder, state_folder
-from milescli.commands.options import verb
+from milescli.commands.options import HostOption, verb
 from milescli.console.output import Output
 
 EXAMPLES = [
@@ -33,12 +33,7 @@ def ui(
             show_default=False,
         ),
     ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host", metavar="ADDRESS", help="Address to listen on; other computers can reach it."
-        ),
-    ] = "127.0.0.1",
+    host: HostOption = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option("--port", min=0, max=65535, help="Port, by default 8420; 0: any free port."),
