@@ -57,11 +57,6 @@ class MegatronPlan:
     num_keys: int
     """Keys of the checkpoint, including further names of the same bytes."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Return the bytes of all files."""
-        return sum(file.size_bytes for file in self.files)
-
     def keys_by_name(self) -> dict[str, list[str]]:
         """Map each name on disk to the keys of the checkpoint that hold it."""
         keys: dict[str, dict[str, None]] = {}

@@ -43,7 +43,6 @@ _OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.", 
 class HfPlan:
     """Lists every file of the folder, decided from headers alone. Must be closed."""
 
-    checkpoint: Path
     model_dir: Path
     table: WeightTable
     files: list[PlannedFile]
@@ -162,7 +161,6 @@ def _plan(
     else:
         files, index = _fresh_files(tensors, weights, shard_bytes=shard_bytes or 5 * 10**9)
     return HfPlan(
-        checkpoint=checkpoint,
         model_dir=model_dir,
         table=table,
         files=files,
