@@ -4,9 +4,10 @@ shards with an index. No vendor."""
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from safetensors.torch import save_file
 
@@ -20,7 +21,36 @@ if TYPE_CHECKING:
 SINGLE_NAME = "model.safetensors"
 
 
-class HfReader:
+class ByRegion(ABC):
+    """Reads whole tensors, ranges and rows of anything that reads regions. A context manager."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor. Raises CheckpointError if there is none of that
+        name."""
+
+    @abstractmethod
+    def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
+        """Read [start:end along every dim] of a tensor; a scalar has no range."""
+
+    def read(
+        self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
+    ) -> torch.Tensor:
+        """Read [..., start:end along `dim` (0 or 1), ...] of a tensor."""
+        ranges = [(0, length) for length in self.shape(name)]
+        if ranges:
+            ranges[dim] = slice(start, end).indices(ranges[dim][1])[:2]
+        return self.read_region(name, *ranges)
+
+    def read_row(self, name: str, *, row: int) -> torch.Tensor:
+        """Read [row] of a stacked tensor."""
+        return self.read(name, start=row, end=row + 1)[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+
+class HfReader(ByRegion):
     """Reads the tensors of one folder on demand, and only the requested part. A context manager."""
 
     def __init__(self, folder: Path) -> None:
@@ -36,9 +66,6 @@ class HfReader:
         except BaseException:
             self.__exit__()
             raise
-
-    def __enter__(self) -> HfReader:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         for file in self._files.values():
@@ -63,8 +90,6 @@ class HfReader:
         return sorted(self._where)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor. Raises CheckpointError if there is none of that
-        name."""
         return self._stored(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
@@ -75,23 +100,7 @@ class HfReader:
         """Return True if the tensor holds real numbers."""
         return self._stored(name).is_real
 
-    def read(
-        self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
-    ) -> torch.Tensor:
-        """Read [..., start:end along `dim` (0 or 1), ...] of a tensor."""
-        ranges = [(0, length) for length in self.shape(name)]
-        if ranges:
-            ranges[dim] = slice(start, end).indices(ranges[dim][1])[:2]
-        return self.read_region(name, *ranges)
-
-    def read_row(self, name: str, *, row: int) -> torch.Tensor:
-        """Read [row] of a stacked tensor."""
-        return self.read_region(
-            name, (row, row + 1), *((0, length) for length in self.shape(name)[1:])
-        )[0]
-
     def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
-        """Read [start:end along every dim] of a tensor; a scalar has no range."""
         self._stored(name)
         return self._files[self._where[name]].read(name, ranges)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,11 +56,6 @@ class MegatronPlan:
     """Content of `hf/source.json`."""
     num_keys: int
     """Keys of the checkpoint, including further names of the same bytes."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the bytes of all files."""
-        return sum(file.size_bytes for file in self.files)
 
     def keys_by_name(self) -> dict[str, list[str]]:
         """Map each name on disk to the keys of the checkpoint that hold it."""
@@ -118,7 +114,11 @@ def plan_megatron(
                 offset += placed[-1].num_bytes
         chosen = [by_entry[place] for place in within]
         files.append(
-            PlannedFile(name=f"{CHECKPOINT}/{name}", size_bytes=offset, make=_maker(source, chosen))
+            PlannedFile(
+                name=f"{CHECKPOINT}/{name}",
+                size_bytes=offset,
+                make=partial(_pieces_of, source, chosen),
+            )
         )
     files += _passthrough_files(
         source, (*matched.passthrough, *matched.ignored), file_bytes=4 * file_bytes
@@ -134,12 +134,11 @@ def plan_megatron(
     )
 
 
-def _maker(source: Source, chosen: Sequence[tuple[Entry, torch.dtype, tuple[Item, ...]]]):
-    def make() -> Iterator[Piece]:
-        for entry, target, items in chosen:
-            yield from _pieces(source, entry, target, items)
-
-    return make
+def _pieces_of(
+    source: Source, chosen: Sequence[tuple[Entry, torch.dtype, tuple[Item, ...]]]
+) -> Iterator[Piece]:
+    for entry, target, items in chosen:
+        yield from _pieces(source, entry, target, items)
 
 
 def _pieces(
@@ -190,24 +189,16 @@ def _passthrough_files(
     files = []
     for number, within in enumerate(bounded((spec.num_bytes for spec in specs), limit=file_bytes)):
         chosen = [specs[place] for place in within]
-        files.append(
-            safetensors_file(
-                f"{CARRIED}/{PASSTHROUGH_PREFIX}-{number:05d}.safetensors",
-                chosen,
-                _raw(source, chosen),
-            )
-        )
+        name = f"{CARRIED}/{PASSTHROUGH_PREFIX}-{number:05d}.safetensors"
+        files.append(safetensors_file(name, chosen, partial(_raw, source, chosen)))
     return files
 
 
-def _raw(source: Source, specs: Sequence[TensorSpec]):
-    def make() -> Iterator[Piece]:
-        for spec in specs:
-            tensor = source.read(spec.name)
-            require_finite(tensor, name=spec.name, where=f"`{source.folder}`")
-            yield Piece(name=spec.name, tensor=tensor)
-
-    return make
+def _raw(source: Source, specs: Sequence[TensorSpec]) -> Iterator[Piece]:
+    for spec in specs:
+        tensor = source.read(spec.name)
+        require_finite(tensor, name=spec.name, where=f"`{source.folder}`")
+        yield Piece(name=spec.name, tensor=tensor)
 
 
 def safetensors_file(

@@ -4,12 +4,13 @@ it writes anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import CheckpointError
+from milescli.core.units import format_few
 from milescli.models import WeightTable, load_facts
 from milescli.models import table as table_of
 from milescli.models.base import Entry
@@ -122,7 +123,7 @@ def require_kinds(
     if faults := kind_faults(table, is_real):
         raise CheckpointError(
             f"`{folder}`: {_tensors(len(faults))} cannot be weights",
-            why=faults[0] + (f"; and {len(faults) - 1} more" if faults[1:] else ""),
+            why=format_few(faults, 1, joint="; "),
             fix=f"{_FETCH_AGAIN}, or save it again in the dtype of config.json",
         )
 
@@ -182,10 +183,8 @@ def _tensors(count: int) -> str:
     return f"{count} tensor{'s' if count != 1 else ''}"
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    shown = ", ".join(f"`{name}`" for name in listed[:3])
-    return shown + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+def _some(names: Sequence[str]) -> str:
+    return format_few([f"`{name}`" for name in names], 3)
 
 
 def require_mtp_layer(folder: Path) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from milescli.checkpoint.torch_dist.reader import TorchDistReader
 from milescli.checkpoint.torch_dist.weights import CheckpointWeights, single_boxes
 from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
+from milescli.core.units import format_few
 from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.adapter import read_shape
@@ -41,7 +43,6 @@ _OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.", 
 class HfPlan:
     """Lists every file of the folder, decided from headers alone. Must be closed."""
 
-    checkpoint: Path
     model_dir: Path
     table: WeightTable
     files: list[PlannedFile]
@@ -160,7 +161,6 @@ def _plan(
     else:
         files, index = _fresh_files(tensors, weights, shard_bytes=shard_bytes or 5 * 10**9)
     return HfPlan(
-        checkpoint=checkpoint,
         model_dir=model_dir,
         table=table,
         files=files,
@@ -244,9 +244,7 @@ def _require_explained(reader: TorchDistReader, table: WeightTable, checkpoint: 
     if table.facts.tied_embeddings:
         extra = [key for key in extra if key != "output_layer.weight"]
     if extra:
-        shown = ", ".join(f"`{key}`" for key in extra[:3]) + (
-            f" and {len(extra) - 3} more" if len(extra) > 3 else ""
-        )
+        shown = format_few([f"`{key}`" for key in extra], 3)
         raise CheckpointError(
             f"the checkpoint `{checkpoint}` belongs to another model",
             why=f"it has {shown}, which config.json does not explain, and miles never drops a "
@@ -262,8 +260,7 @@ def _file(
     metadata: dict[str, str] | None = None,
 ) -> PlannedFile:
     def make() -> Iterator[Piece]:
-        for spec in specs:
-            yield from weights.pieces(spec)
+        return chain.from_iterable(map(weights.pieces, specs))
 
     return safetensors_file(name, specs, make, metadata=metadata)
 

@@ -62,7 +62,17 @@ LAYOUT = {
     "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
     "them",
 }
-"""What `miles help run-directory` shows; `RunDir` has a property for each."""
+"""What `miles help run-directory` shows; `RunDir` has each."""
+
+
+class _Within:
+    """A file or folder of a run, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, kind: type[RunDir]) -> Path:
+        return run.path / self._name
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,45 @@ class RunDir:
     existing one."""
 
     path: Path
+    recipe_file = _Within(RECIPE_FILE)
+    """File of the resolved recipe with its origins."""
+    lock_file = _Within(".lock")
+    """File that a driver which works on the run holds locked; see `run_lock`."""
+    plan_file = _Within("plan.json")
+    """File of the last attempt's plan."""
+    manifest_file = _Within("manifest.json")
+    """File with versions, data hash and seeds."""
+    events_file = _Within("events.jsonl")
+    """File of all events, one JSON object per line."""
+    metrics_file = _Within("metrics.jsonl")
+    """File of each step's scalars, one JSON object per line."""
+    note_file = _Within("note.txt")
+    """File of the user's note about the run."""
+    picture_file = _Within("run.svg")
+    """File of the last frame of a run that ended well."""
+    checkpoints = _Within(CHECKPOINTS)
+    """Folder of the step_<n> folders."""
+    score_model_dir = _Within("score-model")
+    """Folder of the model with a score head, for a run that trains scores."""
+    critic_model_dir = _Within("critic-model")
+    """Folder of the model from which the run's critic starts."""
+    adapters_dir = _Within(ADAPTERS)
+    """Folder with a run directory for each of several adapters."""
+    own_model_dir = _Within("model")
+    """Folder of the model that miles made for this run, from a seed or from a converted
+    checkpoint."""
+    data_dir = _Within("data")
+    """Folder of prompts that miles generated."""
+    eval_dir = _Within("eval")
+    """Folder with one file of samples per evaluation."""
+    rollouts_dir = _Within("rollouts")
+    """Folder with a few readable samples of each step."""
+    images_dir = _Within("images")
+    """Folder of the pictures that kept samples show."""
+    profiles_dir = _Within("profiles")
+    """Folder of the requests and results of `miles profile`."""
+    journal_dir = _Within("journal")
+    """Folder of finished samples, from which a run is resumed."""
 
     @property
     def name(self) -> str:
@@ -94,69 +143,9 @@ class RunDir:
         return self.recipe_file.is_file()
 
     @property
-    def recipe_file(self) -> Path:
-        """Return the file of the resolved recipe with its origins."""
-        return self.path / RECIPE_FILE
-
-    @property
-    def lock_file(self) -> Path:
-        """Return the file that a driver which works on the run holds locked; see `run_lock`."""
-        return self.path / ".lock"
-
-    @property
     def recipe_sha256(self) -> str:
         """Return the SHA-256, hex, of the resolved recipe."""
         return hashlib.sha256(read_regular_bytes(self.recipe_file)).hexdigest()
-
-    @property
-    def plan_file(self) -> Path:
-        """Return the file of the last attempt's plan."""
-        return self.path / "plan.json"
-
-    @property
-    def manifest_file(self) -> Path:
-        """Return the file with versions, data hash and seeds."""
-        return self.path / "manifest.json"
-
-    @property
-    def events_file(self) -> Path:
-        """Return the file of all events, one JSON object per line."""
-        return self.path / "events.jsonl"
-
-    @property
-    def metrics_file(self) -> Path:
-        """Return the file of each step's scalars, one JSON object per line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def note_file(self) -> Path:
-        """Return the file of the user's note about the run."""
-        return self.path / "note.txt"
-
-    @property
-    def picture_file(self) -> Path:
-        """Return the file of the last frame of a run that ended well."""
-        return self.path / "run.svg"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Return the folder of the step_<n> folders."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def score_model_dir(self) -> Path:
-        """Return the folder of the model with a score head, for a run that trains scores."""
-        return self.path / "score-model"
-
-    @property
-    def critic_model_dir(self) -> Path:
-        """Return the folder of the model from which the run's critic starts."""
-        return self.path / "critic-model"
-
-    @property
-    def adapters_dir(self) -> Path:
-        """Return the folder with a run directory for each of several adapters."""
-        return self.path / ADAPTERS
 
     def teacher_model_dir(self, number: int) -> Path:
         """Return the folder to which another run's checkpoint is exported to serve as a teacher."""
@@ -169,45 +158,9 @@ class RunDir:
         mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
         return self.path / f"{what}-{mark}"
 
-    @property
-    def own_model_dir(self) -> Path:
-        """Return the folder of the model that miles made for this run, from a seed or from a
-        converted checkpoint."""
-        return self.path / "model"
-
-    @property
-    def data_dir(self) -> Path:
-        """Return the folder of prompts that miles generated."""
-        return self.path / "data"
-
-    @property
-    def eval_dir(self) -> Path:
-        """Return the folder with one file of samples per evaluation."""
-        return self.path / "eval"
-
-    @property
-    def rollouts_dir(self) -> Path:
-        """Return the folder with a few readable samples of each step."""
-        return self.path / "rollouts"
-
-    @property
-    def images_dir(self) -> Path:
-        """Return the folder of the pictures that kept samples show."""
-        return self.path / "images"
-
     def image_file(self, sha256: str) -> Path:
         """Return the file of one of them."""
         return self.images_dir / f"{sha256}.png"
-
-    @property
-    def profiles_dir(self) -> Path:
-        """Return the folder of the requests and results of `miles profile`."""
-        return self.path / "profiles"
-
-    @property
-    def journal_dir(self) -> Path:
-        """Return the folder of finished samples, from which a run is resumed."""
-        return self.path / "journal"
 
     def attempts(self) -> list[Path]:
         """Return the log folders of all attempts, oldest first."""

@@ -16,11 +16,10 @@ import torch
 
 from milescli.checkpoint.formats.base import Scheme, dequantise_by_rows, stored_shapes
 from milescli.checkpoint.formats.schemes import DROPPED, schemes_of
-from milescli.checkpoint.hf_folder import HfReader
+from milescli.checkpoint.hf_folder import ByRegion, HfReader
 from milescli.core.errors import CheckpointError
 from milescli.models.base import quantization_config, read_config
 
-"""Dtype of a dequantised tensor; plain tensors of the folder keep their own."""
 _QUANTISED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 _LEFT_OVER = (
     ".weight_scale_inv",
@@ -87,7 +86,7 @@ def _plain_dtype(config: Mapping[str, object]) -> torch.dtype:
     return torch.float32 if named & {"float32", "torch.float32"} else torch.bfloat16
 
 
-class QuantisedReader:
+class QuantisedReader(ByRegion):
     """Implements HfReader's interface over a quantised folder: the plain tensors that its parts
     stand for, and the tensors that are plain."""
 
@@ -108,9 +107,6 @@ class QuantisedReader:
         """Return the folder."""
         return self._reader.folder
 
-    def __enter__(self) -> QuantisedReader:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         self._reader.__exit__(*exc)
 
@@ -130,8 +126,6 @@ class QuantisedReader:
         return sorted(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole plain tensor. Raises CheckpointError if there is none of
-        that name."""
         stored = self._stored.get(name)
         return stored.plain_shape if stored else self._reader.shape(name)
 
@@ -143,24 +137,7 @@ class QuantisedReader:
         """Return the dtype of the plain tensor."""
         return self._dtype if name in self._stored else self._reader.dtype(name)
 
-    def read(
-        self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
-    ) -> torch.Tensor:
-        """Read [..., start:end along `dim` (0 or 1), ...] of a plain tensor."""
-        if name not in self._stored:
-            return self._reader.read(name, dim=dim, start=start, end=end)
-        ranges = [(0, length) for length in self._stored[name].plain_shape]
-        ranges[dim] = slice(start, end).indices(ranges[dim][1])[:2]
-        return _region(self._reader, self._stored[name], ranges, self._dtype)
-
-    def read_row(self, name: str, *, row: int) -> torch.Tensor:
-        """Read [row] of a stacked tensor."""
-        if name not in self._stored:
-            return self._reader.read_row(name, row=row)
-        return self.read(name, start=row, end=row + 1)[0]
-
     def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
-        """Read [start:end along every dim] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read_region(name, *ranges)
         return _region(self._reader, self._stored[name], list(ranges), self._dtype)
@@ -169,8 +146,7 @@ class QuantisedReader:
         """Return role -> stored tensor of a quantised tensor, whole; None for a plain one."""
         stored = self._stored.get(name)
         return stored and {
-            role: self._reader.read_region(on_disk, *_whole(self._reader, on_disk))
-            for role, on_disk in stored.names.items()
+            role: self._reader.read(on_disk) for role, on_disk in stored.names.items()
         }
 
 
@@ -312,9 +288,7 @@ def _region(
     scale = _scale(reader, stored, [*lead, row_blocks, column_blocks])
     parts = {"values": values, "scale": scale}
     if "global_scale" in stored.names:
-        parts["global_scale"] = reader.read_region(
-            stored.names["global_scale"], *_whole(reader, stored.names["global_scale"])
-        )
+        parts["global_scale"] = reader.read(stored.names["global_scale"])
     within = (columns[0] - first * unit, columns[1] - first * unit)
     region = dequantise_by_rows(
         codec, parts, dtype=dtype, columns=within, offset=(row_offset, column_offset)
@@ -328,12 +302,8 @@ def _scale(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> 
     expected = stored_shapes(stored.scheme.codec, stored.shape)["scale"]
     if reader.shape(name) == expected:
         return reader.read_region(name, *ranges)
-    whole = reader.read_region(name, *_whole(reader, name)).reshape(expected)
+    whole = reader.read(name).reshape(expected)
     return whole[tuple(slice(*bounds) for bounds in ranges)]
-
-
-def _whole(reader: HfReader, name: str) -> list[tuple[int, int]]:
-    return [(0, length) for length in reader.shape(name)]
 
 
 def _block_range(numbers: tuple[int, int], size: int) -> tuple[tuple[int, int], int]:

@@ -1,6 +1,6 @@
 """`miles`: the single door. Runs a verb, prints errors in three parts, turns them into exit codes.
 
-The verbs live in their own files.
+The verbs live in files of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import typer
 
 from milescli import __version__
 from milescli.commands import (
-    algorithms,
+    built_in,
     chat,
     compare,
     convert,
@@ -39,29 +39,22 @@ from milescli.commands import (
     help,
     importing,
     launch,
-    logs,
     mcp,
-    models,
-    note,
     plugins,
     profile,
-    recipes,
     report,
     resume,
     rewards,
-    rm,
     runs,
     serve,
     simulate,
-    status,
-    stop,
     sweep,
     ui,
     why,
 )
 from milescli.commands.driving import remember, with_typed
 from milescli.commands.find_run import state_folder
-from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
+from milescli.commands.options import JsonOption, QuietOption, add_verbs, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.console.standard_streams import (
     ReaderGone,
@@ -158,10 +151,10 @@ app = typer.Typer(
 )
 for module in (
     *(launch, sweep, simulate, resume, fork, evaluate, chat, serve, export, convert),
-    *(data, rewards, importing, models, recipes, algorithms, env, plugins),
-    *(runs, status, stop, logs, note, rm, ui, mcp, report, compare, why, profile, doctor, help),
+    *(data, rewards, importing, built_in, env, plugins),
+    *(runs, ui, mcp, report, compare, why, profile, doctor, help),
 ):
-    module.register(app)
+    add_verbs(app, module)
 
 
 @app.callback(invoke_without_command=True)

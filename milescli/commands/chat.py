@@ -21,11 +21,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "chat", examples=EXAMPLES)(chat)
-
-
+@verb("chat", examples=EXAMPLES)
 def chat(
     context: typer.Context,
     subject: SubjectArgument,

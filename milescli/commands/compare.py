@@ -32,11 +32,7 @@ class _Sides(TyperCommand):
         return super().parse_args(context, args)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "compare", examples=EXAMPLES, is_page=True, cls=_Sides)(compare)
-
-
+@verb("compare", examples=EXAMPLES, is_page=True, cls=_Sides)
 def compare(
     context: typer.Context,
     runs: Annotated[

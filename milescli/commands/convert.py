@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from milescli.commands.driving import typed
-from milescli.commands.options import verb
+from milescli.commands.options import Group, verb
 from milescli.console.output import Output
 from milescli.conversion.verify import Verify
 from milescli.core.units import parse_size
+
+if TYPE_CHECKING:
+    from milescli.conversion.base import Direction
 
 
 class ConvertDtype(StrEnum):
@@ -65,21 +68,12 @@ shows what they would do.
 """
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(help="Convert Hugging Face folders to Megatron checkpoints, and back.")
-    group.callback(invoke_without_command=True)(page)
-    verb(group, "hf-to-megatron", examples=EXAMPLES)(hf_to_megatron)
-    verb(group, "megatron-to-hf", examples=BACK_EXAMPLES)(megatron_to_hf)
-    app.add_typer(group, name="convert")
+GROUP = Group(
+    "convert", about="Convert Hugging Face folders to Megatron checkpoints, and back.", page=PAGE
+)
 
 
-def page(context: typer.Context) -> None:
-    """Convert Hugging Face folders to Megatron checkpoints, and back."""
-    if context.invoked_subcommand is None:
-        context.obj.text(PAGE)
-
-
+@verb("hf-to-megatron", examples=EXAMPLES, group=GROUP)
 def hf_to_megatron(
     context: typer.Context,
     source: Annotated[
@@ -98,18 +92,10 @@ def hf_to_megatron(
     dry_run: DryRunOption = False,
 ) -> None:
     """Write a torch_dist checkpoint that stock Megatron-Core can load under any layout."""
-    from milescli.commands.show.convert import show_conversion, show_preview
-    from milescli.conversion.convert import convert
-    from milescli.conversion.report import preview
     from milescli.conversion.to_megatron import ToMegatron
 
-    output: Output = context.obj
     direction = ToMegatron(source=source, revision=revision, dtype=dtype and dtype.value)
-    if dry_run:
-        show_preview(preview(direction, target, output=output), output=output)
-    else:
-        done = convert(direction, target, command=typed(), verify=verify, output=output)
-        show_conversion(done, output=output)
+    _carry_out(direction, target, verify=verify, dry_run=dry_run, output=context.obj)
 
 
 BACK_EXAMPLES = [
@@ -119,6 +105,7 @@ BACK_EXAMPLES = [
 ]
 
 
+@verb("megatron-to-hf", examples=BACK_EXAMPLES, group=GROUP)
 def megatron_to_hf(
     context: typer.Context,
     source: Annotated[
@@ -152,15 +139,22 @@ def megatron_to_hf(
 ) -> None:
     """Write a Hugging Face folder that transformers and SGLang can load."""
     shard_bytes = _size(max_shard_size)
-    from milescli.commands.show.convert import show_conversion, show_preview
-    from milescli.conversion.convert import convert
-    from milescli.conversion.report import preview
     from milescli.conversion.to_hf import ToHf
 
-    output: Output = context.obj
     direction = ToHf(
         source=source, model=model, step=step, dtype=dtype and dtype.value, shard_bytes=shard_bytes
     )
+    _carry_out(direction, target, verify=verify, dry_run=dry_run, output=context.obj)
+
+
+def _carry_out(
+    direction: Direction, target: Path, *, verify: Verify | None, dry_run: bool, output: Output
+) -> None:
+    """Convert, or show what would be converted."""
+    from milescli.commands.show.convert import show_conversion, show_preview
+    from milescli.conversion.convert import convert
+    from milescli.conversion.report import preview
+
     if dry_run:
         show_preview(preview(direction, target, output=output), output=output)
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands.options import SetOption, here, verb
+from milescli.commands.options import Group, SetOption, here, verb
 from milescli.console.output import Output
 from milescli.core.errors import DataError
 
@@ -30,20 +30,10 @@ The check writes nothing and uses no device.
 RECIPE_SUFFIXES = (".yaml", ".yml")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(help="Check data before a run uses it.")
-    group.callback(invoke_without_command=True)(page)
-    verb(group, "check", examples=EXAMPLES)(check)
-    app.add_typer(group, name="data")
+GROUP = Group("data", about="Check data before a run uses it.", page=PAGE)
 
 
-def page(context: typer.Context) -> None:
-    """Check data before a run uses it."""
-    if context.invoked_subcommand is None:
-        context.obj.text(PAGE)
-
-
+@verb("check", examples=EXAMPLES, group=GROUP)
 def check(
     context: typer.Context,
     what: Annotated[

@@ -29,12 +29,7 @@ AddressOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    verb(app, "doctor", examples=EXAMPLES)(doctor)
-    verb(app, "version", examples=["miles version", "miles version --json"])(version)
-
-
+@verb("doctor", examples=EXAMPLES)
 def doctor(
     context: typer.Context,
     *,
@@ -54,6 +49,7 @@ def doctor(
     raise typer.Exit(run_doctor(options, output=output))
 
 
+@verb("version", examples=["miles version", "miles version --json"])
 def version(context: typer.Context) -> None:
     """Print the versions of miles, Python and the installed engines."""
     output: Output = context.obj

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands.options import SetOption, verb
+from milescli.commands.options import Group, SetOption, verb
 from milescli.console.output import Output
 
 CHECK_EXAMPLES = [
@@ -40,24 +40,10 @@ DataOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add `envs`, `tools` and the group `env`."""
-    verb(app, "envs", examples=["miles envs", "miles envs --json"], is_page=True)(envs)
-    verb(app, "tools", examples=["miles tools"], is_page=True)(tools)
-    group = typer.Typer(help="Test an environment before a model uses it.")
-    group.callback(invoke_without_command=True)(page)
-    verb(group, "check", examples=CHECK_EXAMPLES)(check)
-    verb(group, "play", examples=PLAY_EXAMPLES)(play)
-    verb(group, "install", examples=INSTALL_EXAMPLES)(install)
-    app.add_typer(group, name="env")
+GROUP = Group("env", about="Test an environment before a model uses it.", page=PAGE)
 
 
-def page(context: typer.Context) -> None:
-    """Test an environment before a model uses it."""
-    if context.invoked_subcommand is None:
-        context.obj.text(PAGE)
-
-
+@verb("check", examples=CHECK_EXAMPLES, group=GROUP)
 def check(
     context: typer.Context,
     name: NameArgument,
@@ -73,6 +59,7 @@ def check(
     show_checked_environment(name, checked(name, settings_of(settings), data), output=context.obj)
 
 
+@verb("play", examples=PLAY_EXAMPLES, group=GROUP)
 def play(
     context: typer.Context,
     name: NameArgument,
@@ -107,6 +94,7 @@ INSTALL_EXAMPLES = [
 ]
 
 
+@verb("install", examples=INSTALL_EXAMPLES, group=GROUP)
 def install(
     context: typer.Context,
     name: Annotated[
@@ -131,6 +119,7 @@ def install(
     show_installed(done, output=output)
 
 
+@verb("envs", examples=["miles envs", "miles envs --json"], is_page=True)
 def envs(context: typer.Context) -> None:
     """List the environments that a policy can act in."""
     from milescli.agents.foreign.packages import listed
@@ -140,6 +129,7 @@ def envs(context: typer.Context) -> None:
     show_listed("environments", environments(), packages=listed(), output=context.obj)
 
 
+@verb("tools", examples=["miles tools"], is_page=True)
 def tools(context: typer.Context) -> None:
     """List the tools that a policy can call."""
     from milescli.commands.show.listings import show_listed

@@ -33,11 +33,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "eval", examples=EXAMPLES)(evaluate)
-
-
+@verb("eval", examples=EXAMPLES)
 def evaluate(
     context: typer.Context,
     subject: SubjectArgument,

@@ -33,11 +33,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "export", examples=EXAMPLES)(export)
-
-
+@verb("export", examples=EXAMPLES)
 def export(
     context: typer.Context,
     source: Annotated[

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,11 +24,11 @@ def state_folder() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "miles"
 
 
-def runs_folder(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
+def runs_folder() -> Path:
     """Return the folder of runs: MILES_RUN__DIR, the user files, or ./runs."""
     from milescli.recipe.load import runs_dir
 
-    return runs_dir(environ=environ, cwd=cwd, home=home)
+    return runs_dir(environ=os.environ, cwd=Path.cwd(), home=Path.home())
 
 
 def run_names(folder: Path) -> list[str]:
@@ -43,7 +42,7 @@ def run_names(folder: Path) -> list[str]:
 def find_run(run: str, *, folder: Path | None = None) -> Path:
     """Return the directory of a run. Raises CheckpointError with the nearest names if there is
     none, MachineError if it is not readable."""
-    folder = folder or runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    folder = folder or runs_folder()
     for candidate in (Path(run).expanduser(), folder / run):
         if run and (_is_run(candidate) or _is_restored(candidate)):
             return candidate
@@ -74,15 +73,14 @@ def fetched(url: str, *, output: Output) -> Path:
     `restore`."""
     from milescli.runtime.recovery.restoring import restore
 
-    runs = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
-    return restore(url, runs=runs, output=output)
+    return restore(url, runs=runs_folder(), output=output)
 
 
 def _is_run(folder: Path) -> bool:
     try:
         return (folder / RECIPE_FILE).is_file()
     except PermissionError as error:
-        raise unreadable(folder, error, what="run") from error
+        raise unreadable(folder, error) from error
 
 
 def _is_restored(folder: Path) -> bool:
@@ -105,7 +103,7 @@ def find_sweep(name: str) -> Path | None:
     """Return the directory of a sweep; None if it is not one."""
     from milescli.sweep.folder import is_sweep
 
-    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    folder = runs_folder()
     return next((one for one in (Path(name).expanduser(), folder / name) if is_sweep(one)), None)
 
 
@@ -114,7 +112,7 @@ def newest_run(run: str | None) -> Path:
     none."""
     if run is not None:
         return find_run(run)
-    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    folder = runs_folder()
     names = run_names(folder)
     if not names:
         raise CheckpointError(

@@ -25,11 +25,7 @@ NameOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "fork", examples=EXAMPLES)(fork)
-
-
+@verb("fork", examples=EXAMPLES)
 def fork(
     context: typer.Context,
     run: RunArgument,

@@ -25,11 +25,7 @@ TOPICS = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "help", examples=EXAMPLES, is_page=True)(help_page)
-
-
+@verb("help", examples=EXAMPLES, is_page=True)
 def help_page(
     context: typer.Context,
     topic: Annotated[

@@ -27,11 +27,7 @@ FilesArgument = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "import", examples=EXAMPLES)(import_)
-
-
+@verb("import", examples=EXAMPLES)
 def import_(
     context: typer.Context,
     files: FilesArgument,

@@ -36,11 +36,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "launch", examples=EXAMPLES)(launch)
-
-
+@verb("launch", examples=EXAMPLES)
 def launch(
     context: typer.Context,
     wanted: RecipeArgument = None,

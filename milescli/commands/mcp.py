@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,11 +18,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "mcp", examples=EXAMPLES)(mcp)
-
-
+@verb("mcp", examples=EXAMPLES)
 def mcp(
     context: typer.Context,
     runs: Annotated[
@@ -49,7 +43,7 @@ def mcp(
 
     require_package()
     output: Output = context.obj
-    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    folder = runs_folder()
     shown = shown_runs(None if runs else folder, [find_run(run) for run in runs or ()])
     commands = Control() if control else None
     try:

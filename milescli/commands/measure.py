@@ -194,7 +194,7 @@ def _measured(
         return evaluate_endpoint(
             target.endpoint,
             folder=options.out,
-            runs=_evaluations(),
+            runs=runs_folder() / FOLDER,
             wish=wish,
             environ=os.environ,
             output=output,
@@ -202,7 +202,7 @@ def _measured(
     from milescli.runtime.evaluation.evaluate import evaluate_model
 
     assert target.model is not None, target
-    folder = options.out or _evaluations() / Path(target.model).name
+    folder = options.out or runs_folder() / FOLDER / Path(target.model).name
     return folder, evaluate_model(
         target.model,
         folder=folder,
@@ -236,8 +236,8 @@ def _results_folder(target: Measured, name: str) -> Path | None:
     """Of what is no run: where its results are; None where there are none. Raises DataError where
     an endpoint has several models."""
     if target.model is not None:
-        return _evaluations() / Path(target.model).name
-    folder = folder_of_endpoint(name, _evaluations())
+        return runs_folder() / FOLDER / Path(target.model).name
+    folder = folder_of_endpoint(name, runs_folder() / FOLDER)
     models = sorted(folder.iterdir()) if folder.is_dir() else []
     if len(models) > 1:
         raise DataError(
@@ -246,7 +246,3 @@ def _results_folder(target: Measured, name: str) -> Path | None:
             fix=[f"--against {model}/eval/SET/step_0.json" for model in models],
         )
     return models[0] if models else None
-
-
-def _evaluations() -> Path:
-    return runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home()) / FOLDER

@@ -4,11 +4,14 @@ verb."""
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -129,6 +132,12 @@ VerboseOption = Annotated[
 StepsOption = Annotated[
     int | None, typer.Option("--steps", min=1, help="Last step to train (train.steps).")
 ]
+HostOption = Annotated[
+    str,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="Address to listen on; other computers can reach it."
+    ),
+]
 AddressOption = Annotated[
     str | None,
     typer.Option(
@@ -235,45 +244,81 @@ def planned_machine(
     return read_machine(on)
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of verbs, `miles NAME`."""
+
+    name: str
+    about: str
+    page: str
+    """Shown where none of its verbs is named."""
+
+
+_VERBS = defaultdict[str, list[tuple[Group | None, Callable[[typer.Typer], None]]]](list)
+"""Name of a module -> of each of its verbs, in order, the group and what adds it there."""
+
+
 def verb(
-    app: typer.Typer,
     name: str,
     *,
     examples: list[str],
     is_page: bool = False,
     cls: type[TyperCommand] | None = None,
+    group: Group | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as `miles NAME`, with --json and --quiet, and examples below its help.
+    """Make a function `miles NAME`, with --json and --quiet, and examples below its help.
     `is_page`: it prints a page to read, for which a long one has a pager. `cls` reads its
     arguments."""
     epilog = "\n".join(["Examples:", *examples])
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(function, eval_str=True)
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        def add(app: typer.Typer) -> None:
+            signature = inspect.signature(function, eval_str=True)
 
-        @wraps(function)
-        def run(*args: object, json_mode: bool, quiet: bool, **kwargs: object) -> None:
-            context = cast(typer.Context, kwargs["context"])
-            with paged(context.obj) if is_page else nullcontext():
-                function(*args, **kwargs)  # the single door has read both: see app.main
+            @wraps(function)
+            def run(*args: object, json_mode: bool, quiet: bool, **kwargs: object) -> None:
+                context = cast(typer.Context, kwargs["context"])
+                with paged(context.obj) if is_page else nullcontext():
+                    function(*args, **kwargs)  # the single door has read both: see app.main
 
-        extra = [
-            inspect.Parameter(
-                "json_mode", inspect.Parameter.KEYWORD_ONLY, annotation=JsonOption, default=False
-            ),
-            inspect.Parameter(
-                "quiet", inspect.Parameter.KEYWORD_ONLY, annotation=QuietOption, default=False
-            ),
-        ]
-        parameters = [*signature.parameters.values(), *extra]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        about = " ".join((function.__doc__ or "").split())  # else its lines are kept as lines
-        run.__doc__, first = about, about.partition(". ")[0].rstrip(".") + "."
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name, cls=cls, epilog=epilog, short_help=first)(run)
+            extra = [
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=False
+                )
+                for name, kind in (("json_mode", JsonOption), ("quiet", QuietOption))
+            ]
+            parameters = [*signature.parameters.values(), *extra]
+            run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+            about = " ".join((function.__doc__ or "").split())  # else its lines are kept as lines
+            run.__doc__, first = about, about.partition(". ")[0].rstrip(".") + "."
+            run.__annotations__ = {each.name: each.annotation for each in parameters}
+            app.command(name, cls=cls, epilog=epilog, short_help=first)(run)
+
+        _VERBS[function.__module__].append((group, add))
         return function
 
-    return register
+    return declare
+
+
+def add_verbs(app: typer.Typer, module: ModuleType) -> None:
+    """Add the verbs of a module in their order."""
+    groups = dict[Group, typer.Typer]()
+    for group, add in _VERBS[module.__name__]:
+        if group is not None and group not in groups:
+            groups[group] = _added(app, group)
+        add(app if group is None else groups[group])
+
+
+def _added(app: typer.Typer, group: Group) -> typer.Typer:
+    made = typer.Typer(help=group.about)
+
+    @made.callback(invoke_without_command=True)
+    def show_page(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            context.obj.text(group.page)
+
+    app.add_typer(made, name=group.name)
+    return made
 
 
 def flags_of(**options: tuple[str, object]) -> dict[str, str]:

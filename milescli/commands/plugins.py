@@ -26,11 +26,7 @@ class Action(StrEnum):
     CHECK = "check"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "plugins", examples=EXAMPLES, is_page=True)(plugins)
-
-
+@verb("plugins", examples=EXAMPLES, is_page=True)
 def plugins(
     context: typer.Context,
     action: Annotated[

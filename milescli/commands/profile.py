@@ -31,11 +31,7 @@ Engines = Annotated[
 Memory = Annotated[bool, typer.Option("--memory", help="Also record what occupies their memory.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "profile", examples=EXAMPLES)(profile)
-
-
+@verb("profile", examples=EXAMPLES)
 def profile(
     context: typer.Context,
     run: RunArgument,

@@ -21,11 +21,7 @@ EXAMPLES = [
 _STDOUT = "-"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "report", examples=EXAMPLES)(report)
-
-
+@verb("report", examples=EXAMPLES)
 def report(
     context: typer.Context,
     run: RunArgument,

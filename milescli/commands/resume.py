@@ -19,11 +19,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "resume", examples=EXAMPLES)(resume)
-
-
+@verb("resume", examples=EXAMPLES)
 def resume(
     context: typer.Context,
     run: ResumedArgument,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from milescli.commands.find_run import find_run, newest_run
-from milescli.commands.options import RunArgument, SetOption, verb
+from milescli.commands.options import Group, RunArgument, SetOption, verb
 from milescli.console.output import Output
 
 TRY_EXAMPLES = [
@@ -47,21 +47,10 @@ RightOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(help="Try a reward on the samples that a run kept.")
-    group.callback(invoke_without_command=True)(page)
-    verb(group, "try", examples=TRY_EXAMPLES)(try_reward)
-    verb(group, "agree", examples=AGREE_EXAMPLES)(agree)
-    app.add_typer(group, name="rewards")
+GROUP = Group("rewards", about="Try a reward on the samples that a run kept.", page=PAGE)
 
 
-def page(context: typer.Context) -> None:
-    """Try a reward on the samples that a run kept."""
-    if context.invoked_subcommand is None:
-        context.obj.text(PAGE)
-
-
+@verb("try", examples=TRY_EXAMPLES, group=GROUP)
 def try_reward(
     context: typer.Context,
     run: RunArgument,
@@ -84,6 +73,7 @@ def try_reward(
     show_comparison(compared, num_flips=show, output=context.obj)
 
 
+@verb("agree", examples=AGREE_EXAMPLES, group=GROUP)
 def agree(
     context: typer.Context,
     a: RewardArgument,

@@ -9,6 +9,7 @@ import typer
 
 from milescli.commands.options import (
     GpusOption,
+    HostOption,
     LoraOption,
     OptionalSubjectArgument,
     RecipeOption,
@@ -26,21 +27,12 @@ EXAMPLES = [
 PORT, TOKENS = 8000, 2048
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "serve", examples=EXAMPLES)(serve)
-
-
+@verb("serve", examples=EXAMPLES)
 def serve(
     context: typer.Context,
     subject: OptionalSubjectArgument = None,
     *,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host", metavar="ADDRESS", help="Address to listen on; other computers can reach it."
-        ),
-    ] = "127.0.0.1",
+    host: HostOption = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(

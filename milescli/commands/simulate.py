@@ -24,11 +24,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "simulate", examples=EXAMPLES)(simulate)
-
-
+@verb("simulate", examples=EXAMPLES)
 def simulate(
     context: typer.Context,
     wanted: RecipeArgument = None,

@@ -3,9 +3,6 @@ offered."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 
 def recipes(incomplete: str) -> list[str]:
     """Suggest names of the recipes that ship; the shell completes paths."""
@@ -47,10 +44,6 @@ def runs(incomplete: str) -> list[str]:
     from milescli.core.errors import MilesError
 
     try:
-        return [
-            name
-            for name in run_names(runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home()))
-            if name.startswith(incomplete)
-        ]
+        return [name for name in run_names(runs_folder()) if name.startswith(incomplete)]
     except MilesError:
         return []  # a broken user file is reported by the verb, not at TAB

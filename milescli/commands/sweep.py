@@ -19,11 +19,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "sweep", examples=EXAMPLES)(sweep)
-
-
+@verb("sweep", examples=EXAMPLES)
 def sweep(
     context: typer.Context,
     file: Annotated[

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from milescli.commands import suggest
 from milescli.commands.find_run import find_run, runs_folder, state_folder
-from milescli.commands.options import verb
+from milescli.commands.options import HostOption, verb
 from milescli.console.output import Output
 
 EXAMPLES = [
@@ -22,11 +20,7 @@ EXAMPLES = [
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "ui", examples=EXAMPLES)(ui)
-
-
+@verb("ui", examples=EXAMPLES)
 def ui(
     context: typer.Context,
     runs: Annotated[
@@ -39,12 +33,7 @@ def ui(
             show_default=False,
         ),
     ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host", metavar="ADDRESS", help="Address to listen on; other computers can reach it."
-        ),
-    ] = "127.0.0.1",
+    host: HostOption = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option("--port", min=0, max=65535, help="Port, by default 8420; 0: any free port."),
@@ -63,7 +52,7 @@ def ui(
 
     output: Output = context.obj
     what = "read the runs and start commands as you" if control else "read prompts and logs"
-    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    folder = runs_folder()
     shown = shown_runs(None if runs else folder, [find_run(run) for run in runs or ()])
     door = open_door(host=host, port=port, state=state_folder(), can_control=control)
     if not door.is_loopback:

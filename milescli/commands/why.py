@@ -13,11 +13,7 @@ from milescli.console.output import Output
 EXAMPLES = ["miles why quickstart-1", "miles why quickstart-1 --json"]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    verb(app, "why", examples=EXAMPLES, is_page=True)(why)
-
-
+@verb("why", examples=EXAMPLES, is_page=True)
 def why(context: typer.Context, run: RunArgument) -> None:
     """Explain why a run ended: which process died first, its log, memory, and what to do next."""
     folder = find_run(run)

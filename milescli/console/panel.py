@@ -4,7 +4,7 @@ several times a second."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -263,13 +263,9 @@ def _health(figures: Mapping[str, float], width: int) -> Text:
         ("grad norm", number(figures["train/grad_norm"], ".2f")),
         ("lr", number(figures["train/lr"], ".1e")),
     ]
-    line = Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
-    while line.cell_len > width and len(facts) > 1:
+    while _facts(facts).cell_len > width and len(facts) > 1:
         facts.pop()
-        line = Text("   ").join(
-            Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts
-        )
-    return _cut(line, width)
+    return _cut(_facts(facts), width)
 
 
 def _losses(history: History, width: int) -> Text:
@@ -295,8 +291,11 @@ def _row_health(figures: Mapping[str, float], width: int) -> Text:
         ("grad norm", number(figures["train/grad_norm"], ".2f")),
         ("lr", number(figures["train/lr"], ".1e")),
     ]
-    line = Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
-    return _cut(line, width)
+    return _cut(_facts(facts), width)
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> Text:
+    return Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
 
 
 def _warmup(history: History, width: int) -> Text:

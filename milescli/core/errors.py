@@ -115,11 +115,10 @@ class MachineError(MilesError, RuntimeError):
     exit_code = ExitCode.NOT_READY
 
 
-def unreadable(folder: Path, error: OSError, *, what: str) -> MachineError:
-    """Return the error for a folder that another user does not share. `what`: run, or runs
-    folder."""
+def unreadable(folder: Path, error: OSError) -> MachineError:
+    """Return the error for a run's folder that another user does not share."""
     return MachineError(
-        f"the {what} {folder} cannot be read",
+        f"the run {folder} cannot be read",
         why=f"{error.strerror}: {error.filename}; only the owner can read a run",
         fix=f"chmod -R a+rX {folder}   # as its owner: samples and data may be private",
     )

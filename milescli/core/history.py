@@ -40,12 +40,6 @@ class Columns:
         """Return the figures as `[name]` does; all NaN where no step has one."""
         return self[name] if name in self else array("d", [math.nan]) * len(self)
 
-    def last(self, name: str) -> float | None:
-        """Return the newest step's figure; None where it has none."""
-        column = self._columns.get(name)
-        is_there = column is not None and len(self) > 0 and len(column) == len(self)
-        return column[-1] if is_there and not math.isnan(column[-1]) else None
-
     def points(self, name: str) -> list[tuple[int, float]]:
         """Return (step, value) of each step that has a finite one."""
         pairs = zip(self.steps, self.get(name), strict=True)
@@ -114,11 +108,9 @@ class Healing:
     worker: str
     """engine 1"""
     what: str
-    why: str
     step: int
     lost_s: float
     """Seconds since 1970."""
-    restart: int
     replaced_s: float | None = None
     """None: not yet, or never."""
     source: str = ""
@@ -308,7 +300,7 @@ class History:
         self._note(record, time_s, text, level="warning", seconds=record["seconds"])
 
     def _lost(self, record: Record, time_s: float) -> None:
-        names = ("worker", "what", "why", "step", "restart")
+        names = ("worker", "what", "step")
         self.healings.append(Healing(lost_s=time_s, **{name: record[name] for name in names}))
         self._note(record, time_s, f"{record['worker']} lost: {record['what']}", level="warning")
 

@@ -1,8 +1,9 @@
-"""Numbers as people read them. Pure; used by tables, errors and reports."""
+"""Numbers and lists as people read them. Pure; used by tables, errors and reports."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -36,6 +37,13 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} m {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} m"
+
+
+def format_few(texts: Sequence[str], most: int, *, joint: str = ", ") -> str:
+    """List the first texts: `a, b and 3 more`; joined by semicolons: `a; b; and 3 more`."""
+    more = len(texts) - most
+    rest = f"{joint.strip(', ')} and {more} more" if more > 0 else ""
+    return joint.join(texts[:most]) + rest
 
 
 _SUFFIXES = {

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from milescli.core.errors import DataError
 from milescli.core.types import Pair, Trajectory
+from milescli.core.units import format_few
 from milescli.data.chat_masks import (
     MarkedText,
     cut,
@@ -389,9 +390,8 @@ def _shown(reasons: Reasons, places: Sequence[str]) -> str:
     by_row: dict[str, str] = {}
     for at in sorted(reasons):
         by_row.setdefault(places[at], reasons[at])
-    texts = [f"{place}: {why}" for place, why in by_row.items()][:NUM_BAD_ROWS_SHOWN]
-    more = len(by_row) - len(texts)
-    return "; ".join(texts) + (f"; and {more} more" if more else "")
+    texts = [f"{place}: {why}" for place, why in by_row.items()]
+    return format_few(texts, NUM_BAD_ROWS_SHOWN, joint="; ")
 
 
 def _too_long(

@@ -1,15 +1,20 @@
 """Images of rows and chats: how rows name them, how tools return them, which mark of a text stands
 for which, and how the one token that a chat template writes for an image becomes as many as the
-image takes. It cuts no pictures (`image_processor` does) and knows no file format."""
+image takes; and fetches those at an address. It cuts no pictures (`image_processor` does) and
+knows no file format."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import io
 import json
+import os
 import re
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +25,6 @@ from typing import Any
 from milescli.core.errors import DataError, MilesError
 from milescli.core.files import parse_json, read_json, read_regular_bytes
 from milescli.core.types import Image, ImageSpan
-from milescli.data.fetched_images import fetched
 from milescli.data.image_processor import (
     MAX_FILE_BYTES,
     ImageProcessor,
@@ -274,7 +278,7 @@ def _bytes_of(source: Source, *, base: Path, fetches: bool) -> bytes:
                 f"`{source:.80}` is remote: download the image and name the file, or set "
                 "`data.remote_images=true` for http addresses"
             )
-        return fetched(source, most=MAX_FILE_BYTES)
+        return _fetched(source, most=MAX_FILE_BYTES)
     text = source
     if (found := DATA_URL.fullmatch(source)) is not None:
         text = found[1]
@@ -315,3 +319,43 @@ def with_marks(
     if marks != len(sources) and not (may_lack and not sources):
         raise ValueError(f"it has {marks} marks `{MARK}` but {len(sources)} images")
     return turns, sources
+
+
+_FETCH_S, _FETCH_TRIES = 30.0, 2
+
+
+def _fetched(url: str, *, most: int) -> bytes:
+    """Return the file at an address of http or https. Raises ValueError with the reason if it
+    cannot be had, or has more than `most` bytes."""
+    kept = _cache() / hashlib.sha256(url.encode()).hexdigest()
+    if kept.is_file():
+        return kept.read_bytes()
+    data = _get_url(url, most)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_suffix(f".{os.getpid()}")
+    part.write_bytes(data)
+    part.replace(kept)
+    return data
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "miles" / "images"
+
+
+def _get_url(url: str, most: int) -> bytes:
+    request = urllib.request.Request(url, headers={"User-Agent": "miles"})
+    for last in range(1, _FETCH_TRIES + 1):
+        try:
+            with urllib.request.urlopen(request, timeout=_FETCH_S) as answer:
+                data = answer.read(most + 1)
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"cannot fetch {url:.200}: {error.code} {error.reason}") from None
+        except (OSError, ValueError) as error:
+            if last == _FETCH_TRIES:
+                reason = getattr(error, "reason", error)
+                raise ValueError(f"cannot fetch {url:.200}: {reason}") from None
+        else:
+            if len(data) > most:
+                raise ValueError(f"{url:.200} is larger than {most} bytes")
+            return data
+    raise AssertionError(url)

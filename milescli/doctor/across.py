@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from milescli.core.units import format_bytes
-from milescli.doctor.collective import Report
+from milescli.doctor.collective import Report, broken_of
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.doctor.network import GLOO_VARIABLE, NCCL_VARIABLE, gloo_choice, nccl_choice
 
@@ -98,10 +98,7 @@ def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str
             what, why = f"{b} cannot be reached", f"{why}; {SETTLE}"
             findings += fail("reach", what, why=why, fix=fixes, node=a)
         return findings + skip("group", "see `reach` first") + judge_clocks(names, reports[0])
-    broken = next(
-        (report for report in reports if report.problem),
-        next((report for report in reports if report.step), None),
-    )
+    broken = broken_of(reports)
     if broken is not None and broken.step in ("starting", "meeting", "reaching each other"):
         why = f"{broken.problem or 'no answer'}; {SETTLE}"
         fix = f"ssh {names[0]} iptables -L INPUT -n   # which connections are allowed?"

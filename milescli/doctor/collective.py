@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -74,6 +74,14 @@ class Report:
     """The last that was begun; empty: all were ended."""
     problem: str = ""
     """Why it could not be ended; empty where its process was killed."""
+
+
+def broken_of(reports: Sequence[Report]) -> Report | None:
+    """Return the first report with a problem, else the first that did not come to its end."""
+    return next(
+        (report for report in reports if report.problem),
+        next((report for report in reports if report.step), None),
+    )
 
 
 def take_part(

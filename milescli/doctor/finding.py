@@ -82,6 +82,23 @@ def failed(check: str, error: MilesError, *, node: str = "") -> list[Finding]:
     return fail(check, error.what, why=error.why, fix=error.fixes, node=node)
 
 
+def enough(
+    check: str,
+    what: str,
+    amount: float,
+    *,
+    needed: tuple[float, str],
+    wanted: tuple[float, str],
+    fix: str | list[str],
+) -> list[Finding]:
+    """Return the finding by how much there is of something: `needed` and `wanted` are amounts, each
+    with the reason why less does not work, or works with a drawback."""
+    for judge, (bound, why) in ((fail, needed), (warn, wanted)):
+        if amount < bound:
+            return judge(check, what, why=why, fix=fix)
+    return ok(check, what)
+
+
 def skip(check: str, why: str) -> list[Finding]:
     """Return the finding that it was not tried."""
     return [Finding(check=check, status=Status.SKIP, what="not checked", why=why)]

@@ -3,19 +3,17 @@ each takes its inputs as arguments."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.doctor.disk import format_size
-from milescli.doctor.finding import Finding, Status, fail, ok, warn
+from milescli.doctor.finding import Finding, enough, fail, failed, ok, warn
 from milescli.doctor.fixes import as_root
 from milescli.platform.machine import Machine
-from milescli.platform.ports import RANGE
+from milescli.platform.ports import RANGE, port_holders
 from milescli.platform.probe import Accelerators, fault_errors
 from milescli.platform.visibility import find_conflicts, find_contradictions, set_variables
 
@@ -56,32 +54,16 @@ def check_visibility(accelerators: Accelerators, *, environ: Mapping[str, str]) 
     """Check CUDA_, HIP_, ROCR_VISIBLE_DEVICES against each other and the devices, and first report
     unusable devices."""
     if faults := fault_errors(accelerators, environ):
-        return [
-            Finding(
-                check="visibility",
-                status=Status.FAIL,
-                what=fault.what,
-                why=fault.why,
-                fix=fault.fixes,
-            )
-            for fault in faults
-        ]
-    status = Status.FAIL
-    conflicts = find_conflicts(accelerators.kind, accelerators.devices, environ)
-    if (
-        accelerators.kind == "cpu"
-    ):  # nobody obeys them here; they would mislead a machine with devices
-        status, conflicts = Status.WARN, find_contradictions(environ)
+        return [finding for fault in faults for finding in failed("visibility", fault)]
+    judge, conflicts = fail, find_conflicts(accelerators.kind, accelerators.devices, environ)
+    if accelerators.kind == "cpu":
+        # nobody obeys them here; they would mislead a machine with devices
+        judge, conflicts = warn, find_contradictions(environ)
     if conflicts:
         return [
-            Finding(
-                check="visibility",
-                status=status,
-                what=conflict.what,
-                why=conflict.why,
-                fix=conflict.fixes,
-            )
-            for conflict in conflicts
+            finding
+            for one in conflicts
+            for finding in judge("visibility", one.what, why=one.why, fix=one.fixes)
         ]
     given = set_variables(environ)
     return ok(
@@ -100,17 +82,15 @@ def check_shm(*, size_bytes: int, free_bytes: int) -> list[Finding]:
         "ls -lS /dev/shm | head   # what uses the space?",
     ]
     in_docker = f"docker run --shm-size={grown} ...   # in Docker"
-    if free_bytes < SHM_NEEDED:
-        why = f"Ray and the weight channel need {format_bytes(SHM_NEEDED)}; Docker provides 64 MiB"
-        return fail("shm", what, why=why, fix=[*fixes, in_docker])
-    if free_bytes < SHM_WANTED:
-        return warn(
-            "shm",
-            what,
-            why=f"larger models need {format_bytes(SHM_WANTED)}",
-            fix=[*fixes, in_docker],
-        )
-    return ok("shm", what)
+    why = f"Ray and the weight channel need {format_bytes(SHM_NEEDED)}; Docker provides 64 MiB"
+    return enough(
+        "shm",
+        what,
+        free_bytes,
+        needed=(SHM_NEEDED, why),
+        wanted=(SHM_WANTED, f"larger models need {format_bytes(SHM_WANTED)}"),
+        fix=[*fixes, in_docker],
+    )
 
 
 def shm_sizes() -> tuple[int, int]:
@@ -176,20 +156,3 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
         "ports",
         f"{host} responds; {NUM_PORTS} ports from {free[0]} on are free{others}, and none is fixed",
     )
-
-
-def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
-    """Return ((pid, name), number of these ports that it listens on), most first; only of processes
-    that we may inspect."""
-    import psutil
-
-    owners: Counter[tuple[int, str]] = Counter()
-    for connection in psutil.net_connections(kind="tcp"):
-        if (
-            connection.status == psutil.CONN_LISTEN
-            and connection.pid is not None
-            and connection.laddr.port in ports
-        ):
-            with contextlib.suppress(psutil.Error):
-                owners[connection.pid, psutil.Process(connection.pid).name()] += 1
-    return owners.most_common()

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from milescli.core.units import format_bytes
-from milescli.doctor.collective import Report
+from milescli.core.units import format_bytes, format_few
+from milescli.doctor.collective import Report, broken_of
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.plan.devices import pair_bandwidth
 from milescli.platform.machine import DEVICE_MODELS, Device, Interconnect, model_of
@@ -38,9 +38,7 @@ def check_topology(accelerators: Accelerators) -> list[Finding]:
             why=why,
             fix=_topology_command(accelerators),
         )
-    slowest = ", ".join(f"{a}-{b} {accelerators.links[a, b]}" for a, b in slow[:4]) + (
-        f" and {len(slow) - 4} more" if len(slow) > 4 else ""
-    )
+    slowest = format_few([f"{a}-{b} {accelerators.links[a, b]}" for a, b in slow], 4)
     if slow and (want in ("nvlink", "xgmi") or len(slow) < num_pairs):
         return warn(
             "topology",
@@ -64,10 +62,7 @@ def judge_collective(
     """Judge the reports of all processes on one machine. `device`: its name, or empty on a CPU;
     `no_access`: pairs that cannot read each other's memory."""
     check = "collective"
-    broken = next(
-        (report for report in reports if report.problem),
-        next((report for report in reports if report.step), None),
-    )
+    broken = broken_of(reports)
     if broken is not None:
         why = (
             broken.problem or f"it did not finish within {seconds:.0f} s, or its process was killed"
@@ -103,8 +98,8 @@ def judge_bandwidths(
         return fail(
             "links",
             f"{len(no_access)} directions have no peer access",
-            why=f"{_few(no_access)}: weights cannot be passed there by memory handle, and "
-            "collectives go through the host",
+            why=f"{format_few(no_access, MOST_NAMED)}: weights cannot be passed there by "
+            "memory handle, and collectives go through the host",
             fix=[
                 "nvidia-smi topo -p2p r || amd-smi topology   # shows why",
                 "--set weights.channel=distributed",
@@ -129,20 +124,14 @@ def judge_bandwidths(
         return warn(
             "links",
             what,
-            why=f"{len(slow)} of {len(speeds)} pairs are slow: {_few(slow)}; {against}, and a step "
-            "waits for the slowest pair",
+            why=f"{len(slow)} of {len(speeds)} pairs are slow: {format_few(slow, MOST_NAMED)}; "
+            f"{against}, and a step waits for the slowest pair",
             fix=[
                 "nvidia-smi nvlink --errorcounters || amd-smi xgmi   # is a link failing?",
                 "NCCL_DEBUG=INFO miles doctor",
             ],
         )
     return ok("links", what)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (
-        f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    )
 
 
 def _is_fast(link: str) -> bool:

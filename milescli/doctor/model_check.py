@@ -21,7 +21,7 @@ from milescli.conversion.to_hf import ToHf
 from milescli.conversion.to_megatron import ToMegatron
 from milescli.conversion.verify import Verify
 from milescli.core.errors import ExitCode, MilesError
-from milescli.core.units import format_bytes, format_count
+from milescli.core.units import format_bytes, format_count, format_few
 from milescli.doctor.engine_trial import MODEL_VARIABLE
 from milescli.doctor.finding import Finding, Status, fail, failed, ok, skip
 from milescli.doctor.run import show_findings
@@ -92,7 +92,7 @@ def check_names(folder: Path, facts: ModelFacts) -> list[Finding]:
         *kinds,
     ]
     if wrong:
-        why = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        why = format_few(wrong, 3, joint="; ")
         fix = [
             "download the model again, if it is of a release",
             f"correct the family's table: milescli/models/families   # {facts.family}",

@@ -21,6 +21,7 @@ from milescli.backends.hub.repo import saved_token
 from milescli.console.output import Output
 from milescli.console.working import working
 from milescli.core.errors import ExitCode, MachineError, MilesError
+from milescli.core.units import format_few
 from milescli.doctor.cluster import cluster_findings
 from milescli.doctor.finding import (
     Check,
@@ -308,8 +309,7 @@ class TableRow:
             return ", ".join(self.nodes)
         if self.is_everywhere:
             return f"all {len(self.nodes)}"
-        more = len(self.nodes) - MOST_NAMES
-        return ", ".join(self.nodes[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        return format_few(self.nodes, MOST_NAMES)
 
 
 def fold(findings: Sequence[Finding]) -> list[TableRow]:

@@ -17,7 +17,7 @@ from packaging.version import Version
 from milescli.backends.sglang.launch.kernels import PACKAGE, Kernels, kernels
 from milescli.core.pins import pin, version_pin
 from milescli.core.units import GIB, format_bytes
-from milescli.doctor.finding import Finding, fail, ok, skip, warn
+from milescli.doctor.finding import Finding, enough, fail, ok, skip, warn
 from milescli.doctor.fixes import as_root, pip_install
 from milescli.platform.cpu import threads_left
 from milescli.platform.cpu_kernel_library import NoKernels, loaded
@@ -166,18 +166,15 @@ def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
         "ps -eo pid,rss,comm --sort=-rss | head   # which processes use it? end those that you do "
         "not need"
     )
-    if available_bytes < MEMORY_NEEDED:
-        return fail(
-            "memory", what, why=f"the smallest run needs {format_bytes(MEMORY_NEEDED)}", fix=look
-        )
-    if available_bytes < MEMORY_WANTED:
-        return warn(
-            "memory",
-            what,
-            why=f"runs with more than one engine or rank need {format_bytes(MEMORY_WANTED)}",
-            fix=look,
-        )
-    return ok("memory", what)
+    wanted = f"runs with more than one engine or rank need {format_bytes(MEMORY_WANTED)}"
+    return enough(
+        "memory",
+        what,
+        available_bytes,
+        needed=(MEMORY_NEEDED, f"the smallest run needs {format_bytes(MEMORY_NEEDED)}"),
+        wanted=(MEMORY_WANTED, wanted),
+        fix=look,
+    )
 
 
 def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Finding]:
@@ -219,22 +216,18 @@ def check_threads(*, root: Path = Path("/")) -> list[Finding]:
         "ulimit -u unlimited   # if the limit is the user's",
         "systemctl show --property=TasksMax,TasksCurrent user.slice   # elsewhere: shows the limit",
     ]
-    if left < THREADS_NEEDED:
-        return fail(
-            "threads",
-            what,
-            why=f"Ray, one engine and one rank start hundreds of them; {THREADS_NEEDED} should "
-            "be available",
-            fix=fixes,
-        )
-    if left < THREADS_WANTED:
-        return warn(
-            "threads",
-            what,
-            why=f"runs with several engines and ranks need {THREADS_WANTED} more",
-            fix=fixes,
-        )
-    return ok("threads", what)
+    needed = (
+        f"Ray, one engine and one rank start hundreds of them; {THREADS_NEEDED} should be available"
+    )
+    wanted = f"runs with several engines and ranks need {THREADS_WANTED} more"
+    return enough(
+        "threads",
+        what,
+        left,
+        needed=(THREADS_NEEDED, needed),
+        wanted=(THREADS_WANTED, wanted),
+        fix=fixes,
+    )
 
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_"

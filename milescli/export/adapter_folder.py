@@ -4,8 +4,6 @@ moved there."""
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -16,6 +14,7 @@ from milescli.core.private import without_private
 from milescli.core.units import format_count
 from milescli.export.adapter import Adapter, read_adapter, write_adapter
 from milescli.export.card import CARD_NAME
+from milescli.export.folder import whole_or_nothing
 from milescli.export.story import HUB_NAME
 
 _PEFT = """
@@ -32,22 +31,13 @@ _TOLERANCE = 1e-5
 def write_adapter_folder(out: Path, adapter: Adapter) -> tuple[str, ...]:
     """Write `out`, which must not exist. Returns notes for the user. Raises CheckpointError if
     reading back shows a difference."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f".{out.name}.part-{os.getpid()}")
-    part.mkdir()
-    try:
+    with whole_or_nothing(out) as part:
         write_adapter(part, adapter)
         _require_same(read_adapter(part), adapter)
         notes = _notes(adapter)
         (part / CARD_NAME).write_text(
             without_private(_card(out.name, adapter, notes)), encoding="utf-8"
         )
-        if out.exists():
-            out.rmdir()
-        part.rename(out)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     return notes
 
 

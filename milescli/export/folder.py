@@ -14,7 +14,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -132,10 +132,7 @@ class _Job:
         self.absent_mtp = [name for name in expected if name not in self.copied_mtp]
         for name in self.passed:
             assert self.base is not None
-            yield (
-                name,
-                self.base.read_region(name, *((0, length) for length in self.base.shape(name))),
-            )
+            yield name, self.base.read(name)
 
 
 def _copies_in_mtp(table: WeightTable) -> dict[str, list[str]]:
@@ -172,10 +169,7 @@ def write_folder(
     reading back shows a difference; nothing is left then.
     """
     refuse_used(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f".{out.name}.part-{os.getpid()}")
-    part.mkdir()
-    try:
+    with whole_or_nothing(out) as part:
         with ExitStack() as open_files:
             job, config, notes = _plan(
                 table,
@@ -210,13 +204,23 @@ def write_folder(
             )
         for name, text in card(done).items():
             (part / name).write_text(text, encoding="utf-8")
+    return done
+
+
+@contextmanager
+def whole_or_nothing(out: Path) -> Iterator[Path]:
+    """Give a folder to write, which becomes `out` at the end of the block; an error removes it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.part-{os.getpid()}")
+    part.mkdir()
+    try:
+        yield part
         if out.exists():
             out.rmdir()
         part.rename(out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    return done
 
 
 def refuse_used(out: Path) -> None:

@@ -110,11 +110,6 @@ class RunFacts:
         return int(self.plan.get("max_staleness", 0))
 
     @property
-    def samples_per_prompt(self) -> int:
-        """Return the samples of a group."""
-        return int(self.plan.get("batch", {}).get("samples_per_prompt", 1))
-
-    @property
     def precision(self) -> str:
         """Return bf16 or fp32."""
         return str(self.plan.get("precision", "bf16"))

@@ -141,7 +141,7 @@ def summarize(
         phase_detail=history.phase_detail,
         phase_s=_since(history.phase_s, now_s) if is_running else None,
         step=shown.step,
-        num_steps=shown.num_steps or _wanted_steps(facts),
+        num_steps=shown.num_steps or facts.plan.get("steps") or facts.count("train.steps") or None,
         share_done=shown.share_done,
         elapsed_s=_since(history.began_s, now_s if is_running else history.last_s),
         left=_left(shown, facts) if is_running else None,
@@ -260,10 +260,6 @@ def _waits(history: History) -> list[Wait]:
         for who, whom, seconds in waits
         if seconds and seconds > 0.01 * step_s
     ]
-
-
-def _wanted_steps(facts: RunFacts) -> int | None:
-    return facts.plan.get("steps") or facts.count("train.steps") or None
 
 
 def _recent(history: History, name: str) -> float | None:

@@ -21,10 +21,10 @@ def number(
         if value is None:
             continue
         if isinstance(value, bool) is not (kind is bool) or not isinstance(value, int | float):
-            raise _unusable(names[0], why=f"`{name}` is {value!r}, not a {kind.__name__}")
+            raise unusable(names[0], why=f"`{name}` is {value!r}, not a {kind.__name__}")
         return kind(value)
     if default is None:
-        raise _unusable(names[0], why=f"config.json has no `{'` or `'.join(names)}`")
+        raise unusable(names[0], why=f"config.json has no `{'` or `'.join(names)}`")
     return default
 
 
@@ -63,7 +63,7 @@ def rope(
             "the original context length",
         )
     if proportional and nested.get("factor") not in (None, 1, 1.0):
-        raise _unusable(
+        raise unusable(
             "factor",
             why=f"it is {nested['factor']!r} in a rotary embedding of kind `proportional`",
         )
@@ -97,13 +97,13 @@ def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Map
         ):
             if layer_type not in nested:
                 wrong = f"none for `{layer_type}`" if layer_type else "this family has one for all"
-                raise _unusable(
+                raise unusable(
                     name,
                     why=f"it needs one object for each of {', '.join(nested)}, but has {wrong}",
                 )
             nested = nested[layer_type]
         if not isinstance(nested, Mapping):
-            raise _unusable(name, why=f"it must be an object, not {nested!r}")
+            raise unusable(name, why=f"it must be an object, not {nested!r}")
         if nested:
             kind = _agreed("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
             objects.append({**nested, "rope_type": kind})
@@ -123,13 +123,13 @@ def _rope_scaling(
     longest = number(config, "max_position_embeddings", default=0, kind=int)
     original = number(nested, "original_max_position_embeddings", default=longest, kind=int)
     if kind != "linear" and original <= 0:
-        raise _unusable("original_max_position_embeddings", why=f"`{kind}` needs it")
+        raise unusable("original_max_position_embeddings", why=f"`{kind}` needs it")
     # YaRN alone may leave it to the lengths
     factor = number(
         nested, "factor", default=longest / original if kind == "yarn" else None, kind=float
     )
     if factor <= 0:
-        raise _unusable("factor", why=f"positions cannot be stretched by {factor}")
+        raise unusable("factor", why=f"positions cannot be stretched by {factor}")
     return RopeScaling(
         kind=cast(Literal["linear", "llama3", "yarn"], kind),
         factor=factor,
@@ -176,11 +176,11 @@ def mixers(
         return tuple(period[layer % len(period)] for layer in range(num_layers))
     known: dict[object, Mixer] = {"full_attention": "full", "sliding_attention": "sliding"}
     if not isinstance(words, list) or len(words) != num_layers:
-        raise _unusable(
+        raise unusable(
             "layer_types", why=f"{num_layers} layers need one type each, but it is {words!r}"
         )
     if strange := [word for word in words if word not in known]:
-        raise _unusable(
+        raise unusable(
             "layer_types", why=f"`{strange[0]}` is not one of {', '.join(map(str, known))}"
         )
     return tuple(known[word] for word in words)
@@ -193,7 +193,7 @@ def topk(
     experts."""
     chosen = number(config, *names, default=default, kind=int)
     if not 1 <= chosen <= num_experts:
-        raise _unusable(names[0], why=f"{chosen} of {num_experts} experts cannot be chosen")
+        raise unusable(names[0], why=f"{chosen} of {num_experts} experts cannot be chosen")
     return chosen
 
 
@@ -206,7 +206,7 @@ def sparse_layers(kinds: object, *, num_layers: int) -> tuple[bool, ...]:
         or not set(kinds) <= {"dense", "sparse"}
     ):
         why = f"{num_layers} layers need as many of dense and sparse, and it is {kinds!r}"
-        raise _unusable("mlp_layer_types", why=why)
+        raise unusable("mlp_layer_types", why=why)
     return tuple(kind == "sparse" for kind in kinds)
 
 
@@ -234,9 +234,8 @@ def refuse(config: Mapping[str, object], name: str, *, unless: object, why: str)
         )
 
 
-def _unusable(name: str, *, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"config.json is not supported: `{name}`",
-        why=why,
-        fix="download the model again, or correct config.json",
-    )
+def unusable(
+    name: str, *, why: str, fix: str = "download the model again, or correct config.json"
+) -> CheckpointError:
+    """Return the error of a field that cannot be used."""
+    return CheckpointError(f"config.json is not supported: `{name}`", why=why, fix=fix)

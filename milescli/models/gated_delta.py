@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from milescli.models.base import COLUMN, REPLICATED, ROW, Rule, mixer_layers
+from milescli.models.base import COLUMN, ROW, Rule, mixer_layers
 from milescli.models.facts import GatedDelta, ModelFacts
-from milescli.models.transforms import alone, concatenate, join, same, shapes
+from milescli.models.tensor_rules import hidden, tensor_rule
+from milescli.models.transforms import concatenate, cut_alike, join, join_parts, shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,17 +47,6 @@ def _in_proj_sizes(facts: ModelFacts) -> list[int]:
 def _split_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     (tensor,) = tensors
     return list(tensor.split(_qkv_sizes(facts)))
-
-
-def _join(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    return [concatenate(parts, facts)]
-
-
-def _cut_alike(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Parts that lie one after the other, each cut by tensor parallelism, `sizes` of them whole."""
-    cut, rest = divmod(sum(sizes), tensor.shape[0])
-    assert not rest, (sizes, tensor.shape)
-    return list(tensor.split([size // cut for size in sizes]))
 
 
 def _ungroup(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
@@ -106,7 +96,7 @@ SEPARATE_IN_PROJ = Rule(
     ),
     sharding=COLUMN,
     fuse=concatenate,
-    split=lambda tensor, facts: _cut_alike(tensor, _in_proj_sizes(facts)),
+    split=lambda tensor, facts: cut_alike(tensor, _in_proj_sizes(facts)),
     where=_LINEAR,
     unpack=_separate,
     pack=_together,
@@ -130,39 +120,29 @@ _CONV = Rule(
     shapes=shapes(lambda f: (sum(_qkv_sizes(f)), 1, _delta(f).conv_kernel)),
     sharding=COLUMN,
     fuse=concatenate,
-    split=lambda tensor, facts: _cut_alike(tensor, _qkv_sizes(facts)),
+    split=lambda tensor, facts: cut_alike(tensor, _qkv_sizes(facts)),
     where=_LINEAR,
     unpack=_split_qkv,
-    pack=_join,
+    pack=join_parts,
     suffixes=(".query", ".key", ".value"),
 )
-_DECAY = Rule(
-    hf=(_HF + "A_log",),
-    megatron=_MEGATRON + "A_log",
-    shapes=shapes(lambda f: (_num_values(f),)),
-    sharding=COLUMN,
-    fuse=same,
-    split=alone,
-    where=_LINEAR,
+_DECAY = tensor_rule(
+    _HF + "A_log", _MEGATRON + "A_log", _num_values, sharding=COLUMN, where=_LINEAR
 )
 _STEP = replace(_DECAY, hf=(_HF + "dt_bias",), megatron=_MEGATRON + "dt_bias")
-_NORM = Rule(
-    hf=(_HF + "norm.weight",),
-    megatron=_MEGATRON + "out_norm.weight",
-    shapes=shapes(lambda f: (_delta(f).value_head_dim,)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
+_NORM = tensor_rule(
+    _HF + "norm.weight",
+    _MEGATRON + "out_norm.weight",
+    lambda f: _delta(f).value_head_dim,
     where=_LINEAR,
 )
 """The one norm of these families that is not around zero."""
-_OUTPUT = Rule(
-    hf=(_HF + "out_proj.weight",),
-    megatron=_MEGATRON + "out_proj.weight",
-    shapes=shapes(lambda f: (f.hidden_size, _value_size(f))),
+_OUTPUT = tensor_rule(
+    _HF + "out_proj.weight",
+    _MEGATRON + "out_proj.weight",
+    hidden,
+    _value_size,
     sharding=ROW,
-    fuse=same,
-    split=alone,
     where=_LINEAR,
 )
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, gated_delta, layers
-from milescli.models.base import COLUMN, REPLICATED, Rule, WeightTable, mixer_layers
+from milescli.models.base import COLUMN, Rule, WeightTable, mixer_layers
 from milescli.models.facts import GatedDelta, Layer, ModelFacts
-from milescli.models.transforms import alone, join, same, shapes
+from milescli.models.tensor_rules import hidden
+from milescli.models.transforms import join, shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +56,7 @@ def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     num_mtp_layers = fields.number(config, "mtp_num_hidden_layers", default=0, kind=int)
     if num_mtp_layers > 1:
-        raise _unusable(
+        raise fields.unusable(
             "mtp_num_hidden_layers",
             why=f"it is {num_mtp_layers}; releases have one such layer, with one `mtp.fc`",
         )
@@ -93,16 +93,11 @@ def with_experts(
     """Return the model with experts in every layer, including the multi-token-prediction layer.
     Raises CheckpointError."""
     num_experts = fields.number(config, "num_experts", kind=int)
-    topk = fields.number(config, "num_experts_per_tok", kind=int)
-    if not 1 <= topk <= num_experts:
-        raise _unusable(
-            "num_experts_per_tok", why=f"{topk} of {num_experts} experts cannot be chosen"
-        )
     return replace(
         model,
         layers=tuple(replace(layer, mlp="moe") for layer in model.layers),
         num_experts=num_experts,
-        topk=topk,
+        topk=fields.topk(config, "num_experts_per_tok", num_experts=num_experts),
         moe_ffn_hidden_size=fields.number(config, "moe_intermediate_size", kind=int),
         normalize_topk=normalize_topk,
         shared_expert_ffn_hidden_size=fields.number(
@@ -119,7 +114,7 @@ def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
     if nested is None:
         return config
     if not isinstance(nested, Mapping):
-        raise _unusable("text_config", why=f"it must be an object, not {nested!r}")
+        raise fields.unusable("text_config", why=f"it must be an object, not {nested!r}")
     around = {key: config[key] for key in ("dtype", "torch_dtype", "eos_token_id") if key in config}
     # of the two flags, transformers' multimodal class reads the outer one
     tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
@@ -142,7 +137,7 @@ def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]
             for layer in range(num_layers)
         ]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= _MIXERS.keys():
-        raise _unusable(
+        raise fields.unusable(
             "layer_types",
             why=f"it must be a list of {num_layers}, each of them {' or '.join(_MIXERS)}",
         )
@@ -174,16 +169,8 @@ def _gated_delta(config: Mapping[str, object]) -> GatedDelta:
             f"{sizes.num_value_heads} value heads cannot be shared out to {sizes.num_key_heads} "
             "key heads"
         )
-        raise _unusable("linear_num_value_heads", why=why)
+        raise fields.unusable("linear_num_value_heads", why=why)
     return sizes
-
-
-def _unusable(name: str, *, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"config.json is not supported: `{name}`",
-        why=why,
-        fix="download the model again, or correct config.json",
-    )
 
 
 def _fuse_gated_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
@@ -227,26 +214,12 @@ _ATTENTION = tuple(
     replace(rule, where=_FULL)
     for rule in (_GATED_QKV, layers.QUERY_NORM, layers.KEY_NORM, layers.ATTENTION_OUTPUT)
 )
-_EH_PROJ = Rule(
-    hf=("mtp.fc.weight",),
-    megatron=layers.MTP + "eh_proj.weight",
-    shapes=shapes(lambda f: (f.hidden_size, 2 * f.hidden_size)),
-    sharding=COLUMN,
-    fuse=same,
-    split=alone,
-    block="mtp",
+_EH_PROJ = layers.mtp_part(
+    "mtp.fc.weight", "eh_proj.weight", hidden, lambda f: 2 * f.hidden_size, sharding=COLUMN
 )
 """Both sides put the embedding before the hidden state."""
 _MTP_NORMS = tuple(
-    Rule(
-        hf=(f"mtp.{hf}.weight",),
-        megatron=layers.MTP + f"{megatron}.weight",
-        shapes=shapes(lambda f: (f.hidden_size,)),
-        sharding=REPLICATED,
-        fuse=same,
-        split=alone,
-        block="mtp",
-    )
+    layers.mtp_part(f"mtp.{hf}.weight", f"{megatron}.weight", hidden)
     for hf, megatron in (
         ("pre_fc_norm_embedding", "enorm"),
         ("pre_fc_norm_hidden", "hnorm"),

@@ -4,20 +4,19 @@ multi-token-prediction layers. It is no family itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields, layers
-from milescli.models.base import COLUMN, REPLICATED, ROW, Rule, Sharding, WeightTable, mixer_layers
+from milescli.models.base import COLUMN, ROW, Rule, WeightTable, mixer_layers
 from milescli.models.facts import Indexer, Layer, Mla, ModelFacts, Rope
-from milescli.models.transforms import alone, same, shapes
+from milescli.models.tensor_rules import Size, hidden, queries, tensor_rule
 
 _HF = "model.layers.{layer}.self_attn."
 _MEGATRON = "decoder.layers.{layer}.self_attention."
 _INDEXER = _MEGATRON + "core_attention.indexer."
-Size = Callable[[ModelFacts], int]
 _NO_BIAS = "no release has biases there, so nothing could be compared with"
 _SUPPORTED: tuple[tuple[str, object, str], ...] = (
     ("hidden_act", "silu", "the trainer computes gated SiLU only"),
@@ -165,6 +164,11 @@ def _check_indexer(config: Mapping[str, object], indexer: Indexer, sizes: Mla) -
             f"{sizes.qk_rope_head_dim} dims are rotated, and the indexer's heads have "
             f"{indexer.head_dim}",
         )
+    _refuse(wrong)
+
+
+def _refuse(wrong: tuple[str, str] | None) -> None:
+    """Raise CheckpointError for a field and what is wrong with it; None: nothing is."""
     if wrong:
         raise CheckpointError(
             f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="correct config.json"
@@ -184,10 +188,7 @@ def _check_choice(*, num_experts: int, topk: int, num_groups: int, topk_groups: 
         )
     elif num_experts // num_groups < 2:
         wrong = ("n_group", "a group is judged by its best two experts, and these have one")
-    if wrong:
-        raise CheckpointError(
-            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="correct config.json"
-        )
+    _refuse(wrong)
 
 
 def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
@@ -203,34 +204,17 @@ def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
         or len(listed) != num_layers
         or set(listed) - {"dense", "sparse"}
     ):
-        raise CheckpointError(
-            "config.json is not supported: `mlp_layer_types`",
+        raise fields.unusable(
+            "mlp_layer_types",
             why=f"it must be a list of {num_layers} times `dense` or `sparse`",
             fix="correct config.json",
         )
     return tuple(kind == "dense" for kind in listed)
 
 
-def _latent(
-    hf: str,
-    megatron: str,
-    rows: Size,
-    columns: Size | None = None,
-    *,
-    sharding: Sharding = REPLICATED,
-    together: str = "",
-) -> Rule:
-    """One disk tensor that is one Megatron tensor."""
-    return Rule(
-        hf=(_HF + hf,),
-        megatron=megatron,
-        shapes=shapes(lambda f: (rows(f),) if columns is None else (rows(f), columns(f))),
-        sharding=sharding,
-        fuse=same,
-        split=alone,
-        where=LATENT_LAYERS,
-        together=together,
-    )
+def _latent(hf: str, megatron: str, *dims: Size, **others: Any) -> Rule:
+    """Return the rule of a tensor of the attention. `others`: as for `tensor_rule`."""
+    return tensor_rule(_HF + hf, megatron, *dims, where=LATENT_LAYERS, **others)
 
 
 def _mla(facts: ModelFacts) -> Mla:
@@ -243,36 +227,32 @@ def _indexer(facts: ModelFacts) -> Indexer:
     return facts.indexer
 
 
-def _hidden(facts: ModelFacts) -> int:
-    return facts.hidden_size
+def _query_rank(facts: ModelFacts) -> int:
+    return _mla(facts).q_lora_rank
 
 
-def _queries(facts: ModelFacts) -> int:
-    return facts.num_heads * facts.head_dim
+def _index_head(facts: ModelFacts) -> int:
+    return _indexer(facts).head_dim
 
 
 _DIRECT_QUERY = (
-    _latent(
-        "q_proj.weight", _MEGATRON + "linear_q_proj.weight", _queries, _hidden, sharding=COLUMN
-    ),
+    _latent("q_proj.weight", _MEGATRON + "linear_q_proj.weight", queries, hidden, sharding=COLUMN),
 )
 _LATENT_QUERY = (
-    _latent(
-        "q_a_layernorm.weight", _MEGATRON + "q_layernorm.weight", lambda f: _mla(f).q_lora_rank
-    ),
+    _latent("q_a_layernorm.weight", _MEGATRON + "q_layernorm.weight", _query_rank),
     _latent(
         "q_b_proj.weight",
         _MEGATRON + "linear_q_up_proj.weight",
-        _queries,
-        lambda f: _mla(f).q_lora_rank,
+        queries,
+        _query_rank,
         sharding=COLUMN,
     ),
     # the projections down are small: every rank of tensor parallelism holds them whole
     _latent(
         "q_a_proj.weight",
         _MEGATRON + "linear_q_down_proj.weight",
-        lambda f: _mla(f).q_lora_rank,
-        _hidden,
+        _query_rank,
+        hidden,
         together="down",
     ),
 )
@@ -281,7 +261,7 @@ _KEY_VALUE = (
         "kv_a_proj_with_mqa.weight",
         _MEGATRON + "linear_kv_down_proj.weight",
         lambda f: _mla(f).kv_lora_rank + _mla(f).qk_rope_head_dim,
-        _hidden,
+        hidden,
         together="down",
     ),
     _latent(
@@ -298,7 +278,7 @@ _KEY_VALUE = (
 _OUTPUT = _latent(
     "o_proj.weight",
     _MEGATRON + "linear_proj.weight",
-    _hidden,
+    hidden,
     lambda f: f.num_heads * _mla(f).v_head_dim,
     sharding=ROW,
 )
@@ -307,22 +287,22 @@ _CHOICE = (
         "indexer.wq_b.weight",
         _INDEXER + "linear_wq_b.weight",
         lambda f: _indexer(f).num_heads * _indexer(f).head_dim,
-        lambda f: _mla(f).q_lora_rank,
+        _query_rank,
     ),
-    _latent("indexer.k_norm.weight", _INDEXER + "k_norm.weight", lambda f: _indexer(f).head_dim),
-    _latent("indexer.k_norm.bias", _INDEXER + "k_norm.bias", lambda f: _indexer(f).head_dim),
+    _latent("indexer.k_norm.weight", _INDEXER + "k_norm.weight", _index_head),
+    _latent("indexer.k_norm.bias", _INDEXER + "k_norm.bias", _index_head),
     _latent(
         "indexer.wk.weight",
         _INDEXER + "linear_wk.weight",
-        lambda f: _indexer(f).head_dim,
-        _hidden,
+        _index_head,
+        hidden,
         together="indexer",
     ),
     _latent(
         "indexer.weights_proj.weight",
         _INDEXER + "linear_weights_proj.weight",
         lambda f: _indexer(f).num_heads,
-        _hidden,
+        hidden,
         together="indexer",
     ),
 )

@@ -3,31 +3,38 @@ file picks from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from milescli.models.base import (
     COLUMN,
     EXPERT_COLUMN,
     EXPERT_ROW,
-    REPLICATED,
     ROW,
     VOCABULARY,
     Rule,
-    Sharding,
     Where,
     dense_layers,
     every_layer,
     moe_layers,
 )
-from milescli.models.facts import ModelFacts
+from milescli.models.tensor_rules import (
+    Size,
+    expert_ffn,
+    ffn,
+    hidden,
+    num_experts,
+    queries,
+    shared_ffn,
+    tensor_rule,
+    vocabulary,
+)
 from milescli.models.transforms import (
-    alone,
     concatenate,
     fuse_qkv,
     halve,
-    join_halves,
-    same,
+    join_parts,
     shapes,
     split_halves,
     split_qkv,
@@ -37,47 +44,32 @@ _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
 MTP = "mtp.layers.{mtp}."
 
-EMBEDDING = Rule(
-    hf=("model.embed_tokens.weight",),
-    megatron="embedding.word_embeddings.weight",
-    shapes=shapes(lambda f: (f.vocab_size, f.hidden_size)),
+EMBEDDING = tensor_rule(
+    "model.embed_tokens.weight",
+    "embedding.word_embeddings.weight",
+    vocabulary,
+    hidden,
     sharding=VOCABULARY,
-    fuse=same,
-    split=alone,
     block="outside",
 )
-OUTPUT_LAYER = Rule(
-    hf=("lm_head.weight",),
-    megatron="output_layer.weight",
-    shapes=shapes(lambda f: (f.vocab_size, f.hidden_size)),
+OUTPUT_LAYER = tensor_rule(
+    "lm_head.weight",
+    "output_layer.weight",
+    vocabulary,
+    hidden,
     sharding=VOCABULARY,
-    fuse=same,
-    split=alone,
     block="outside",
 )
-FINAL_NORM = Rule(
-    hf=("model.norm.weight",),
-    megatron="decoder.final_layernorm.weight",
-    shapes=shapes(lambda f: (f.hidden_size,)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
-    block="outside",
+FINAL_NORM = tensor_rule(
+    "model.norm.weight", "decoder.final_layernorm.weight", hidden, block="outside"
 )
 
 
 def norm(hf: str, megatron: str, *, per_head: bool = False, where: Where = every_layer) -> Rule:
     """Return the rule of a layer's norm weight; `per_head` means length head_dim instead of
     hidden_size."""
-    return Rule(
-        hf=(_HF + hf,),
-        megatron=_MEGATRON + megatron,
-        shapes=shapes(lambda f: (f.head_dim if per_head else f.hidden_size,)),
-        sharding=REPLICATED,
-        fuse=same,
-        split=alone,
-        where=where,
-    )
+    size = (lambda f: f.head_dim) if per_head else hidden
+    return tensor_rule(_HF + hf, _MEGATRON + megatron, size, where=where)
 
 
 def prefixed(rules: tuple[Rule, ...], prefix: str) -> tuple[Rule, ...]:
@@ -165,62 +157,42 @@ QKV_BIAS = Rule(
     fuse=fuse_qkv,
     split=split_qkv,
 )
-ATTENTION_OUTPUT = Rule(
-    hf=(_HF + "self_attn.o_proj.weight",),
-    megatron=_MEGATRON + "self_attention.linear_proj.weight",
-    shapes=shapes(lambda f: (f.hidden_size, f.num_heads * f.head_dim)),
+ATTENTION_OUTPUT = tensor_rule(
+    _HF + "self_attn.o_proj.weight",
+    _MEGATRON + "self_attention.linear_proj.weight",
+    hidden,
+    queries,
     sharding=ROW,
-    fuse=same,
-    split=alone,
+)
+ATTENTION_OUTPUT_BIAS = tensor_rule(
+    _HF + "self_attn.o_proj.bias", _MEGATRON + "self_attention.linear_proj.bias", hidden
 )
 
-ATTENTION_OUTPUT_BIAS = Rule(
-    hf=(_HF + "self_attn.o_proj.bias",),
-    megatron=_MEGATRON + "self_attention.linear_proj.bias",
-    shapes=shapes(lambda f: (f.hidden_size,)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
-)
-
-MLP_UP = Rule(
-    hf=(_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"),
-    megatron=_MEGATRON + "mlp.linear_fc1.weight",
-    shapes=shapes(
-        lambda f: (f.ffn_hidden_size, f.hidden_size), lambda f: (f.ffn_hidden_size, f.hidden_size)
-    ),
+MLP_UP = tensor_rule(
+    (_HF + "mlp.gate_proj.weight", _HF + "mlp.up_proj.weight"),
+    _MEGATRON + "mlp.linear_fc1.weight",
+    ffn,
+    hidden,
     sharding=COLUMN,
-    fuse=concatenate,
-    split=halve,
     where=dense_layers,
 )
-MLP_DOWN = Rule(
-    hf=(_HF + "mlp.down_proj.weight",),
-    megatron=_MEGATRON + "mlp.linear_fc2.weight",
-    shapes=shapes(lambda f: (f.hidden_size, f.ffn_hidden_size)),
+MLP_DOWN = tensor_rule(
+    _HF + "mlp.down_proj.weight",
+    _MEGATRON + "mlp.linear_fc2.weight",
+    hidden,
+    ffn,
     sharding=ROW,
-    fuse=same,
-    split=alone,
     where=dense_layers,
 )
-
-MLP_UP_BIAS = Rule(
-    hf=(_HF + "mlp.gate_proj.bias", _HF + "mlp.up_proj.bias"),
-    megatron=_MEGATRON + "mlp.linear_fc1.bias",
-    shapes=shapes(lambda f: (f.ffn_hidden_size,), lambda f: (f.ffn_hidden_size,)),
+MLP_UP_BIAS = tensor_rule(
+    (_HF + "mlp.gate_proj.bias", _HF + "mlp.up_proj.bias"),
+    _MEGATRON + "mlp.linear_fc1.bias",
+    ffn,
     sharding=COLUMN,
-    fuse=concatenate,
-    split=halve,
     where=dense_layers,
 )
-MLP_DOWN_BIAS = Rule(
-    hf=(_HF + "mlp.down_proj.bias",),
-    megatron=_MEGATRON + "mlp.linear_fc2.bias",
-    shapes=shapes(lambda f: (f.hidden_size,)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
-    where=dense_layers,
+MLP_DOWN_BIAS = tensor_rule(
+    _HF + "mlp.down_proj.bias", _MEGATRON + "mlp.linear_fc2.bias", hidden, where=dense_layers
 )
 FUSED_MLP_UP = Rule(
     hf=(_HF + "mlp.gate_up_proj.weight",),
@@ -231,17 +203,11 @@ FUSED_MLP_UP = Rule(
     split=halve,
     where=dense_layers,
     unpack=split_halves,
-    pack=join_halves,
+    pack=join_parts,
 )
 
-ROUTER = Rule(
-    hf=(_HF + "mlp.gate.weight",),
-    megatron=_MEGATRON + "mlp.router.weight",
-    shapes=shapes(lambda f: (f.num_experts, f.hidden_size)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
-    where=moe_layers,
+ROUTER = tensor_rule(
+    _HF + "mlp.gate.weight", _MEGATRON + "mlp.router.weight", num_experts, hidden, where=moe_layers
 )
 _STACKED_UP = Rule(
     hf=(_HF + "mlp.experts.gate_up_proj",),
@@ -253,49 +219,37 @@ _STACKED_UP = Rule(
     where=moe_layers,
     stacked=True,
     unpack=split_halves,
-    pack=join_halves,
+    pack=join_parts,
 )
-_STACKED_DOWN = Rule(
-    hf=(_HF + "mlp.experts.down_proj",),
-    megatron=_MEGATRON + "mlp.experts.local_experts.{expert}.linear_fc2.weight",
-    shapes=shapes(lambda f: (f.hidden_size, f.moe_ffn_hidden_size)),
+_STACKED_DOWN = tensor_rule(
+    _HF + "mlp.experts.down_proj",
+    _MEGATRON + "mlp.experts.local_experts.{expert}.linear_fc2.weight",
+    hidden,
+    expert_ffn,
     sharding=EXPERT_ROW,
-    fuse=same,
-    split=alone,
     where=moe_layers,
     stacked=True,
 )
-EXPERT_UP = Rule(
-    hf=(_HF + "mlp.experts.{expert}.gate_proj.weight", _HF + "mlp.experts.{expert}.up_proj.weight"),
-    megatron=_MEGATRON + "mlp.experts.local_experts.{expert}.linear_fc1.weight",
-    shapes=shapes(
-        lambda f: (f.moe_ffn_hidden_size, f.hidden_size),
-        lambda f: (f.moe_ffn_hidden_size, f.hidden_size),
-    ),
+EXPERT_UP = tensor_rule(
+    (_HF + "mlp.experts.{expert}.gate_proj.weight", _HF + "mlp.experts.{expert}.up_proj.weight"),
+    _STACKED_UP.megatron,
+    expert_ffn,
+    hidden,
     sharding=EXPERT_COLUMN,
-    fuse=concatenate,
-    split=halve,
     where=moe_layers,
     alternatives=(_STACKED_UP,),
 )
-EXPERT_DOWN = Rule(
+EXPERT_DOWN = replace(
+    _STACKED_DOWN,
     hf=(_HF + "mlp.experts.{expert}.down_proj.weight",),
-    megatron=_MEGATRON + "mlp.experts.local_experts.{expert}.linear_fc2.weight",
-    shapes=shapes(lambda f: (f.hidden_size, f.moe_ffn_hidden_size)),
-    sharding=EXPERT_ROW,
-    fuse=same,
-    split=alone,
-    where=moe_layers,
+    stacked=False,
     alternatives=(_STACKED_DOWN,),
 )
 
-ROUTER_BIAS = Rule(
-    hf=(_HF + "mlp.gate.e_score_correction_bias",),
-    megatron=_MEGATRON + "mlp.router.expert_bias",
-    shapes=shapes(lambda f: (f.num_experts,)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
+ROUTER_BIAS = tensor_rule(
+    _HF + "mlp.gate.e_score_correction_bias",
+    _MEGATRON + "mlp.router.expert_bias",
+    num_experts,
     where=moe_layers,
     buffer=True,
     float32=True,
@@ -305,81 +259,54 @@ ROUTER_BIAS = Rule(
 def shared_experts(hf: str = "mlp.shared_experts.") -> tuple[Rule, Rule]:
     """Return the rules of the experts that every token uses, concatenated into one gated MLP. `hf`
     is the prefix of their names on disk within a layer."""
-    up = Rule(
-        hf=(_HF + hf + "gate_proj.weight", _HF + hf + "up_proj.weight"),
-        megatron=_MEGATRON + "mlp.shared_experts.linear_fc1.weight",
-        shapes=shapes(*[lambda f: (f.shared_expert_ffn_hidden_size, f.hidden_size)] * 2),
+    up = tensor_rule(
+        (_HF + hf + "gate_proj.weight", _HF + hf + "up_proj.weight"),
+        _MEGATRON + "mlp.shared_experts.linear_fc1.weight",
+        shared_ffn,
+        hidden,
         sharding=COLUMN,
-        fuse=concatenate,
-        split=halve,
         where=moe_layers,
     )
-    down = Rule(
-        hf=(_HF + hf + "down_proj.weight",),
-        megatron=_MEGATRON + "mlp.shared_experts.linear_fc2.weight",
-        shapes=shapes(lambda f: (f.hidden_size, f.shared_expert_ffn_hidden_size)),
+    down = tensor_rule(
+        _HF + hf + "down_proj.weight",
+        _MEGATRON + "mlp.shared_experts.linear_fc2.weight",
+        hidden,
+        shared_ffn,
         sharding=ROW,
-        fuse=same,
-        split=alone,
         where=moe_layers,
     )
     return up, down
 
 
 SHARED_UP, SHARED_DOWN = shared_experts()
-SHARED_GATE = Rule(
-    hf=(_HF + "mlp.shared_expert_gate.weight",),
-    megatron=_MEGATRON + "mlp.shared_experts.gate_weight",
-    shapes=shapes(lambda f: (1, f.hidden_size)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
+SHARED_GATE = tensor_rule(
+    _HF + "mlp.shared_expert_gate.weight",
+    _MEGATRON + "mlp.shared_experts.gate_weight",
+    lambda f: 1,
+    hidden,
     where=moe_layers,
 )
 
 
-def mtp_part(
-    hf: str,
-    megatron: str,
-    shape: Callable[[ModelFacts], tuple[int, ...]],
-    *,
-    sharding: Sharding = REPLICATED,
-) -> Rule:
+def mtp_part(hf: str, megatron: str, *dims: Size, **others: Any) -> Rule:
     """Return the rule of a tensor outside the decoder layer of a multi-token-prediction layer. `hf`
-    is its whole name, `megatron` its name within that layer."""
-    return Rule(
-        hf=(hf,),
-        megatron=MTP + megatron,
-        shapes=shapes(shape),
-        sharding=sharding,
-        fuse=same,
-        split=alone,
-        block="mtp",
-    )
-
-
-def mtp_norm(hf: str, megatron: str) -> Rule:
-    """Return the rule of a norm of hidden_size outside that decoder layer."""
-    return mtp_part(hf, megatron, lambda f: (f.hidden_size,))
+    is its whole name, `megatron` its name within that layer; the rest as for `tensor_rule`."""
+    return tensor_rule(hf, MTP + megatron, *dims, block="mtp", **others)
 
 
 MTP_FRAME = (
-    mtp_norm(_HF + "enorm.weight", "enorm.weight"),
-    mtp_norm(_HF + "hnorm.weight", "hnorm.weight"),
+    mtp_part(_HF + "enorm.weight", "enorm.weight", hidden),
+    mtp_part(_HF + "hnorm.weight", "hnorm.weight", hidden),
     mtp_part(
         _HF + "eh_proj.weight",
         "eh_proj.weight",
-        lambda f: (f.hidden_size, 2 * f.hidden_size),
+        hidden,
+        lambda f: 2 * f.hidden_size,
         sharding=COLUMN,
     ),
-    mtp_norm(_HF + "shared_head.norm.weight", "final_layernorm.weight"),
+    mtp_part(_HF + "shared_head.norm.weight", "final_layernorm.weight", hidden),
     *(
-        replace(
-            mtp_part(
-                _HF + hf, megatron, lambda f: (f.vocab_size, f.hidden_size), sharding=VOCABULARY
-            ),
-            optional=True,
-        )
+        mtp_part(_HF + hf, megatron, vocabulary, hidden, sharding=VOCABULARY, optional=True)
         for hf, megatron in (
             ("embed_tokens.weight", "embedding.word_embeddings.weight"),
             ("shared_head.head.weight", "output_layer.weight"),

@@ -3,16 +3,13 @@ MambaLayer. A family file takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from milescli.models.base import COLUMN, REPLICATED, ROW, Rule, Sharding, mixer_layers
 from milescli.models.facts import Mamba, ModelFacts
-from milescli.models.transforms import alone, concatenate, same, shapes
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from milescli.models.tensor_rules import Size, hidden, tensor_rule
+from milescli.models.transforms import concatenate, cut_alike, join_parts, shapes
 
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
@@ -42,17 +39,6 @@ def _in_proj_sizes(facts: ModelFacts) -> list[int]:
     return [_inner_size(facts), *_conv_sizes(facts), _num_heads(facts)]
 
 
-def _cut_alike(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Parts that lie one after the other, each cut by tensor parallelism, `sizes` of them whole."""
-    cut, rest = divmod(sum(sizes), tensor.shape[0])
-    assert not rest, (sizes, tensor.shape)
-    return list(tensor.split([size // cut for size in sizes]))
-
-
-def _join(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    return [concatenate(parts, facts)]
-
-
 def _parted(
     name: str,
     *,
@@ -68,26 +54,16 @@ def _parted(
         shapes=shapes(shape),
         sharding=COLUMN,
         fuse=concatenate,
-        split=lambda tensor, facts: _cut_alike(tensor, sizes(facts)),
+        split=lambda tensor, facts: cut_alike(tensor, sizes(facts)),
         where=_LAYERS,
-        unpack=lambda tensors, facts: _cut_alike(tensors[0], sizes(facts)),
-        pack=_join,
+        unpack=lambda tensors, facts: cut_alike(tensors[0], sizes(facts)),
+        pack=join_parts,
         suffixes=suffixes,
     )
 
 
-def _single(
-    name: str, *, shape: Callable[[ModelFacts], tuple[int, ...]], sharding: Sharding = COLUMN
-) -> Rule:
-    return Rule(
-        hf=(_HF + name,),
-        megatron=_MEGATRON + name,
-        shapes=shapes(shape),
-        sharding=sharding,
-        fuse=same,
-        split=alone,
-        where=_LAYERS,
-    )
+def _single(name: str, *dims: Size, sharding: Sharding = COLUMN) -> Rule:
+    return tensor_rule(_HF + name, _MEGATRON + name, *dims, sharding=sharding, where=_LAYERS)
 
 
 IN_PROJ = _parted(
@@ -112,14 +88,14 @@ CONV_BIAS = replace(
     where=lambda facts, layer: _LAYERS(facts, layer) and _mamba(facts).conv_bias,
 )
 RULES = (
-    _single("norm.weight", shape=lambda f: (f.hidden_size,), sharding=REPLICATED),
-    _single("mixer.A_log", shape=lambda f: (_num_heads(f),)),
-    _single("mixer.D", shape=lambda f: (_num_heads(f),)),
-    _single("mixer.dt_bias", shape=lambda f: (_num_heads(f),)),
+    _single("norm.weight", hidden, sharding=REPLICATED),
+    _single("mixer.A_log", _num_heads),
+    _single("mixer.D", _num_heads),
+    _single("mixer.dt_bias", _num_heads),
     IN_PROJ,
     CONV,
     CONV_BIAS,
-    _single("mixer.norm.weight", shape=lambda f: (_inner_size(f),)),
-    _single("mixer.out_proj.weight", shape=lambda f: (f.hidden_size, _inner_size(f)), sharding=ROW),
+    _single("mixer.norm.weight", _inner_size),
+    _single("mixer.out_proj.weight", hidden, _inner_size, sharding=ROW),
 )
 """Rules of a layer: its norm and its mixer."""

@@ -9,24 +9,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from milescli.core.errors import CheckpointError
-from milescli.models.base import REPLICATED, Rule, WeightTable
+from milescli.models.base import WeightTable
 from milescli.models.facts import ModelFacts
-from milescli.models.transforms import alone, same, shapes
+from milescli.models.tensor_rules import hidden, tensor_rule
 
 SUFFIX = "ForSequenceClassification"
 HEAD = "score.weight"
 OUTPUT = "output_layer.weight"
 """Name of the output layer in Megatron's model, whichever head it has."""
 
-SCORE = Rule(
-    hf=(HEAD,),
-    megatron=OUTPUT,
-    shapes=shapes(lambda f: (1, f.hidden_size)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
-    block="outside",
-)
+SCORE = tensor_rule(HEAD, OUTPUT, lambda f: 1, hidden, block="outside")
 
 
 def scores(config: Mapping[str, object]) -> bool:

@@ -82,9 +82,17 @@ def split_halves(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     return list(tensor.chunk(2, dim=0))
 
 
-def join_halves(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Invert `split_halves` (pack)."""
+def join_parts(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """Join parts that lie one after the other on disk (pack); inverts `split_halves`."""
     return [concatenate(parts, facts)]
+
+
+def cut_alike(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Part a tensor whose parts lie one after the other, each cut by tensor parallelism. `sizes`:
+    those of the whole parts."""
+    cut, rest = divmod(sum(sizes), tensor.shape[0])
+    assert not rest, (sizes, tensor.shape)
+    return list(tensor.split([size // cut for size in sizes]))
 
 
 def shapes(*dims: Callable[[ModelFacts], tuple[int, ...]]) -> Shapes:

@@ -12,9 +12,9 @@ from typing import Literal
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields
-from milescli.models.base import REPLICATED, VISION_PREFIX, Rule
+from milescli.models.base import VISION_PREFIX, Rule
 from milescli.models.facts import ModelFacts, Rope, Vision
-from milescli.models.transforms import alone, same
+from milescli.models.tensor_rules import tensor_rule
 
 _ROPES = ("rope_parameters", "rope_scaling")
 _SIGLIP_TYPE = "siglip_vision_model"
@@ -74,17 +74,17 @@ def multimodal_rope(
     named = [nested["mrope_section"] for nested in objects if nested.get("mrope_section")]
     sections = named[0] if named else default
     if not isinstance(sections, list | tuple) or len(sections) != 3:
-        raise _unusable(
+        raise fields.unusable(
             "mrope_section", why=f"it must be three numbers of angles, not {sections!r}"
         )
     if any(other != sections for other in named) or sum(sections) != head_dim // 2:
-        raise _unusable(
+        raise fields.unusable(
             "mrope_section",
             why=f"the sections {sections} do not add up to the {head_dim // 2} angles of a head "
             f"of {head_dim}",
         )
     if any(nested.get("mrope_interleaved") is (not interleaved) for nested in objects):
-        raise _unusable(
+        raise fields.unusable(
             "mrope_interleaved",
             why=f"transformers always uses {interleaved} for this family",
         )
@@ -99,12 +99,12 @@ def vision(
     the decoder."""
     given = config.get("vision_config")
     if not isinstance(given, Mapping):
-        raise _unusable("vision_config", why=f"it must be an object, not {given!r}")
+        raise fields.unusable("vision_config", why=f"it must be an object, not {given!r}")
     sizes = {**_SIZES[tower], **{key: value for key, value in given.items() if value is not None}}
     deepstack = tuple(sizes.get("deepstack_visual_indexes", (8, 16, 24)))  # type: ignore[arg-type]
     out = fields.number(sizes, "out_hidden_size", default=3584, kind=int)
     if out != hidden_size:
-        raise _unusable(
+        raise fields.unusable(
             "out_hidden_size",
             why=f"the tower returns {out} numbers per token, but the decoder expects {hidden_size}",
         )
@@ -149,13 +149,13 @@ def siglip(config: Mapping[str, object], *, hidden_size: int) -> Vision:
     tokens can be made."""
     given = config.get("vision_config")
     if not isinstance(given, Mapping) or given.get("model_type", _SIGLIP_TYPE) != _SIGLIP_TYPE:
-        raise _unusable("vision_config", why=f"it must be `{_SIGLIP_TYPE}`")
+        raise fields.unusable("vision_config", why=f"it must be `{_SIGLIP_TYPE}`")
     sizes = {**_SIGLIP, **{key: value for key, value in given.items() if value is not None}}
     side, patch = (fields.number(sizes, name, kind=int) for name in ("image_size", "patch_size"))
     tokens = fields.number(config, "mm_tokens_per_image", default=256, kind=int)
     rows, of_tokens = side // patch, math.isqrt(tokens)
     if side % patch or of_tokens**2 != tokens or not tokens or rows % of_tokens:
-        raise _unusable(
+        raise fields.unusable(
             "mm_tokens_per_image",
             why=f"{rows} x {rows} patches of an image of {side} pixels do not form {tokens} "
             "tokens in a square",
@@ -198,14 +198,9 @@ def rules(vision: Vision, *, hf: str) -> tuple[Rule, ...]:
     """Return the rules of the tower's weights, in its own order; `hf` is the prefix of their names
     on disk. Every tensor-parallel rank holds all of them."""
     return tuple(
-        Rule(
-            hf=(hf + name,),
-            megatron=VISION_PREFIX + name,
+        replace(
+            tensor_rule(hf + name, VISION_PREFIX + name, block="outside"),
             shapes=lambda facts, shape=shape: [shape],
-            sharding=REPLICATED,
-            fuse=same,
-            split=alone,
-            block="outside",
         )
         for name, shape in _TENSORS[vision.tower](vision)
     )
@@ -293,11 +288,3 @@ _TENSORS: Mapping[str, Callable[[Vision], Tensors]] = {
     "qwen3_vl": _of_qwen3,
     "siglip": _of_siglip,
 }
-
-
-def _unusable(name: str, *, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"config.json is not supported: `{name}`",
-        why=why,
-        fix="download the model again, or correct config.json",
-    )

@@ -23,9 +23,6 @@ class DeviceSpec:
     """Name as in `8xNAME`."""
     bf16_flops: float
     """Floating-point operations a second, bf16 products added in float32."""
-    fp8_flops: float
-    """Floating-point operations a second with fp8 products; the bf16 figure if the device has no
-    fp8."""
     memory_bandwidth: float
     """Bytes a second."""
     link_bandwidth: float
@@ -51,7 +48,6 @@ XGMI_PEERS = 7
 _A100 = DeviceSpec(
     name="A100",
     bf16_flops=312 * TERA,
-    fp8_flops=312 * TERA,
     memory_bandwidth=2.039e12,
     link_bandwidth=300 * GIGA,
     network_bandwidth=25 * GIGA,
@@ -61,7 +57,6 @@ _A100 = DeviceSpec(
 _L40S = DeviceSpec(
     name="L40S",
     bf16_flops=362 * TERA,
-    fp8_flops=733 * TERA,
     memory_bandwidth=864 * GIGA,
     link_bandwidth=32 * GIGA,
     network_bandwidth=25 * GIGA,
@@ -70,7 +65,6 @@ _L40S = DeviceSpec(
 _RTX4090 = DeviceSpec(
     name="RTX4090",
     bf16_flops=165.2 * TERA,
-    fp8_flops=330.3 * TERA,
     memory_bandwidth=1008 * GIGA,
     link_bandwidth=32 * GIGA,
     network_bandwidth=12.5 * GIGA,
@@ -80,7 +74,6 @@ _RTX4090 = DeviceSpec(
 _H100 = DeviceSpec(
     name="H100",
     bf16_flops=989 * TERA,
-    fp8_flops=1979 * TERA,
     memory_bandwidth=3.35e12,
     link_bandwidth=450 * GIGA,
     network_bandwidth=_CONNECTX7,
@@ -89,7 +82,6 @@ _H100 = DeviceSpec(
 _B200 = DeviceSpec(
     name="B200",
     bf16_flops=2250 * TERA,
-    fp8_flops=4500 * TERA,
     memory_bandwidth=8e12,
     link_bandwidth=900 * GIGA,
     network_bandwidth=_CONNECTX7,
@@ -100,7 +92,6 @@ _GB200 = replace(
     _B200,
     name="GB200",
     bf16_flops=2500 * TERA,
-    fp8_flops=5000 * TERA,
     link_domain=72,
     source="NVIDIA GB200 NVL72 data sheet (720 PFLOP/s fp8 and 360 bf16 with sparsity, 576 TB/s, "
     "130 TB/s NVLink over 72 GPUs of 1200 W)",
@@ -108,7 +99,6 @@ _GB200 = replace(
 _MI300X = DeviceSpec(
     name="MI300X",
     bf16_flops=1307.4 * TERA,
-    fp8_flops=2614.9 * TERA,
     memory_bandwidth=5.3e12,
     link_bandwidth=XGMI_PEERS * 64 * GIGA,
     network_bandwidth=_CONNECTX7,
@@ -118,7 +108,6 @@ _MI300X = DeviceSpec(
 _MI350X = DeviceSpec(
     name="MI350X",
     bf16_flops=2306.9 * TERA,
-    fp8_flops=4614 * TERA,
     memory_bandwidth=8e12,
     link_bandwidth=XGMI_PEERS * 76.8 * GIGA,
     network_bandwidth=_CONNECTX7,
@@ -174,7 +163,6 @@ DEVICES: dict[str, DeviceSpec] = {
             _MI350X,
             name="MI355X",
             bf16_flops=2516.6 * TERA,
-            fp8_flops=5033.2 * TERA,
             source="AMD Instinct MI355X data sheet (256 CUs at 2.4 GHz; 7 xGMI links of 153.6 GB/s "
             "both ways)",
         ),
@@ -188,7 +176,6 @@ makers has 7.7 TB/s."""
 CPU_CORE = DeviceSpec(
     name="CPU",
     bf16_flops=0.05 * TERA,
-    fp8_flops=0.05 * TERA,
     memory_bandwidth=10 * GIGA,
     link_bandwidth=5 * GIGA,
     network_bandwidth=1 * GIGA,

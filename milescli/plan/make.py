@@ -157,30 +157,20 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
     trainer = trainer_on_cpu(recipe, inputs.facts, log)
     for teacher in inputs.teachers:
         check_layout(trainer, teacher)
-    if not recipe.has_engines:
+    if recipe.has_engines:
+        why_one = why_no_pair(recipe, inputs.machine, inputs.facts, size=size, colocated=colocated)
+        fitted = None if why_one else _fitted_pair(inputs, trainer, size, log)
+        if fitted is None:
+            why_one = why_one or "two would leave one another too little main memory"
+            engines = engines_on_cpu(recipe, inputs.facts, log, why_one=why_one)
+            fitted = _fitted(inputs, trainer, engines, size, log, colocated=colocated)
+    else:
         fitted = _fitted(inputs, trainer, NO_ENGINES, size, log, colocated=colocated)
-        return _assembled(
-            inputs,
-            log,
-            trainer=fitted.trainer,
-            engines=NO_ENGINES,
-            colocated=colocated,
-            cap=fitted.cap,
-            precision=precision,
-            pair=None,
-            processes=fitted.processes,
-        )
-    why_one = why_no_pair(recipe, inputs.machine, inputs.facts, size=size, colocated=colocated)
-    fitted = None if why_one else _fitted_pair(inputs, trainer, size, log)
-    if fitted is None:
-        why_one = why_one or "two would leave one another too little main memory"
-        engines = engines_on_cpu(recipe, inputs.facts, log, why_one=why_one)
-        fitted = _fitted(inputs, trainer, engines, size, log, colocated=colocated)
     return _assembled(
         inputs,
         log,
         trainer=fitted.trainer,
-        engines=fitted.engines,
+        engines=fitted.engines if recipe.has_engines else NO_ENGINES,
         colocated=colocated,
         cap=fitted.cap,
         precision=precision,
@@ -277,35 +267,33 @@ def _assembled(
 ) -> Plan:
     recipe, machine = inputs.recipe, inputs.machine
     slots = assign_slots(trainer, engines, colocated, inputs.per_node, recipe.machine.nodes)
-    num_devices = inputs.num_devices
+    on_cpu = inputs.num_devices == 0
     _require_devices(slots, trainer, engines, inputs, colocated=colocated)
-    if num_devices:
-        note_idle_devices(slots, num_devices, recipe, log)
-    _note_attention(recipe, on_cpu=not num_devices, log=log)
-    note_experts(
-        recipe, inputs.facts, trainer, fp32=precision == "fp32", on_cpu=not num_devices, log=log
-    )
-    note_speculation(recipe, on_cpu=not num_devices, log=log)
+    if not on_cpu:
+        note_idle_devices(slots, inputs.num_devices, recipe, log)
+    _note_attention(recipe, on_cpu=on_cpu, log=log)
+    note_experts(recipe, inputs.facts, trainer, fp32=precision == "fp32", on_cpu=on_cpu, log=log)
+    note_speculation(recipe, on_cpu=on_cpu, log=log)
     channel = (
-        choose_channel(recipe, slots, colocated=colocated, on_cpu=not num_devices, log=log)
+        choose_channel(recipe, slots, colocated=colocated, on_cpu=on_cpu, log=log)
         if engines.num
         else "tensor"
     )
-    merges = publishes_merged(recipe, on_cpu=not num_devices, size=SIZES[precision])
+    merges = publishes_merged(recipe, on_cpu=on_cpu, size=SIZES[precision])
     note_publishing(recipe, merged=merges, log=log)
     memory = memory_of(recipe, inputs.facts, merged=merges)
     note_transfer(recipe, memory, trainer, engines, channel, size=SIZES[precision], log=log)
     formats = formats_of(recipe, merges_adapter=merges)
     rounds_inputs = note_formats(
-        recipe, inputs.facts, formats, (trainer, engines), on_cpu=not num_devices, log=log
+        recipe, inputs.facts, formats, (trainer, engines), on_cpu=on_cpu, log=log
     )
-    batch = batch_plan(recipe, inputs.facts, trainer, cap, on_cpu=not num_devices, log=log)
+    batch = batch_plan(recipe, inputs.facts, trainer, cap, on_cpu=on_cpu, log=log)
     threads, of_engines = _threads(
-        recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
+        recipe, machine, slots, colocated=colocated, on_cpu=on_cpu, log=log
     )
     return Plan(
-        device_kind=machine.kind if num_devices else "cpu",
-        collective="nccl" if num_devices else "gloo",
+        device_kind="cpu" if on_cpu else machine.kind,
+        collective="gloo" if on_cpu else "nccl",
         precision=precision,
         trainer=trainer,
         engines=replace(engines, cpu_threads=of_engines if of_engines != threads else None),
@@ -324,7 +312,7 @@ def _assembled(
             engines=engines,
             formats=formats,
             rounds_inputs=rounds_inputs,
-            on_cpu=not num_devices,
+            on_cpu=on_cpu,
             log=log,
         ),
         collectors=choose_collectors(recipe, inputs.facts, engines, log),

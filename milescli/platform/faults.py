@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from milescli.core.errors import MachineError
+from milescli.core.units import format_few
 from milescli.platform.machine import Kind
 from milescli.platform.visibility import CUDA, HIP, named_devices
 
@@ -155,11 +156,8 @@ def lost(kind: Kind, index: int, words: str, *, others: Sequence[int]) -> Device
 def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFault:
     """Make the fault of AMD device files without permission to open them, and of the devices behind
     them."""
-    names = ", ".join(map(str, paths[:3])) + (
-        f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    )
     error = MachineError(
-        f"there is no permission to open {names}",
+        f"there is no permission to open {format_few([str(path) for path in paths], 3)}",
         why="AMD GPUs are used through these files, which belong to the groups render and video",
         fix=[
             "sudo usermod -aG render,video $USER   # then log in again",

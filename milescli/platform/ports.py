@@ -1,10 +1,12 @@
-"""Reserves ports for servers that start seconds after the choice."""
+"""Reserves ports for servers that start seconds after the choice, and finds who holds others."""
 
 from __future__ import annotations
 
 import random
 import socket
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Collection
+from contextlib import suppress
 
 from milescli.core.errors import MachineError
 
@@ -44,3 +46,20 @@ def _reserve(port: int, host: str) -> socket.socket | None:
         reservation.close()
         return None
     return reservation
+
+
+def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
+    """Return ((pid, name), number of these ports that it listens on), most first; only of processes
+    that we may inspect."""
+    import psutil
+
+    owners: Counter[tuple[int, str]] = Counter()
+    for connection in psutil.net_connections(kind="tcp"):
+        if (
+            connection.status == psutil.CONN_LISTEN
+            and connection.pid is not None
+            and connection.laddr.port in ports
+        ):
+            with suppress(psutil.Error):
+                owners[connection.pid, psutil.Process(connection.pid).name()] += 1
+    return owners.most_common()

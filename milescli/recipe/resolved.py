@@ -39,7 +39,7 @@ def resolved_yaml(loaded: LoadedRecipe) -> str:
             continue
         lines.append(
             f"{_indent(name)}{last}: {scalar_yaml(value_at(loaded.recipe, name))}  # "
-            f"{_one_line(origin)}"
+            f"{' '.join(str(origin).split())}"
         )
     return "\n".join(lines) + "\n"
 
@@ -67,10 +67,6 @@ def _origin(comment: str) -> Origin | None:
         return Origin.parse(comment)
     except ValueError:
         return None  # a comment of the user's own
-
-
-def _one_line(origin: Origin) -> str:
-    return " ".join(str(origin).split())
 
 
 def _indent(name: str) -> str:

@@ -163,7 +163,7 @@ def _read(folder: Path) -> Subject:
             open_regular(run.events_file).close()
         return read_subject(run)
     except PermissionError as error:
-        raise unreadable(folder, error, what="run") from error
+        raise unreadable(folder, error) from error
 
 
 def compare_runs(folder: Path, other: Path, *, form: Callable[[RunsCompared], str]) -> Reported:

@@ -10,6 +10,7 @@ from typing import Any
 
 from milescli.checkpoint.store import write_atomically
 from milescli.core.private import without_paths
+from milescli.core.units import format_few
 from milescli.insight.reader import read_history
 from milescli.recipe.resolved import resolved_yaml
 from milescli.report.evaluations import evaluations_of
@@ -116,8 +117,7 @@ def _notes(
         ]
         if rivals:
             yield (
-                f"the winner's interval overlaps that of {', '.join(rivals[:3])}"
-                f"{f' and {len(rivals) - 3} more' if len(rivals) > 3 else ''}: `miles compare` "
+                f"the winner's interval overlaps that of {format_few(rivals, 3)}: `miles compare` "
                 "tests two runs on the same prompts"
             )
     if len(compared) > 1:

@@ -37,6 +37,7 @@ from milescli.recipe.alerts import (
     shown,
     variables_of,
 )
+from milescli.trackers.base import Tracker
 
 TRY_S = 10.0
 """Bound on one try."""
@@ -63,8 +64,8 @@ class Undelivered(Exception):
         self.is_final = is_final
 
 
-class AlertSender:
-    """Sends the alerts of a run to one target. A Tracker: its events are alerts, as JSON values."""
+class AlertSender(Tracker):
+    """Sends the alerts of a run to one target. Its events are alerts, as JSON values."""
 
     def __init__(self, entry: str, environ: Mapping[str, str]) -> None:
         """`entry`: of `run.alerts`; `environ`: has its variables, see `require_target`."""
@@ -77,9 +78,6 @@ class AlertSender:
         self.gives_up = threading.Event()
         """Set when nobody waits for another try."""
 
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Do nothing: an alert has no numbers."""
-
     def event(self, record: Mapping[str, Any]) -> None:
         """Send an alert. Never raises."""
         alert = {name: value for name, value in record.items() if name != "unix_s"}
@@ -90,9 +88,6 @@ class AlertSender:
             self.failures.put(
                 f"the alert of {alert['alert']} was not delivered to {self.shown}: {why[:_MAX_WHY]}"
             )
-
-    def close(self, outcome: str) -> None:
-        """Do nothing: the last alert says how the run ended."""
 
     def _deliver(self, alert: Mapping[str, Any]) -> None:
         """Raises Undelivered where all tries fail."""

@@ -41,7 +41,8 @@ class TrackedRun:
 
 class Tracker(Protocol):
     """One run as one tracker sees it. All calls come from one thread, in order, and may take their
-    time or raise: the run goes on, and says once that something is missing."""
+    time or raise: the run goes on, and says once that something is missing. A class that is derived
+    from it does nothing with what it does not take."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Take numbers of a step, a warm-up step or an evaluation, by the names of

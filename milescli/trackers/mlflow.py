@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from milescli.core.errors import RecipeError
-from milescli.trackers.base import KEY, TrackedRun, require_package
+from milescli.trackers.base import KEY, TrackedRun, Tracker, require_package
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 ID_TAG = "miles.run_id"
@@ -22,8 +22,8 @@ _LONGEST = 5000
 _STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 
 
-class MLflow:
-    """Sends a run to MLflow: a Tracker."""
+class MLflow(Tracker):
+    """Sends a run to MLflow, its numbers alone."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         from mlflow.entities import Param
@@ -47,8 +47,8 @@ class MLflow:
         made = self._client.create_run(where, run_name=run.name, tags=tags)
         self._id = made.info.run_id
         values = [Param(key, _text(value)) for key, value in run.recipe.items()]
-        for part in _parts(values):
-            self._client.log_batch(self._id, params=part)
+        for start in range(0, len(values), _AT_ONCE):
+            self._client.log_batch(self._id, params=values[start : start + _AT_ONCE])
 
     @staticmethod
     def require() -> None:
@@ -69,9 +69,6 @@ class MLflow:
         made = [Metric(name, float(value), now_ms, step) for name, value in scalars.items()]
         self._client.log_batch(self._id, metrics=made)
 
-    def event(self, record: Mapping[str, Any]) -> None:
-        """Do nothing: it shows numbers alone."""
-
     def close(self, outcome: str) -> None:
         """Send what is left, and the outcome."""
         from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
@@ -83,7 +80,3 @@ class MLflow:
 def _text(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text[:_LONGEST]
-
-
-def _parts(values: Sequence[Any]) -> list[Sequence[Any]]:
-    return [values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE)]

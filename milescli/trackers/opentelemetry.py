@@ -8,12 +8,11 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from milescli.core.events import PHASES
 from milescli.core.scalars import STEP_EVENTS, Record, figures_below, scalars_in
-from milescli.trackers.base import TrackedRun, require_package
+from milescli.trackers.base import TrackedRun, Tracker, require_package
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -22,8 +21,8 @@ _FLUSH_MS = 10_000
 _SPAN_EVENTS = ("PhaseStarted", "Notice", "WorkerLost", "WorkerSilent", "EngineTrainerChecked")
 
 
-class OpenTelemetry:
-    """Sends the phases of a run as spans: a Tracker."""
+class OpenTelemetry(Tracker):
+    """Sends the phases of a run as spans, with their numbers as attributes."""
 
     def __init__(self, *, run: TrackedRun, exporter: SpanExporter | None = None) -> None:
         """`exporter`: instead of that by OTLP."""
@@ -56,9 +55,6 @@ class OpenTelemetry:
         """Raise RecipeError where something is missing."""
         for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"):
             require_package(module, tracker="opentelemetry")
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Do nothing: numbers are attributes of the spans that `event` makes."""
 
     def event(self, record: Record) -> None:
         """Make spans of a record. Raises what kept earlier spans from being sent."""

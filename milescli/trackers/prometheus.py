@@ -20,6 +20,7 @@ from milescli.core.errors import MachineError
 from milescli.core.metric_names import ANY, METRICS, SECONDS, SHARE, Metric, metric_of
 from milescli.core.scalars import STEP_EVENTS, Record, scalars_in
 from milescli.platform.memory_record import has_sizes, sizes_by_name
+from milescli.platform.ports import port_holders
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Collected
@@ -392,7 +393,6 @@ def _holder(port: int) -> str:
     import psutil
 
     with suppress(psutil.Error, OSError):
-        for one in psutil.net_connections("tcp"):
-            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
-                return f"; {psutil.Process(one.pid).name()} (process {one.pid}) does"
+        for (pid, name), _ in port_holders([port]):
+            return f"; {name} (process {pid}) does"
     return ""

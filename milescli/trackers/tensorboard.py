@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.integrity import free_bytes
-from milescli.trackers.base import TrackedRun
+from milescli.trackers.base import TrackedRun, Tracker
 
 FOLDER = "tensorboard"
 _NEEDS = 2**20
 """Bytes that are free before anything is handed to it."""
 
 
-class TensorBoard:
-    """Writes a run for TensorBoard: a Tracker."""
+class TensorBoard(Tracker):
+    """Writes a run for TensorBoard, its numbers alone."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         """Raises OSError where the disk is full."""
@@ -42,9 +42,6 @@ class TensorBoard:
         _require_space(self._folder)
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
-
-    def event(self, record: Mapping[str, Any]) -> None:
-        """Do nothing: it shows numbers alone."""
 
     def close(self, outcome: str) -> None:
         """Send what is left, and the outcome."""

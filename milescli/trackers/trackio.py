@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from milescli.trackers.base import TrackedRun, require_package
+from milescli.trackers.base import TrackedRun, Tracker, require_package
 
 
-class Trackio:
-    """Writes a run into Trackio: a Tracker."""
+class Trackio(Tracker):
+    """Writes a run into Trackio, its numbers alone."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         import trackio
@@ -35,9 +35,6 @@ class Trackio:
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Send the numbers of a step."""
         self._run.log(dict(scalars), step=step)
-
-    def event(self, record: Mapping[str, Any]) -> None:
-        """Do nothing: it shows numbers alone."""
 
     def close(self, outcome: str) -> None:
         """Send what is left, and the outcome."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from milescli.core.errors import RecipeError
-from milescli.trackers.base import KEY, TrackedRun, require_package
+from milescli.trackers.base import KEY, TrackedRun, Tracker, require_package
 
 _INIT_S = 30.0
 """For the service to answer."""
@@ -19,8 +19,8 @@ _OPEN = set[str]()
 _CHANGING = threading.Lock()
 
 
-class WeightsAndBiases:
-    """Sends a run to Weights & Biases: a Tracker."""
+class WeightsAndBiases(Tracker):
+    """Sends a run to Weights & Biases, its numbers alone."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         import wandb
@@ -61,9 +61,6 @@ class WeightsAndBiases:
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Send the numbers of a step."""
         self._run.log({**scalars, "step": step})
-
-    def event(self, record: Mapping[str, Any]) -> None:
-        """Do nothing: it shows numbers alone."""
 
     def close(self, outcome: str) -> None:
         """Send what is left, and the outcome."""

@@ -21,7 +21,7 @@ from milescli.insight import series
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.memory import records
 from milescli.insight.summary import summarize
-from milescli.insight.timeline import Interval, beside_steps, of_run, of_steps
+from milescli.insight.timeline import beside_steps, of_run, of_steps
 from milescli.platform.memory_record import sizes_by_name
 from milescli.recipe import reader
 from milescli.web.asked import Asked, Json
@@ -164,7 +164,8 @@ def timeline(asked: Asked) -> Json:
         begin_s = -math.inf if not steps or first <= steps[0] else begin_s
         end_s = math.inf if last >= newest else end_s
         beside = [*of_run(history), *beside_steps(history)]
-        intervals += [one for one in beside if _touches(one, begin_s=begin_s, end_s=end_s)]
+        # those that touch the window and are known: NaN is in no order
+        intervals += [one for one in beside if one.end_s >= begin_s and one.begin_s <= end_s]
     intervals = sorted(intervals, key=lambda one: one.begin_s)[-MAX_INTERVALS:]
     return {
         "begin_s": min((one.begin_s for one in intervals), default=None),
@@ -196,11 +197,6 @@ def _files(folder: Path) -> list[Json]:
         for name, seen_file in sorted(seen)
         if stat.S_ISREG(seen_file.st_mode) and not name.startswith(".")
     ]
-
-
-def _touches(one: Interval, *, begin_s: float, end_s: float) -> bool:
-    """True if the interval is known and touches the window."""
-    return one.end_s >= begin_s and one.begin_s <= end_s  # not of NaN
 
 
 MAX_BYTES = 4 * 2**20
@@ -254,13 +250,5 @@ def _flat(node: reader.YamlNode, above: str = "") -> list[Json]:
         if is_section and child.value:
             keys += _flat(child, f"{key}.")
         else:
-            keys.append({"key": key, "value": _plain(child), "origin": child.comment})
+            keys.append({"key": key, "value": reader.as_written(child), "origin": child.comment})
     return keys
-
-
-def _plain(node: reader.YamlNode) -> object:
-    if isinstance(node.value, dict):
-        return {name: _plain(child) for name, child in node.value.items()}
-    if isinstance(node.value, list):
-        return [_plain(child) for child in node.value]
-    return node.value

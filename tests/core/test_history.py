@@ -19,7 +19,6 @@ def test_a_figure_that_comes_late_or_goes_leaves_gaps() -> None:
     columns.add(3, {"a": 3.0})
     assert columns["a"].tolist() == pytest.approx([1.0, math.nan, 3.0], nan_ok=True)
     assert columns["b"].tolist() == pytest.approx([math.nan, 2.0, math.nan], nan_ok=True)
-    assert columns.last("a") == 3.0 and columns.last("b") is None
     assert "c" not in columns and all(math.isnan(value) for value in columns.get("c"))
 
 

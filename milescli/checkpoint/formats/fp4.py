@@ -11,7 +11,6 @@ releases scale it:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -103,18 +102,6 @@ def _fit_mx(weight: Tensor, _: Tensor | None) -> tuple[Tensor, Parts]:
     return numbers, {"scale": to_e8m0(scale)}
 
 
-def _nv_scales(parts: Mapping[str, Tensor]) -> Tensor:
-    return parts["scale"].float() * parts["global_scale"].float()
-
-
-def _nv_scales_divided(parts: Mapping[str, Tensor]) -> Tensor:
-    return parts["scale"].float() / parts["global_scale"].float()
-
-
-def _mx_scales(parts: Mapping[str, Tensor]) -> Tensor:
-    return from_e8m0(parts["scale"])
-
-
 NVFP4 = Codec(
     name="nvfp4",
     block=NV_BLOCK,
@@ -124,11 +111,13 @@ NVFP4 = Codec(
     fit=_fit_nv,
     pack=pack,
     unpack=unpack,
-    scales=_nv_scales,
+    scales=lambda parts: parts["scale"].float() * parts["global_scale"].float(),
     half_step=half_step_e2m1,
     needs_largest=True,
 )
-NVFP4_DIVIDED = replace(NVFP4, scales=_nv_scales_divided)
+NVFP4_DIVIDED = replace(
+    NVFP4, scales=lambda parts: parts["scale"].float() / parts["global_scale"].float()
+)
 """As compressed-tensors has it, whose global scale is the other's inverse. For reading."""
 MXFP4 = Codec(
     name="mxfp4",
@@ -139,6 +128,6 @@ MXFP4 = Codec(
     fit=_fit_mx,
     pack=pack,
     unpack=unpack,
-    scales=_mx_scales,
+    scales=lambda parts: from_e8m0(parts["scale"]),
     half_step=half_step_e2m1,
 )

@@ -4,7 +4,6 @@ added), and one bfloat16 scale for each 32 or 128 of a row: `compressed-tensors`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -48,10 +47,6 @@ def unpack(words: Tensor) -> Tensor:
     return (((words[..., None] >> shifts) & 0xF) + SMALLEST).flatten(-2).float()
 
 
-def _scales(parts: Mapping[str, Tensor]) -> Tensor:
-    return parts["scale"].float()
-
-
 def codec(group: int = GROUP) -> Codec:
     """Return the INT4 codec with one scale per `group` elements of a row (0: the whole row)."""
     return Codec(
@@ -63,6 +58,6 @@ def codec(group: int = GROUP) -> Codec:
         fit=partial(_fit, group=group),
         pack=pack,
         unpack=unpack,
-        scales=_scales,
+        scales=lambda parts: parts["scale"].float(),
         half_step=lambda magnitude: torch.full_like(magnitude, 0.5),
     )

@@ -7,8 +7,6 @@ blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -23,10 +21,6 @@ def _fit(weight: Tensor, shared: Tensor | None) -> tuple[Tensor, Parts]:
     return numbers, {"scale": to_e8m0(parts["scale"])}
 
 
-def _scales(parts: Mapping[str, Tensor]) -> Tensor:
-    return from_e8m0(parts["scale"])
-
-
 CODEC = Codec(
     name="mxfp8",
     block=BLOCK,
@@ -36,6 +30,6 @@ CODEC = Codec(
     fit=_fit,
     pack=fp8_block.to_e4m3,
     unpack=torch.Tensor.float,
-    scales=_scales,
+    scales=lambda parts: from_e8m0(parts["scale"]),
     half_step=fp8_block.half_step_e4m3,
 )

@@ -32,7 +32,7 @@ def show_status(run: RunDir, output: Output) -> None:
     reader = RunReader(run)
     reader.update()
     summary = summarize(run, reader.history, read_facts(run))
-    output.json("status", as_json(summary))
+    output.json("status", asdict(summary))
     if output.mode is Mode.QUIET:
         _show_bare(summary, output)
     elif output.mode is Mode.HUMAN:
@@ -53,7 +53,7 @@ def watch_status(run: RunDir, output: Output) -> None:
                 redraw([*lines_of(summary, reader.history)])
             elif now != last:
                 last = now
-                output.json("status", as_json(summary))
+                output.json("status", asdict(summary))
                 if output.mode is Mode.QUIET:
                     _show_bare(summary, output)
                 elif output.mode is Mode.HUMAN:
@@ -66,11 +66,6 @@ def watch_status(run: RunDir, output: Output) -> None:
 def _show_bare(summary: Summary, output: Output) -> None:
     counted = f"{summary.step}/{summary.num_steps or '?'}"
     output.text("\t".join([summary.name, summary.state, counted, summary.verdict.headline]))
-
-
-def as_json(summary: Summary) -> dict[str, object]:
-    """Return the fields of Summary as JSON."""
-    return asdict(summary)
 
 
 def lines_of(summary: Summary, history: History) -> Iterator[Line]:

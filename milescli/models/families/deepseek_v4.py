@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields
 from milescli.models.facts import (
     Compressed,
@@ -113,7 +112,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 def _score(config: Mapping[str, object]):
     function = config.get("scoring_func", "sqrtsoftplus")
     if function not in ("sqrtsoftplus", "softmax", "sigmoid"):
-        raise _unusable(
+        raise fields.unusable(
             "scoring_func", why=f"`{function}` is none of sqrtsoftplus, softmax, sigmoid"
         )
     return function
@@ -123,7 +122,7 @@ def _output_groups(config: Mapping[str, object]) -> int:
     groups = fields.number(config, "o_groups", default=8, kind=int)
     heads = fields.number(config, "num_attention_heads", kind=int)
     if groups < 1 or heads % groups:
-        raise _unusable("o_groups", why=f"{heads} heads cannot be cut into {groups} groups")
+        raise fields.unusable("o_groups", why=f"{heads} heads cannot be cut into {groups} groups")
     return groups
 
 
@@ -133,7 +132,7 @@ def _rates(config: Mapping[str, object]) -> dict[str, int]:
     for name, kind in (("compress_rate_csa", _SPARSE), ("compress_rate_hca", _HEAVY)):
         rates[kind] = fields.number(config, name, default=rates[kind], kind=int)
         if rates[kind] < 1:
-            raise _unusable("compress_rates", why=f"{rates[kind]} positions make no entry")
+            raise fields.unusable("compress_rates", why=f"{rates[kind]} positions make no entry")
     return rates
 
 
@@ -147,7 +146,7 @@ def _layers(
         # the last ratio of the releases is of the multi-token-prediction layer
         by_ratio = {0: "sliding_attention", 4: _SPARSE, 128: _HEAVY}
         if not isinstance(ratios, list):
-            raise _unusable(
+            raise fields.unusable(
                 "compress_ratios",
                 why="neither it nor `layer_types` describes the attention of the layers",
             )
@@ -166,7 +165,7 @@ def _layers(
             or (strange := [word for word in words if word not in known])
         ):
             why = f"{num_layers} layers need as many of {', '.join(known)}, and it is {words!r}"
-            raise _unusable(
+            raise fields.unusable(
                 name,
                 why=why
                 if not isinstance(words, list) or len(words) < num_layers
@@ -198,11 +197,3 @@ def _rope(config: Mapping[str, object], kind: str, *, share: float) -> Rope:
     else:
         own = {**config, "rope_theta": config.get("compress_rope_theta", 160_000.0)}
     return fields.rope(own, share=share, interleaved=True)
-
-
-def _unusable(name: str, *, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"config.json is not supported: `{name}`",
-        why=why,
-        fix="download the model again, or correct config.json",
-    )

@@ -5,25 +5,31 @@ it."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from milescli.models import layers
 from milescli.models.base import (
     COLUMN,
     EXPERT_COLUMN,
     EXPERT_ROW,
-    REPLICATED,
     ROW,
     VOCABULARY,
     Rule,
-    Sharding,
     WeightTable,
     Where,
     every_layer,
 )
 from milescli.models.facts import Compressed, Indexer, ModelFacts
-from milescli.models.transforms import alone, concatenate, halve, same, shapes
+from milescli.models.tensor_rules import (
+    Size,
+    expert_ffn,
+    hidden,
+    num_experts,
+    queries,
+    tensor_rule,
+    vocabulary,
+)
 
 _MODERN: tuple[tuple[str, str], ...] = (
     # the more special ones first
@@ -67,7 +73,6 @@ def modern_name(released: str) -> str:
 
 _RELEASED = "layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
-Size = Callable[[ModelFacts], int]
 
 
 def _compressed(facts: ModelFacts) -> Compressed:
@@ -80,10 +85,6 @@ def _indexer(facts: ModelFacts) -> Indexer:
     return facts.indexer
 
 
-def _hidden(facts: ModelFacts) -> int:
-    return facts.hidden_size
-
-
 def _head(facts: ModelFacts) -> int:
     return facts.head_dim
 
@@ -92,20 +93,12 @@ def _heads(facts: ModelFacts) -> int:
     return facts.num_heads
 
 
-def _queries(facts: ModelFacts) -> int:
-    return facts.num_heads * facts.head_dim
-
-
 def _query_rank(facts: ModelFacts) -> int:
     return _compressed(facts).q_lora_rank
 
 
 def _outputs(facts: ModelFacts) -> int:
     return _compressed(facts).output_groups * _compressed(facts).output_rank
-
-
-def _per_group(facts: ModelFacts) -> int:
-    return _queries(facts) // _compressed(facts).output_groups
 
 
 def _streams(facts: ModelFacts) -> int:
@@ -122,55 +115,15 @@ def _mixes(facts: ModelFacts) -> int:
     return (2 + _streams(facts)) * _streams(facts)
 
 
-def _index_head(facts: ModelFacts) -> int:
-    return _indexer(facts).head_dim
-
-
-def _ffn(facts: ModelFacts) -> int:
-    return facts.moe_ffn_hidden_size
-
-
 def _sparse(facts: ModelFacts, layer: int) -> bool:
     return facts.layers[layer].compression == "sparse"
 
 
-def _heavy(facts: ModelFacts, layer: int) -> bool:
-    return facts.layers[layer].compression == "heavy"
-
-
-def _scored(facts: ModelFacts, layer: int) -> bool:
-    return not facts.layers[layer].hash_routing
-
-
-def _hashed(facts: ModelFacts, layer: int) -> bool:
-    return facts.layers[layer].hash_routing
-
-
-def _rule(
-    hf: str | tuple[str, ...],
-    megatron: str,
-    *dims: Size,
-    sharding: Sharding = REPLICATED,
-    where: Where = every_layer,
-    float32: bool = False,
-    buffer: bool = False,
-    integers: bool = False,
-) -> Rule:
-    """Tensors of a layer, each of the lengths `dims`, that are one Megatron tensor, one after the
-    other."""
-    names = (hf,) if isinstance(hf, str) else hf
-    own = Rule(
-        hf=tuple(_RELEASED + name for name in names),
-        megatron=_MEGATRON + megatron,
-        shapes=shapes(*[lambda facts: tuple(dim(facts) for dim in dims)] * len(names)),
-        sharding=sharding,
-        fuse=same if len(names) == 1 else concatenate,
-        split=alone if len(names) == 1 else halve,
-        where=where,
-        float32=float32,
-        buffer=buffer,
-        integers=integers,
-    )
+def _rule(hf: str | tuple[str, str], megatron: str, *dims: Size, **others: Any) -> Rule:
+    """Return the rule of a tensor of a layer, by the names of the releases and of transformers.
+    Arguments: as for `tensor_rule`."""
+    names = _RELEASED + hf if isinstance(hf, str) else (_RELEASED + hf[0], _RELEASED + hf[1])
+    own = tensor_rule(names, _MEGATRON + megatron, *dims, **others)
     return replace(
         own, alternatives=(replace(own, hf=tuple(modern_name(name) for name in own.hf)),)
     )
@@ -185,8 +138,8 @@ def _compressor(
         return width * head(facts)
 
     return (
-        _rule(hf + "wkv.weight", megatron + "linear_kv.weight", made, _hidden, where=where),
-        _rule(hf + "wgate.weight", megatron + "linear_gate.weight", made, _hidden, where=where),
+        _rule(hf + "wkv.weight", megatron + "linear_kv.weight", made, hidden, where=where),
+        _rule(hf + "wgate.weight", megatron + "linear_gate.weight", made, hidden, where=where),
         _rule(hf + "ape", megatron + "position_bias", rate, made, where=where, float32=True),
         _rule(hf + "norm.weight", megatron + "norm.weight", head, where=where),
     )
@@ -201,17 +154,17 @@ def _hyper_connection(hf: str, megatron: str) -> tuple[Rule, ...]:
 
 
 _WINDOW = (
-    _rule("attn_norm.weight", "input_layernorm.weight", _hidden),
-    _rule("attn.wq_a.weight", "self_attention.linear_q_down_proj.weight", _query_rank, _hidden),
+    _rule("attn_norm.weight", "input_layernorm.weight", hidden),
+    _rule("attn.wq_a.weight", "self_attention.linear_q_down_proj.weight", _query_rank, hidden),
     _rule("attn.q_norm.weight", "self_attention.q_layernorm.weight", _query_rank),
     _rule(
         "attn.wq_b.weight",
         "self_attention.linear_q_up_proj.weight",
-        _queries,
+        queries,
         _query_rank,
         sharding=COLUMN,
     ),
-    _rule("attn.wkv.weight", "self_attention.linear_kv_proj.weight", _head, _hidden),
+    _rule("attn.wkv.weight", "self_attention.linear_kv_proj.weight", _head, hidden),
     _rule("attn.kv_norm.weight", "self_attention.kv_layernorm.weight", _head),
     _rule(
         "attn.attn_sink",
@@ -224,10 +177,10 @@ _WINDOW = (
         "attn.wo_a.weight",
         "self_attention.linear_grouped_proj.weight",
         _outputs,
-        _per_group,
+        lambda f: queries(f) // _compressed(f).output_groups,
         sharding=COLUMN,
     ),
-    _rule("attn.wo_b.weight", "self_attention.linear_proj.weight", _hidden, _outputs, sharding=ROW),
+    _rule("attn.wo_b.weight", "self_attention.linear_proj.weight", hidden, _outputs, sharding=ROW),
 )
 _CORE = "self_attention.core_attention."
 _COMPRESSED = (
@@ -245,7 +198,7 @@ _COMPRESSED = (
         _head,
         lambda f: _compressed(f).heavy_rate,
         width=1,
-        where=_heavy,
+        where=lambda f, layer: f.layers[layer].compression == "heavy",
     ),
     _rule(
         "attn.indexer.wq_b.weight",
@@ -258,13 +211,13 @@ _COMPRESSED = (
         "attn.indexer.weights_proj.weight",
         _CORE + "indexer.linear_weights_proj.weight",
         lambda f: _indexer(f).num_heads,
-        _hidden,
+        hidden,
         where=_sparse,
     ),
     *_compressor(
         "attn.indexer.compressor.",
         _CORE + "indexer.compressor.",
-        _index_head,
+        lambda f: _indexer(f).head_dim,
         lambda f: _compressed(f).sparse_rate,
         width=2,
         where=_sparse,
@@ -273,17 +226,17 @@ _COMPRESSED = (
 _CORRECTION = _rule(
     "ffn.gate.bias",
     "mlp.router.expert_bias",
-    lambda f: f.num_experts,
-    where=_scored,
+    num_experts,
+    where=lambda f, layer: not f.layers[layer].hash_routing,
     float32=True,
     buffer=True,
 )
 _TOKENS = _rule(
     "ffn.gate.tid2eid",
     "mlp.router.tid2eid",
-    lambda f: f.vocab_size,
+    vocabulary,
     lambda f: f.topk,
-    where=_hashed,
+    where=lambda f, layer: f.layers[layer].hash_routing,
     buffer=True,
     integers=True,
 )
@@ -292,12 +245,12 @@ _TOKENS = _rule(
 def _experts() -> tuple[Rule, ...]:
     local = "mlp.experts.local_experts.{expert}."
     names = tuple("ffn.experts.{expert}." + f"{name}.weight" for name in ("w1", "w3"))
-    up = _rule(names, local + "linear_fc1.weight", _ffn, _hidden, sharding=EXPERT_COLUMN)
+    up = _rule(names, local + "linear_fc1.weight", expert_ffn, hidden, sharding=EXPERT_COLUMN)
     down = _rule(
         "ffn.experts.{expert}.w2.weight",
         local + "linear_fc2.weight",
-        _hidden,
-        _ffn,
+        hidden,
+        expert_ffn,
         sharding=EXPERT_ROW,
     )
     # as transformers holds all in one in memory
@@ -311,23 +264,23 @@ def _experts() -> tuple[Rule, ...]:
 
 
 _MLP = (
-    _rule("ffn_norm.weight", "pre_mlp_layernorm.weight", _hidden),
-    _rule("ffn.gate.weight", "mlp.router.weight", lambda f: f.num_experts, _hidden),
+    _rule("ffn_norm.weight", "pre_mlp_layernorm.weight", hidden),
+    _rule("ffn.gate.weight", "mlp.router.weight", num_experts, hidden),
     _CORRECTION,
     _TOKENS,
     *_experts(),
     _rule(
         ("ffn.shared_experts.w1.weight", "ffn.shared_experts.w3.weight"),
         "mlp.shared_experts.linear_fc1.weight",
-        _ffn,
-        _hidden,
+        expert_ffn,
+        hidden,
         sharding=COLUMN,
     ),
     _rule(
         "ffn.shared_experts.w2.weight",
         "mlp.shared_experts.linear_fc2.weight",
-        _hidden,
-        _ffn,
+        hidden,
+        expert_ffn,
         sharding=ROW,
     ),
 )
@@ -337,22 +290,13 @@ _CONNECTIONS = (
 )
 
 
-def _outside(
-    hf: str, megatron: str, *dims: Size, sharding: Sharding = REPLICATED, float32: bool = False
-) -> Rule:
-    own = replace(
-        _rule("", "", *dims, sharding=sharding, float32=float32),
-        megatron=megatron,
-        block="outside",
-        alternatives=(),
-    )
-    return replace(own, hf=(hf,), alternatives=(replace(own, hf=(modern_name(hf),)),))
+def _outside(hf: str, megatron: str, *dims: Size, **others: Any) -> Rule:
+    own = tensor_rule(hf, megatron, *dims, block="outside", **others)
+    return replace(own, alternatives=(replace(own, hf=(modern_name(hf),)),))
 
 
 def _output_layer() -> Rule:
-    own = _outside(
-        "head.weight", "output_layer.weight", lambda f: f.vocab_size, _hidden, sharding=VOCABULARY
-    )
+    own = _outside("head.weight", "output_layer.weight", vocabulary, hidden, sharding=VOCABULARY)
     return replace(own, alternatives=(replace(own, hf=("lm_head.weight",), alternatives=()),))
 
 
@@ -373,32 +317,26 @@ def _mtp_rules() -> tuple[Rule, ...]:
         for rule in within
     ]
     around = (
-        _outside("enorm.weight", "enorm.weight", _hidden),
-        _outside("hnorm.weight", "hnorm.weight", _hidden),
-        _outside("e_proj.weight", "e_proj.weight", _hidden, _hidden),
-        _outside("h_proj.weight", "h_proj.weight", _hidden, _hidden),
+        _outside("enorm.weight", "enorm.weight", hidden),
+        _outside("hnorm.weight", "hnorm.weight", hidden),
+        _outside("e_proj.weight", "e_proj.weight", hidden, hidden),
+        _outside("h_proj.weight", "h_proj.weight", hidden, hidden),
         _outside("hc_head_fn", "hyper_head.fn", _streams, _all_streams, float32=True),
         _outside("hc_head_base", "hyper_head.base", _streams, float32=True),
         _outside("hc_head_scale", "hyper_head.scale", lambda f: 1, float32=True),
-        _outside("norm.weight", "final_layernorm.weight", _hidden),
+        _outside("norm.weight", "final_layernorm.weight", hidden),
     )
     copies = (
-        _outside(
-            "emb.tok_emb.weight",
-            "embedding.word_embeddings.weight",
-            lambda f: f.vocab_size,
-            _hidden,
-            sharding=VOCABULARY,
-        ),
-        _outside(
-            "head.weight",
-            "output_layer.weight",
-            lambda f: f.vocab_size,
-            _hidden,
-            sharding=VOCABULARY,
+        ("emb.tok_emb.weight", "embedding.word_embeddings.weight"),
+        ("head.weight", "output_layer.weight"),
+    )
+    frame = (
+        *around,
+        *(
+            _outside(hf, name, vocabulary, hidden, sharding=VOCABULARY, optional=True)
+            for hf, name in copies
         ),
     )
-    frame = (*around, *(replace(rule, optional=True) for rule in copies))
     return (
         *rules,
         *(
@@ -420,8 +358,8 @@ def table(facts: ModelFacts) -> WeightTable:
         _outside(
             "embed.weight",
             "embedding.word_embeddings.weight",
-            lambda f: f.vocab_size,
-            _hidden,
+            vocabulary,
+            hidden,
             sharding=VOCABULARY,
         ),
         *_WINDOW,
@@ -432,7 +370,7 @@ def table(facts: ModelFacts) -> WeightTable:
         _outside("hc_head_fn", "decoder.hyper_head.fn", _streams, _all_streams, float32=True),
         _outside("hc_head_base", "decoder.hyper_head.base", _streams, float32=True),
         _outside("hc_head_scale", "decoder.hyper_head.scale", lambda f: 1, float32=True),
-        _outside("norm.weight", "decoder.final_layernorm.weight", _hidden),
+        _outside("norm.weight", "decoder.final_layernorm.weight", hidden),
         *(() if facts.tied_embeddings else (_output_layer(),)),
     )
     return WeightTable(facts=facts, rules=rules)

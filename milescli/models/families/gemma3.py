@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, hybrid, layers, vision
 from milescli.models.base import Rule, WeightTable
 from milescli.models.facts import Layer, Mixer, ModelFacts, Rope
@@ -51,8 +50,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     )
     fields.refuse(text, "attn_logit_softcapping", unless=None, why="transformers ignores it")
     if multimodal and plain.logit_softcap is not None:
-        raise CheckpointError(
-            "config.json is not supported: `final_logit_softcapping`",
+        raise fields.unusable(
+            "final_logit_softcapping",
             why="transformers only caps the logits of this family in the stand-alone text model",
             fix="use a release without it",
         )
@@ -130,10 +129,9 @@ def _as_released(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 def _mixers(config: Mapping[str, object], *, num_layers: int) -> tuple[Mixer, ...]:
     length = fields.number(config, "sliding_window_pattern", default=6, kind=int)
     if length < 1:
-        raise CheckpointError(
-            "config.json is not supported: `sliding_window_pattern`",
+        raise fields.unusable(
+            "sliding_window_pattern",
             why=f"the layers do not come in groups of {length}",
-            fix="download the model again, or correct config.json",
         )
     sliding: tuple[Mixer, ...] = ("sliding",)
     return fields.mixers(config, num_layers=num_layers, period=(*sliding * (length - 1), "full"))

@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, hybrid, layers
-from milescli.models.base import COLUMN, EXPERT_COLUMN, EXPERT_ROW, REPLICATED, Rule, WeightTable
+from milescli.models.base import COLUMN, EXPERT_COLUMN, EXPERT_ROW, Rule, WeightTable
 from milescli.models.facts import Layer, Mixer, ModelFacts, Rope
 from milescli.models.families import gemma3, llama
+from milescli.models.tensor_rules import expert_ffn, hidden, num_experts, tensor_rule
 from milescli.models.transforms import (
-    alone,
     concatenate,
     halve,
     join,
-    join_halves,
-    same,
+    join_parts,
     shapes,
     split_halves,
 )
@@ -87,11 +85,10 @@ def _layers(config: Mapping[str, object], plain: ModelFacts) -> tuple[Layer, ...
             config, "num_global_key_value_heads", default=num_kv_heads, kind=int
         )
     if num_kv_heads < 1 or plain.num_heads % num_kv_heads:
-        raise CheckpointError(
-            "config.json is not supported: `num_global_key_value_heads`",
+        raise fields.unusable(
+            "num_global_key_value_heads",
             why=f"{plain.num_heads} query heads cannot share {num_kv_heads} key-value heads "
             "equally",
-            fix="download the model again, or correct config.json",
         )
     full = Layer(mixer="full", head_dim=head_dim, num_kv_heads=num_kv_heads, key_is_value=shared)
     decoder = [Layer(mixer="sliding") if mixer == "sliding" else full for mixer in mixers]
@@ -136,20 +133,7 @@ def _split_qk(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
     return [part.flatten(0, 2) for part in grouped.split([per_group, 1], dim=1)]
 
 
-def _key_is_value(facts: ModelFacts, layer: int) -> bool:
-    return facts.layers[layer].key_is_value
-
-
-def _key_is_not_value(facts: ModelFacts, layer: int) -> bool:
-    return not facts.layers[layer].key_is_value
-
-
-def _vector(hf: str, megatron: str, size: str) -> Rule:
-    """A vector of the named length, on every rank."""
-    return replace(layers.norm(hf, megatron), shapes=shapes(lambda f: (getattr(f, size),)))
-
-
-_QKV = replace(layers.QKV, where=_key_is_not_value)
+_QKV = replace(layers.QKV, where=lambda f, layer: not f.layers[layer].key_is_value)
 _QK = Rule(
     hf=layers.QKV.hf[:2],
     megatron=layers.QKV.megatron,
@@ -160,12 +144,10 @@ _QK = Rule(
     sharding=COLUMN,
     fuse=_fuse_qk,
     split=_split_qk,
-    where=_key_is_value,
+    where=lambda f, layer: f.layers[layer].key_is_value,
 )
-_LAYER_SCALAR = replace(
-    layers.norm("layer_scalar", "layer_scalar"),
-    shapes=shapes(lambda f: (1,)),
-    buffer=True,
+_LAYER_SCALAR = tensor_rule(
+    _HF + "layer_scalar", _MEGATRON + "layer_scalar", lambda f: 1, buffer=True
 )
 _EXPERT_UP = Rule(
     hf=(_HF + "experts.gate_up_proj",),
@@ -176,32 +158,28 @@ _EXPERT_UP = Rule(
     split=halve,
     stacked=True,
     unpack=split_halves,
-    pack=join_halves,
+    pack=join_parts,
 )
-_EXPERT_DOWN = Rule(
-    hf=(_HF + "experts.down_proj",),
-    megatron=_MEGATRON + "mlp.experts.local_experts.{expert}.linear_fc2.weight",
-    shapes=shapes(lambda f: (f.hidden_size, f.moe_ffn_hidden_size)),
+_EXPERT_DOWN = tensor_rule(
+    _HF + "experts.down_proj",
+    _MEGATRON + "mlp.experts.local_experts.{expert}.linear_fc2.weight",
+    hidden,
+    expert_ffn,
     sharding=EXPERT_ROW,
-    fuse=same,
-    split=alone,
     stacked=True,
 )
-_ROUTER = Rule(
-    hf=(_HF + "router.proj.weight",),
-    megatron=_MEGATRON + "mlp.router.weight",
-    shapes=shapes(lambda f: (f.num_experts, f.hidden_size)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
+_ROUTER = tensor_rule(
+    _HF + "router.proj.weight", _MEGATRON + "mlp.router.weight", num_experts, hidden
 )
 _EXPERTS = (
     layers.norm("pre_feedforward_layernorm.weight", "mlp.pre_shared_layernorm.weight"),
     *layers.shared_experts("mlp."),
     layers.norm("post_feedforward_layernorm_1.weight", "mlp.post_shared_layernorm.weight"),
-    _vector("router.scale", "mlp.router.scale", "hidden_size"),
+    tensor_rule(_HF + "router.scale", _MEGATRON + "mlp.router.scale", hidden),
     _ROUTER,
-    _vector("router.per_expert_scale", "mlp.router.per_expert_scale", "num_experts"),
+    tensor_rule(
+        _HF + "router.per_expert_scale", _MEGATRON + "mlp.router.per_expert_scale", num_experts
+    ),
     layers.norm("pre_feedforward_layernorm_2.weight", "mlp.pre_experts_layernorm.weight"),
     _EXPERT_UP,
     _EXPERT_DOWN,

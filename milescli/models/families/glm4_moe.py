@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, layers
 from milescli.models.base import WeightTable
 from milescli.models.facts import ModelFacts, plain_layers
@@ -66,11 +65,10 @@ def _check_groups(*, num_experts: int, num_groups: int, topk_groups: int) -> Non
         or not 1 <= topk_groups <= num_groups
         or num_experts // num_groups < 2
     ):
-        raise CheckpointError(
-            "config.json is not supported: `n_group`",
+        raise fields.unusable(
+            "n_group",
             why=f"{topk_groups} of {num_groups} equal groups, each of at least two of "
             f"{num_experts} experts, cannot be chosen",
-            fix="download the model again, or correct config.json",
         )
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, latent
 from milescli.models.facts import ModelFacts
 from milescli.models.families import deepseek_v32
@@ -51,8 +50,8 @@ def _shares_choice(config: Mapping[str, object], *, num_layers: int) -> tuple[bo
         return tuple(max(layer - first + 1, 0) % step != 0 for layer in range(num_layers))
     kinds = [_KINDS.get(kind, kind) for kind in listed] if isinstance(listed, list | str) else []
     if len(kinds) != num_layers or set(kinds) - {"full", "shared"} or kinds[0] == "shared":
-        raise CheckpointError(
-            "config.json is not supported: `indexer_types`",
+        raise fields.unusable(
+            "indexer_types",
             why=f"it must be a list of {num_layers} times `full` or `shared` that starts with "
             "`full`",
             fix="correct config.json",

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from milescli.models import fields, layers
-from milescli.models.base import COLUMN, EXPERT_COLUMN, EXPERT_ROW, REPLICATED, Rule, WeightTable
+from milescli.models.base import COLUMN, EXPERT_COLUMN, EXPERT_ROW, Rule, WeightTable
 from milescli.models.facts import Layer, ModelFacts
 from milescli.models.families import llama
-from milescli.models.transforms import alone, concatenate, halve, join, same, shapes
+from milescli.models.tensor_rules import expert_ffn, hidden, num_experts, tensor_rule
+from milescli.models.transforms import concatenate, halve, join, shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,24 +93,16 @@ def _turn(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
     return [tensor.mT for tensor in tensors]
 
 
-def _plain(hf: str, megatron: str, *sizes: str) -> Rule:
-    """A tensor that every rank holds as it lies on disk, of the named sizes."""
-    return Rule(
-        hf=(_HF + hf,),
-        megatron=_MEGATRON + megatron,
-        shapes=shapes(lambda f: tuple(getattr(f, size) for size in sizes)),
-        sharding=REPLICATED,
-        fuse=same,
-        split=alone,
-    )
-
-
-_SINKS = replace(
-    _plain("self_attn.sinks", "self_attention.core_attention.softmax_offset", "num_heads"),
+_SINKS = tensor_rule(
+    _HF + "self_attn.sinks",
+    _MEGATRON + "self_attention.core_attention.softmax_offset",
+    lambda f: f.num_heads,
     sharding=COLUMN,
 )
-_ROUTER = _plain("mlp.router.weight", "mlp.router.weight", "num_experts", "hidden_size")
-_ROUTER_BIAS = _plain("mlp.router.bias", "mlp.router.bias", "num_experts")
+_ROUTER = tensor_rule(
+    _HF + "mlp.router.weight", _MEGATRON + "mlp.router.weight", num_experts, hidden
+)
+_ROUTER_BIAS = tensor_rule(_HF + "mlp.router.bias", _MEGATRON + "mlp.router.bias", num_experts)
 _EXPERT_UP = Rule(
     hf=(_HF + "mlp.experts.gate_up_proj",),
     megatron=_EXPERT + "linear_fc1.weight",
@@ -127,25 +120,18 @@ _EXPERT_UP_BIAS = replace(
     megatron=_EXPERT + "linear_fc1.bias",
     shapes=shapes(lambda f: (2 * f.moe_ffn_hidden_size,)),
 )
-_EXPERT_DOWN = Rule(
-    hf=(_HF + "mlp.experts.down_proj",),
-    megatron=_EXPERT + "linear_fc2.weight",
-    shapes=shapes(lambda f: (f.moe_ffn_hidden_size, f.hidden_size)),
+_EXPERT_DOWN = tensor_rule(
+    _HF + "mlp.experts.down_proj",
+    _EXPERT + "linear_fc2.weight",
+    expert_ffn,
+    hidden,
     sharding=EXPERT_ROW,
-    fuse=same,
-    split=alone,
     stacked=True,
     unpack=_turn,
     pack=_turn,
 )
-_EXPERT_DOWN_BIAS = Rule(
-    hf=(_HF + "mlp.experts.down_proj_bias",),
-    megatron=_EXPERT + "linear_fc2.bias",
-    shapes=shapes(lambda f: (f.hidden_size,)),
-    sharding=REPLICATED,
-    fuse=same,
-    split=alone,
-    stacked=True,
+_EXPERT_DOWN_BIAS = tensor_rule(
+    _HF + "mlp.experts.down_proj_bias", _EXPERT + "linear_fc2.bias", hidden, stacked=True
 )
 
 

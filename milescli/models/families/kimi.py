@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, latent
 from milescli.models.base import Rule, WeightTable
 from milescli.models.facts import ModelFacts
@@ -22,8 +21,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         return replace(deepseek_v3.facts(config), family="kimi_k2")
     text = config.get("text_config")
     if not isinstance(text, Mapping):
-        raise CheckpointError(
-            "config.json is not supported: `text_config`",
+        raise fields.unusable(
+            "text_config",
             why=f"a multimodal Kimi must describe its text model there, but it is {text!r}",
             fix="download the model again",
         )

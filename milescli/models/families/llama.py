@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, layers
 from milescli.models.base import Rule, WeightTable
 from milescli.models.facts import ModelFacts, plain_layers
@@ -69,11 +68,10 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
         read["rope"] = fields.rope(config)
     model = ModelFacts(family=family, **{**read, **known})  # type: ignore[arg-type]
     if model.num_kv_heads < 1 or model.num_heads % model.num_kv_heads:
-        raise CheckpointError(
-            "config.json is not supported: `num_key_value_heads`",
+        raise fields.unusable(
+            "num_key_value_heads",
             why=f"{model.num_heads} query heads cannot share {model.num_kv_heads} key-value heads "
             "equally",
-            fix="download the model again, or correct config.json",
         )
     return model
 

@@ -11,6 +11,7 @@ from milescli.models import fields, layers
 from milescli.models.base import COLUMN, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.models.families import llama, qwen2
+from milescli.models.tensor_rules import hidden
 from milescli.models.transforms import swap_columns, swap_columns_back
 
 _MTP = "model.mtp_layers.{mtp}."
@@ -37,17 +38,18 @@ def table(facts: ModelFacts) -> WeightTable:
         layers.mtp_part(
             _MTP + "input_proj.weight",
             "eh_proj.weight",
-            lambda f: (f.hidden_size, 2 * f.hidden_size),
+            hidden,
+            lambda f: 2 * f.hidden_size,
             sharding=COLUMN,
         ),
         fuse=swap_columns,
         split=swap_columns_back,
     )
     mtp = (
-        layers.mtp_norm(_MTP + "token_layernorm.weight", "enorm.weight"),
-        layers.mtp_norm(_MTP + "hidden_layernorm.weight", "hnorm.weight"),
+        layers.mtp_part(_MTP + "token_layernorm.weight", "enorm.weight", hidden),
+        layers.mtp_part(_MTP + "hidden_layernorm.weight", "hnorm.weight", hidden),
         projection,
         *layers.in_mtp((*llama.attention(facts), *llama.mlp(facts)), hf=_MTP),
-        layers.mtp_norm(_MTP + "final_layernorm.weight", "final_layernorm.weight"),
+        layers.mtp_part(_MTP + "final_layernorm.weight", "final_layernorm.weight", hidden),
     )
     return replace(decoder, rules=(*decoder.rules, *mtp))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields
-from milescli.models.base import WeightTable
 from milescli.models.facts import Layer, ModelFacts
 from milescli.models.families import llama
 
@@ -36,6 +35,4 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     )
 
 
-def table(facts: ModelFacts) -> WeightTable:
-    """Map the names and transforms of every weight."""
-    return llama.table(facts)
+table = llama.table

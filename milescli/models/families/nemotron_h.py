@@ -24,10 +24,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     _refuse_what_no_release_has(config)
     kinds = _pattern(config, "layers_block_type", "hybrid_override_pattern")
     if not kinds:
-        raise CheckpointError(
-            "config.json is not supported: `hybrid_override_pattern`",
+        raise fields.unusable(
+            "hybrid_override_pattern",
             why="neither it nor `layers_block_type` describes the layers of the model",
-            fix="download the model again, or correct config.json",
         )
     hidden_size = fields.number(config, "hidden_size", kind=int)
     num_heads = fields.number(config, "num_attention_heads", kind=int)
@@ -113,11 +112,10 @@ def _pattern(config: Mapping[str, object], listed: str, symbols: str) -> tuple[s
     )
     for kind in kinds:
         if kind not in KINDS:
-            raise CheckpointError(
-                f"config.json is not supported: `{symbols}`",
+            raise fields.unusable(
+                symbols,
                 why=f"`{kind}` is not a kind of layer; the kinds are "
                 f"{', '.join(f'{word} ({sign})' for sign, word in _SYMBOLS.items())}",
-                fix="download the model again, or correct config.json",
             )
     return tuple(cast("list[str]", kinds))
 

@@ -3,27 +3,25 @@ family file calls it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from milescli.models import layers, mamba2
 from milescli.models.base import (
     COLUMN,
     EXPERT_COLUMN,
     EXPERT_ROW,
-    REPLICATED,
     ROW,
     Rule,
     Sharding,
     WeightTable,
     Where,
     dense_layers,
-    every_layer,
     mixer_layers,
     moe_layers,
 )
 from milescli.models.facts import Layer, ModelFacts
-from milescli.models.transforms import alone, same, shapes
+from milescli.models.tensor_rules import Size, expert_ffn, ffn, hidden, shared_ffn, tensor_rule
 
 KINDS: dict[str, Layer] = {
     "mamba": Layer(mixer="mamba", mlp="none"),
@@ -38,42 +36,8 @@ _PREFIX = "backbone."
 """Prefix of the releases' names, in place of `model.`"""
 
 
-def _rule(
-    hf: str,
-    megatron: str,
-    *dims: Callable[[ModelFacts], int],
-    sharding: Sharding,
-    where: Where,
-    stacked: Rule | None = None,
-) -> Rule:
-    """One tensor that stays as it is, of the lengths `dims`. `stacked`: as disks hold it for all
-    experts in one."""
-    return Rule(
-        hf=(_HF + hf,),
-        megatron=_MEGATRON + megatron,
-        shapes=shapes(lambda facts: tuple(dim(facts) for dim in dims)),
-        sharding=sharding,
-        fuse=same,
-        split=alone,
-        where=where,
-        alternatives=() if stacked is None else (stacked,),
-    )
-
-
-def _hidden(facts: ModelFacts) -> int:
-    return facts.hidden_size
-
-
-def _ffn(facts: ModelFacts) -> int:
-    return facts.ffn_hidden_size
-
-
-def _expert_ffn(facts: ModelFacts) -> int:
-    return facts.moe_ffn_hidden_size
-
-
-def _shared_ffn(facts: ModelFacts) -> int:
-    return facts.shared_expert_ffn_hidden_size
+def _rule(hf: str, megatron: str, *dims: Size, where: Where, **others: Any) -> Rule:
+    return tensor_rule(_HF + hf, _MEGATRON + megatron, *dims, where=where, **others)
 
 
 def _latent(facts: ModelFacts) -> int:
@@ -89,20 +53,14 @@ def _has_latent(facts: ModelFacts, layer: int) -> bool:
     return bool(facts.moe_latent_size) and moe_layers(facts, layer)
 
 
-def _expert(hf: str, megatron: str, *dims: Callable[[ModelFacts], int], sharding: Sharding) -> Rule:
+def _expert(hf: str, megatron: str, *dims: Size, sharding: Sharding) -> Rule:
     """Of each expert; transformers holds all in one in memory."""
     name = "mlp.experts.local_experts.{expert}." + megatron
-    stacked = replace(
-        _rule(f"mixer.experts.{hf}", name, *dims, sharding=sharding, where=moe_layers), stacked=True
+    single = _rule(
+        "mixer.experts.{expert}." + f"{hf}.weight", name, *dims, where=moe_layers, sharding=sharding
     )
-    return _rule(
-        "mixer.experts.{expert}." + f"{hf}.weight",
-        name,
-        *dims,
-        sharding=sharding,
-        where=moe_layers,
-        stacked=stacked,
-    )
+    stacked = replace(single, hf=(_HF + f"mixer.experts.{hf}",), stacked=True)
+    return replace(single, alternatives=(stacked,))
 
 
 _ATTENTION_LAYERS = mixer_layers("full")
@@ -110,8 +68,7 @@ _ATTENTION = (
     _rule(
         "norm.weight",
         "input_layernorm.weight",
-        _hidden,
-        sharding=REPLICATED,
+        hidden,
         where=_ATTENTION_LAYERS,
     ),
     replace(
@@ -122,63 +79,57 @@ _ATTENTION = (
     replace(layers.ATTENTION_OUTPUT, hf=(_HF + "mixer.o_proj.weight",), where=_ATTENTION_LAYERS),
 )
 _MLP = (
-    _rule(
-        "norm.weight", "pre_mlp_layernorm.weight", _hidden, sharding=REPLICATED, where=dense_layers
-    ),
+    _rule("norm.weight", "pre_mlp_layernorm.weight", hidden, where=dense_layers),
     _rule(
         "mixer.up_proj.weight",
         "mlp.linear_fc1.weight",
-        _ffn,
-        _hidden,
+        ffn,
+        hidden,
         sharding=COLUMN,
         where=dense_layers,
     ),
     _rule(
         "mixer.down_proj.weight",
         "mlp.linear_fc2.weight",
-        _hidden,
-        _ffn,
+        hidden,
+        ffn,
         sharding=ROW,
         where=dense_layers,
     ),
 )
 _MOE = (
-    _rule(
-        "norm.weight", "pre_mlp_layernorm.weight", _hidden, sharding=REPLICATED, where=moe_layers
-    ),
+    _rule("norm.weight", "pre_mlp_layernorm.weight", hidden, where=moe_layers),
     replace(layers.ROUTER, hf=(_HF + "mixer.gate.weight",)),
     replace(layers.ROUTER_BIAS, hf=(_HF + "mixer.gate.e_score_correction_bias",)),
     _rule(
         "mixer.fc1_latent_proj.weight",
         "mlp.fc1_latent_proj.weight",
         _latent,
-        _hidden,
-        sharding=REPLICATED,
+        hidden,
         where=_has_latent,
     ),
-    _expert("up_proj", "linear_fc1.weight", _expert_ffn, _expert_width, sharding=EXPERT_COLUMN),
-    _expert("down_proj", "linear_fc2.weight", _expert_width, _expert_ffn, sharding=EXPERT_ROW),
+    _expert("up_proj", "linear_fc1.weight", expert_ffn, _expert_width, sharding=EXPERT_COLUMN),
+    _expert("down_proj", "linear_fc2.weight", _expert_width, expert_ffn, sharding=EXPERT_ROW),
     _rule(
         "mixer.fc2_latent_proj.weight",
         "mlp.fc2_latent_proj.weight",
-        _hidden,
+        hidden,
         _latent,
-        sharding=REPLICATED,
         where=_has_latent,
     ),
     _rule(
         "mixer.shared_experts.up_proj.weight",
         "mlp.shared_experts.linear_fc1.weight",
-        _shared_ffn,
-        _hidden,
+        shared_ffn,
+        hidden,
         sharding=COLUMN,
         where=moe_layers,
     ),
     _rule(
         "mixer.shared_experts.down_proj.weight",
         "mlp.shared_experts.linear_fc2.weight",
-        _hidden,
-        _shared_ffn,
+        hidden,
+        shared_ffn,
         sharding=ROW,
         where=moe_layers,
     ),
@@ -219,9 +170,9 @@ def _mtp_rules(facts: ModelFacts) -> tuple[Rule, ...]:
             f"{layers.MTP}mtp_model_layer.layers.{number}.",
         )
         if number == 0:
-            rules += [_frame(hf, name, _hidden) for name in ("enorm", "hnorm")]
+            rules += [_frame(hf, name, hidden) for name in ("enorm", "hnorm")]
             rules.append(
-                _frame(hf, "eh_proj", _hidden, lambda f: 2 * f.hidden_size, sharding=COLUMN)
+                _frame(hf, "eh_proj", hidden, lambda f: 2 * f.hidden_size, sharding=COLUMN)
             )
         rules += [
             replace(
@@ -235,14 +186,9 @@ def _mtp_rules(facts: ModelFacts) -> tuple[Rule, ...]:
             if facts.moe_latent_size or rule.where is not _has_latent
         ]
         if number == last:
-            rules.append(_frame(hf, "final_layernorm", _hidden))
+            rules.append(_frame(hf, "final_layernorm", hidden))
     return tuple(rules)
 
 
-def _frame(
-    hf: str, name: str, *dims: Callable[[ModelFacts], int], sharding: Sharding = REPLICATED
-) -> Rule:
-    rule = _rule("", "", *dims, sharding=sharding, where=every_layer)
-    return replace(
-        rule, hf=(f"{hf}{name}.weight",), megatron=f"{layers.MTP}{name}.weight", block="mtp"
-    )
+def _frame(hf: str, name: str, *dims: Size, **others: Any) -> Rule:
+    return layers.mtp_part(f"{hf}{name}.weight", f"{name}.weight", *dims, **others)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields
-from milescli.models.base import WeightTable
 from milescli.models.facts import Layer, ModelFacts
 from milescli.models.families import llama
 
@@ -42,6 +41,4 @@ def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
     )
 
 
-def table(facts: ModelFacts) -> WeightTable:
-    """Map the names and transforms of every weight."""
-    return llama.table(facts)
+table = llama.table

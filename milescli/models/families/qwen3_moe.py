@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields, layers
 from milescli.models.base import WeightTable
 from milescli.models.facts import ModelFacts, plain_layers
@@ -20,8 +19,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
     num_experts = fields.number(config, "num_experts", "num_local_experts", kind=int)
     topk = fields.number(config, "num_experts_per_tok", kind=int)
     if not 1 <= topk <= num_experts:
-        raise CheckpointError(
-            "config.json is not supported: `num_experts_per_tok`",
+        raise fields.unusable(
+            "num_experts_per_tok",
             why=f"{topk} of {num_experts} experts cannot be chosen",
             fix="correct config.json",
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from milescli.core.errors import CheckpointError
 from milescli.models import fields
 from milescli.models.facts import Layer, ModelFacts
 from milescli.models.families import llama
@@ -44,9 +43,8 @@ def _turned(config: Mapping[str, object]) -> list[bool]:
         every = fields.number(config, "no_rope_layer_interval", default=4, kind=int)
         return [(layer + 1) % every != 0 for layer in range(num_layers)]
     if not isinstance(named, list) or len(named) < num_layers:
-        raise CheckpointError(
-            "config.json is not supported: `no_rope_layers`",
+        raise fields.unusable(
+            "no_rope_layers",
             why=f"{num_layers} layers need one number each, but it is {named!r}",
-            fix="download the model again, or correct config.json",
         )
     return [bool(turns) for turns in named[:num_layers]]

@@ -77,11 +77,6 @@ def in_reward(found: Foreign) -> bool:
     return bool(found.value("add_token_level_kl")) and not in_loss(found)
 
 
-def clips_apart(found: Foreign) -> bool:
-    """Return True if the clip has two bounds of their own."""
-    return bool(found.value("use_pg_clip_range"))
-
-
 def estimator(value: Any, found: Foreign) -> Said:
     """REINFORCE takes the mean and the std that norm_*_type name. A teacher judges each token by
     itself."""

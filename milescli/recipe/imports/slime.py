@@ -44,11 +44,6 @@ def has_kl(found: Foreign) -> bool:
     return in_loss(found) or found.value("kl_coef", 0) > 0
 
 
-def corrects(found: Foreign) -> bool:
-    """Return True if samples are weighted by trainer and engine."""
-    return bool(found.value("use_tis"))
-
-
 def epochs(value: Any, found: Foreign) -> Said:
     """Of SFT they are the length; of RL the number of rows decides."""
     return {"train.epochs": value} if _is_sft(found) else TEXTS["EPOCHS"]
@@ -77,11 +72,6 @@ def filter(value: Any, found: Foreign) -> Said:
 def over_sampled(value: Any, found: Foreign) -> Said:
     """Prompts that are sampled for a batch."""
     return {"rollout.over_sampling": max(1.0, value / found.value("rollout_batch_size", value))}
-
-
-def no_std(value: Any, found: Foreign) -> Said:
-    """Advantages that are not divided."""
-    return {"train.normalize_std": "none"} if value else {}
 
 
 def stops(value: Any, found: Foreign) -> Said:

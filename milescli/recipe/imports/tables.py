@@ -15,7 +15,8 @@
     file KEY, model KEY                data or a model: a path or a name on the hub
     choose NAME: what it chooses       by the table NAME of `choices`
     call NAME                          a function of the framework's module, or of this one
-    if NAME: RULE                      if that function is true; else `conditions` says why not
+    if NAME: RULE                      if that function, or that key of theirs, is true; else
+                                       `conditions` says why not
     with KEY                           nothing: it is read with that key
     no TEXT                            no counterpart; the text says what it does there
 
@@ -127,12 +128,12 @@ class _Rules:
     conditions: Mapping[str, str]
 
     def row(self, rule: str) -> Row:
-        """Return the row of a rule. Raises AttributeError for a function that there is not."""
+        """Return the row of a rule. Raises LookupError for a function that there is not."""
         word, _, rest = rule.partition(" ")
         if word == "if":
             name, _, inner = rest.partition(": ")
-            row, test = self.row(inner), getattr(self.module, name)
-            why = self.conditions[name]
+            row, why = self.row(inner), self.conditions[name]
+            test = getattr(self.module, name, lambda found: found.value(name))
             return lambda value, found: row(value, found) if test(found) else why
         if word == "positive":
             row = self.row(rest)

@@ -54,11 +54,6 @@ def lora(found: Foreign) -> bool:
     return bool(found.value("use_peft") or found.value("lora_r"))
 
 
-def syncs(found: Foreign) -> bool:
-    """Return True if the reference follows the policy."""
-    return bool(found.value("sync_ref_model"))
-
-
 def batch(value: Any, found: Foreign) -> Said:
     """Prompts and updates of a step; of a run over rows their number."""
     accumulated = int(found.value("gradient_accumulation_steps", 1))

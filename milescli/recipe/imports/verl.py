@@ -46,11 +46,6 @@ def has_critic(found: Foreign) -> bool:
     return str(found.value("algorithm.adv_estimator")).lower().endswith("gae")
 
 
-def is_overlong(found: Foreign) -> bool:
-    """Return True if long responses are punished."""
-    return bool(found.value("reward_model.reward_kwargs.overlong_buffer_cfg.enable"))
-
-
 def lora(found: Foreign) -> bool:
     """Return True if an adapter is trained."""
     return found.value("actor_rollout_ref.model.lora_rank", 0) > 0
@@ -103,11 +98,6 @@ def rejection(value: Any, found: Foreign) -> Said:
     if not found.value(f"{FIX}.rollout_is"):
         said |= {"train.correction.kind": "importance", "train.correction.mode": "none"}
     return said
-
-
-def reward(value: Any, found: Foreign) -> Said:
-    """A reward model scores."""
-    return {"rollout.reward": "reward_model"} if value else {}
 
 
 def reward_path(value: Any, found: Foreign) -> Said:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -154,12 +154,6 @@ class Adapters:
                 f"alpha {self.shape.alpha:g} at {', '.join(self.shape.targets)}",
                 fix="resume the run with its original recipe and model",
             )
-
-    @torch.no_grad()
-    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the values that were loaded into `sharded_state`."""
-        for weight in self.weights:
-            weight.parameter.copy_(tensors[checkpoint_key(weight.entry)])
 
 
 class _LayerPairs:

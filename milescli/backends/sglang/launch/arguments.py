@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from milescli.backends.sglang.launch.command import CPU_PATH, engine_command
+from milescli.backends.sglang.launch.command import engine_command, without_device
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.core.errors import MachineError, RecipeError
 from milescli.core.files import parse_json
@@ -56,7 +56,7 @@ def check_extra(spec: EngineSpec) -> None:
         done = subprocess.run(
             command,
             input=json.dumps({"ours": ours, "extra": extra}),
-            env=_without_device(),
+            env=os.environ | without_device(),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
@@ -79,16 +79,6 @@ def check_extra(spec: EngineSpec) -> None:
     for name, value in reply["given"].items():
         if name in OURS or (name in reply["ours"] and name not in FREE):
             raise _refusal(name, value)
-
-
-def _without_device() -> dict[str, str]:
-    """SGLang's arguments are the same everywhere; whoever starts a run may have no device."""
-    path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join(path),
-    }
 
 
 def _refusal(name: str, value: str) -> RecipeError:

@@ -242,16 +242,22 @@ def own_environment(
     return env | spec.extra_env
 
 
+def without_device() -> dict[str, str]:
+    """Return what SGLang needs to be imported where there is no device, or none is to be used."""
+    python_path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(python_path),
+    }
+
+
 def _cpu_environment(spec: EngineSpec, family: CpuFamily, *, quantised: bool) -> dict[str, str]:
     """Threads that soon sleep while they wait: the HTTP server, the scheduler and the trainer share
     the cores; but they wait for the next product awake. No torch.compile: its first calls would
     build C++ in the middle of a rollout."""
     threads = str(spec.cpu_threads)
-    python_path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join(python_path),
+    env = without_device() | {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OMP_WAIT_POLICY": "PASSIVE",

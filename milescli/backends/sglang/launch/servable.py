@@ -4,8 +4,6 @@ imports nothing of SGLang."""
 
 from __future__ import annotations
 
-import ast
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -411,27 +409,3 @@ def model_zoo() -> Path:
             fix="make install   # or: pip install sglang",
         )
     return Path(package.submodule_search_locations[0]) / "srt" / "models"
-
-
-@functools.lru_cache(maxsize=1)
-def architectures() -> frozenset[str]:
-    """Return the architectures of the installed SGLang, as in `architectures` of config.json, read
-    from its files without importing them (200 modules, seconds). Raises MachineError if SGLang is
-    not installed."""
-    return frozenset(
-        name
-        for path in sorted(model_zoo().glob("*.py"))
-        for name in _entry_classes(path.read_text("utf-8"))
-    )
-
-
-def _entry_classes(source: str) -> list[str]:
-    """Return what a module's `EntryClass = ...` names."""
-    if "EntryClass" not in source:
-        return []
-    names = []
-    for statement in ast.parse(source).body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == "EntryClass" for target in targets):
-            names += [node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)]
-    return names

@@ -12,6 +12,7 @@ import torch
 from milescli.backends.sglang.client.batching import ONLY_WHEN_DONE
 from milescli.backends.sglang.inside.quantised import NEVER_SENT
 from milescli.backends.sglang.inside.verify import is_missing, unsent
+from milescli.core.units import format_few
 
 
 def install() -> None:
@@ -39,9 +40,7 @@ def _install_complete_weights() -> None:
         is_mtp = type(model).__module__.endswith(("_nextn", "_mtp"))
         shared = _SHARED if is_mtp else ()
         if missing := [name for name in unfilled(model) if name not in shared]:
-            shown = ", ".join(missing[:3]) + (
-                f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            )
+            shown = format_few(missing, 3)
             raise SystemExit(f"miles: the folder does not fill what SGLang's model has: {shown}")
 
     DefaultModelLoader.load_weights_only = staticmethod(load_whole)

@@ -1,0 +1,72 @@
+"""Rules of tensors that Hugging Face and Megatron hold alike, but for names and cuts; and lengths
+of their dims. Shared layers and families make their tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from milescli.models.base import REPLICATED, Rule, Sharding
+from milescli.models.facts import ModelFacts
+from milescli.models.transforms import alone, concatenate, halve, same
+
+Size = Callable[[ModelFacts], int]
+"""The length of a dim."""
+
+
+def tensor_rule(
+    hf: str | tuple[str, str],
+    megatron: str,
+    *dims: Size,
+    sharding: Sharding = REPLICATED,
+    **others: Any,
+) -> Rule:
+    """Return the rule of a tensor of the lengths `dims` that is one tensor in Megatron too. Two
+    names `hf`: each is so long, and Megatron holds the second behind the first. `others`: further
+    fields of the rule."""
+    names = (hf,) if isinstance(hf, str) else hf
+    is_single = len(names) == 1
+    return Rule(
+        hf=names,
+        megatron=megatron,
+        shapes=lambda facts: [tuple(dim(facts) for dim in dims)] * len(names),
+        sharding=sharding,
+        fuse=same if is_single else concatenate,
+        split=alone if is_single else halve,
+        **others,
+    )
+
+
+def hidden(facts: ModelFacts) -> int:
+    """Return hidden_size."""
+    return facts.hidden_size
+
+
+def vocabulary(facts: ModelFacts) -> int:
+    """Return vocab_size."""
+    return facts.vocab_size
+
+
+def queries(facts: ModelFacts) -> int:
+    """Return the length of all query heads together."""
+    return facts.num_heads * facts.head_dim
+
+
+def ffn(facts: ModelFacts) -> int:
+    """Return the width of an MLP."""
+    return facts.ffn_hidden_size
+
+
+def expert_ffn(facts: ModelFacts) -> int:
+    """Return the width of an expert."""
+    return facts.moe_ffn_hidden_size
+
+
+def shared_ffn(facts: ModelFacts) -> int:
+    """Return the width of the experts that every token uses, together."""
+    return facts.shared_expert_ffn_hidden_size
+
+
+def num_experts(facts: ModelFacts) -> int:
+    """Return num_experts."""
+    return facts.num_experts
