@@ -16,7 +16,7 @@ def test_every_device_that_can_be_named_has_figures_with_a_source() -> None:
     for name, spec in DEVICES.items():
         assert spec_of(parse_machine(f"8x{name}")) == (spec, True), name
         assert spec.source
-        assert spec.fp8_flops >= spec.bf16_flops > 1e13
+        assert spec.bf16_flops > 1e13
         assert spec.memory_bandwidth > spec.link_bandwidth >= spec.network_bandwidth > 0
 
 
@@ -43,9 +43,6 @@ clock: NVIDIA's A100 and H100 whitepapers, AMD's CDNA 3 and 4 whitepapers."""
 def test_the_peak_is_what_the_units_do_at_their_clock(name: str) -> None:
     units, clock_hz, operations = UNITS[name]
     assert DEVICES[name].bf16_flops == pytest.approx(units * clock_hz * operations, rel=0.002)
-    assert DEVICES[name].fp8_flops == pytest.approx(
-        (1 if name == "A100" else 2) * DEVICES[name].bf16_flops, rel=0.001
-    )
 
 
 @pytest.mark.parametrize(("links", "both_ways", "names"), [
