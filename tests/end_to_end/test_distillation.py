@@ -129,12 +129,14 @@ def _of_server(sets: list[str], url: str) -> list[str]:
     return [setting.replace("path: runs/teacher", f"url: '{url}'") for setting in sets]
 
 
+@pytest.mark.parametrize("collectors", [0, 2])
 def test_a_served_teacher_teaches_what_one_on_the_ranks_does(
-    teacher: Workplace, served: str
+    teacher: Workplace, served: str, collectors: int
 ) -> None:
-    sets = [*ON_POLICY, "train.distill.kl=reverse"]
-    _launch(teacher, "served", _of_server(sets, served), steps=2)
-    reports = _reports(teacher, "served", "StepDone")
+    sets = [*ON_POLICY, "train.distill.kl=reverse", f"machine.collectors={collectors}"]
+    name = f"served-{collectors}"
+    _launch(teacher, name, _of_server(sets, served), steps=2)
+    reports = _reports(teacher, name, "StepDone")
     for asked, held in zip(reports, _taught(teacher, "reverse"), strict=False):
         for name in ("loss", "grad_norm"):
             assert asked[name] == pytest.approx(held[name], rel=1e-3, abs=1e-6)

@@ -135,10 +135,13 @@ def test_a_resumed_run_goes_on_from_what_the_last_of_them_has_saved(
     assert Attempt.saved_step.fget(attempt) == told  # type: ignore[attr-defined]
 
 
-def test_there_is_no_router_before_engines_that_several_ask() -> None:
-    """Which each of them knows to hold it, and a router does not."""
+@pytest.mark.parametrize(("adapters", "share"), [({"a": None, "b": None}, 1.0), ({}, 0.5)])
+def test_there_is_no_router_before_engines_that_several_ask_or_that_change_in_waves(
+    adapters: dict[str, None], share: float
+) -> None:
+    """Which each of them knows to hold it, or to be paused, and a router does not."""
     plan = SimpleNamespace(slots=[], device_kind="cuda")
-    recipe = SimpleNamespace(adapters={"a": None, "b": None})
+    recipe = SimpleNamespace(adapters=adapters, weights=SimpleNamespace(wave_share=share))
     spec = SimpleNamespace(plan=plan, recipe=recipe)
     builder = Builder(spec=spec, cluster=None, resources=None, log_dir=None)  # type: ignore[arg-type]
     assert asyncio.run(builder._start_router([None, None], None)) is None  # type: ignore[arg-type,list-item]
