@@ -1,6 +1,6 @@
 """`miles`: the single door. Runs a verb, prints errors in three parts, turns them into exit codes.
 
-The verbs live in files of their own.
+The verbs live in their own files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import typer
 
 from milescli import __version__
 from milescli.commands import (
-    built_in,
+    algorithms,
     chat,
     compare,
     convert,
@@ -39,15 +39,22 @@ from milescli.commands import (
     help,
     importing,
     launch,
+    logs,
     mcp,
+    models,
+    note,
     plugins,
     profile,
+    recipes,
     report,
     resume,
     rewards,
+    rm,
     runs,
     serve,
     simulate,
+    status,
+    stop,
     sweep,
     ui,
     why,
@@ -151,8 +158,8 @@ app = typer.Typer(
 )
 for module in (
     *(launch, sweep, simulate, resume, fork, evaluate, chat, serve, export, convert),
-    *(data, rewards, importing, built_in, env, plugins),
-    *(runs, ui, mcp, report, compare, why, profile, doctor, help),
+    *(data, rewards, importing, models, recipes, algorithms, env, plugins),
+    *(runs, status, stop, logs, note, rm, ui, mcp, report, compare, why, profile, doctor, help),
 ):
     add_verbs(app, module)
 
