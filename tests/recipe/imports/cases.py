@@ -222,14 +222,12 @@ student_pretrain: org/small
 teacher_pretrain: org/large
 kd_objective: reverse_kl
 distill_loss_weight: 0.85
-distill_on_prompt: false
 question_key: question_zh
 student:
   training_args: {learning_rate: 2.0e-5, lr_scheduler_type: constant,
                   per_device_train_batch_size: 8, gradient_accumulation_steps: 4}
   data_args: {file_name: [rows.json]}
-  strategy_args: {strategy_config: {tensor_model_parallel_size: 2}}
-  device_mapping: list(range(0,8))
+  device_mapping: list(range(0,4))
 teacher: {model_args: {dtype: bf16}}
 """
 ROLL_ON_POLICY = """\
@@ -237,10 +235,7 @@ pretrain: org/small
 rollout_batch_size: 32
 num_return_sequences_in_group: 1
 opsd_mode: true
-opsd_solution_key: solution
-student_train:
-  training_args: {per_device_train_batch_size: 1, gradient_accumulation_steps: 32}
-  data_args: {file_name: a.jsonl}
+student_train: {data_args: {file_name: a.jsonl}}
 student_infer: {generating_args: {temperature: 0.9}}
 teacher: {model_args: {model_name_or_path: org/large}}
 """
@@ -554,7 +549,7 @@ CASES: dict[str, Case] = {
             "train.distill.teachers": [Teacher(path="org/large")],
             "train.credit": "sample",
         },
-        ("opsd_mode", "opsd_solution_key"),
+        ("opsd_mode",),
     ),
     "openrlhf": (
         "openrlhf",
