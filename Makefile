@@ -16,11 +16,10 @@ PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/data tests/rollout tests/train \
   tests/weights tests/checkpoint tests/commands tests/chaos tests/trackers tests/workers tests/report \
   $(wildcard tests/test_*.py)
-# `make test` runs three sets at once, which take about as long: most whole runs; tests that start
-# few processes, and the runs over two nodes; and all the others, which start engines and trainers,
-# with the run of a real model. Each waits as often as it computes
-RUNS := tests/end_to_end
-RUNS_TOO := tests/end_to_end/cluster
+# `make test` runs three sets at once, which take about as long: whole runs, that of a real model
+# among them, and the doctor; tests that start few processes; and all the others, which start engines
+# and trainers. Each waits as often as it computes
+RUNS := tests/end_to_end tests/doctor
 RUNS_REAL := tests/end_to_end/real_models
 SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion tests/agents tests/export \
   tests/insight tests/jobs tests/listings tests/profiling tests/sandbox tests/web
@@ -81,17 +80,15 @@ test: $(VENV)/.installed-dev
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	$(call together,begin runs $(RUNS) --ignore=$(RUNS_TOO) --ignore=$(RUNS_REAL); \
-	  begin some $(SOME) $(RUNS_TOO); \
-	  begin rest tests $(RUNS_REAL) $(addprefix --ignore=,$(RUNS) $(SOME)))
+	$(call together,begin runs $(RUNS); begin some $(SOME); \
+	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
 endif
 
 # what `make test` leaves out (tests/chosen.py); last, one run at a time, of real models, which need
 # most of the memory
 test-all: CHOSEN := -m thorough
 test-all: test
-	$(call together,begin runs $(RUNS) --ignore=$(RUNS_TOO) --ignore=$(RUNS_REAL); \
-	  begin some $(SOME) $(RUNS_TOO); \
+	$(call together,begin runs $(RUNS) --ignore=$(RUNS_REAL); begin some $(SOME); \
 	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
 	$(PYTEST) $(CHOSEN) $(RUNS_REAL)
 

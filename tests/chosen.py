@@ -139,6 +139,8 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     # engines: what guesses ahead, families and replacements once
     "tests/backends/sglang/inside/cpu/test_drafts.py": 1,
     "tests/backends/sglang/inside/cpu/test_draft_records.py": 0,
+    "tests/backends/sglang/client/test_parsers.py::"
+    "test_a_process_that_was_killed_or_hangs_is_replaced": 1,
     "tests/backends/sglang/inside/cpu/test_guessing_families.py": 0,
     "tests/backends/sglang/inside/cpu/test_serving.py::"
     "test_what_others_took_meanwhile_is_not_counted_as_weights": 0,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,31 @@ def test_each_capability_has_a_test_each_time(capability: str) -> None:
     keys = (test, file, *(parent.as_posix() for parent in Path(file).parents))
     rows = [CHOSEN[key] for key in keys if key in CHOSEN]
     assert not rows or rows[0] != 0
+
+
+def _sets(target: str) -> list[list[str]]:
+    """Arguments of each pytest that a target of the Makefile begins."""
+    command = ["make", "-n", target, "TESTS=", "SHELL=bash"]
+    made = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=True
+    )
+    lines = [line for line in made.stdout.splitlines() if "-m pytest" in line]
+    begun = [each for line in lines for each in re.findall(r"(?<=begin )\w+ (tests[^;]*);", line)]
+    alone = [line.split(" -m thorough ")[1] for line in lines if "begin()" not in line]
+    return [words.split() for words in [*begun, *alone]]
+
+
+def _runs(file: Path, words: list[str]) -> bool:
+    """Whether these arguments run a file: for pytest, what is ignored outweighs what is named."""
+    above = {file.as_posix(), *(folder.as_posix() for folder in file.parents)}
+    ignored = {word.removeprefix("--ignore=") for word in words if word.startswith("--ignore=")}
+    return not ignored & above and bool({*words} & above)
+
+
+def test_each_file_is_in_one_set_of_make_test_and_of_what_it_leaves_out() -> None:
+    every, each_time = _sets("test-all"), _sets("test")
+    assert len(each_time) == 3 and every[: len(each_time)] == each_time
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        file = path.relative_to(ROOT)
+        for sets in (each_time, every[len(each_time) :]):
+            assert sum(_runs(file, words) for words in sets) == 1, (file, sets)
