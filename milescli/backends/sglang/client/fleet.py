@@ -357,6 +357,10 @@ class SglangFleet:
         _, others = await asyncio.gather(own, followed)
         if self._shares_engines:
             await self._order_all("/pause_generation", {"mode": "in_place"})
+        return self._stats(others, num_running=num_running, began=began)
+
+    def _stats(self, others: PublishStats, *, num_running: int, began: float) -> PublishStats:
+        """Return what a pause cost since `began`, with that of other clients."""
         discarded, self._num_discarded = self._num_discarded, 0
         retractions, held = self._batcher.pressure()
         return PublishStats(
@@ -411,15 +415,7 @@ class SglangFleet:
         num_running = sum(self._batcher.num_open(url) for url in urls)
         followed = self.followers.pause_some(urls) if self.followers is not None else _no_requests()
         _, others = await asyncio.gather(self._empty(urls), followed)
-        discarded, self._num_discarded = self._num_discarded, 0
-        retractions, held = self._batcher.pressure()
-        return PublishStats(
-            num_running=num_running + others.num_running,
-            wait_s=time.monotonic() - began,
-            discarded_tokens=discarded + others.discarded_tokens,
-            retractions=retractions + others.retractions,
-            held_requests=held + others.held_requests,
-        )
+        return self._stats(others, num_running=num_running, began=began)
 
     async def _empty(self, urls: frozenset[str]) -> None:
         """Wait until these engines run nothing; unless `rollout.on_update` is drain, abort it."""
