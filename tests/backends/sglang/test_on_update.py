@@ -149,7 +149,7 @@ async def _in_waves(both: tuple[Service, Service], *, on_update: str, wait_s: fl
         await fleet.resume(WeightVersion(2))
         prompts = [[*PROMPT, number] for number in range(3, 15)]
         running = [
-            asyncio.ensure_future(fleet.generate(_request(prompt, tokens=120)))
+            asyncio.ensure_future(fleet.generate(_request(prompt, tokens=800)))
             for prompt in prompts
         ]
         await asyncio.sleep(wait_s)
