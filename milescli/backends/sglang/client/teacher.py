@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -186,17 +187,24 @@ class ServedTeachers:
         return [_moved(words, len(told), known) for words in await teacher.say_all(rows)]
 
 
+_FIELD = re.compile(r"\{(label|demonstration)\}")
+
+
 def hinted(prompt: Prompt, hint: str, tokenizer: ChatTokenizer) -> list[int]:
     """Return the tokens of a prompt whose last user message ends with the hint. Raises DataError
     for a prompt that cannot have one."""
-    for field, value in (("label", prompt.label), ("demonstration", prompt.demonstration)):
-        if f"{{{field}}}" in hint and not isinstance(value, str):
+
+    def value_of(named: re.Match[str]) -> str:
+        value = getattr(prompt, named[1])
+        if not isinstance(value, str):
             raise DataError(
-                f"prompt {prompt.index} has no {field} for the teacher's hint",
-                why=f"`hint` in {KEY} names {{{field}}}, which its row lacks as a text",
+                f"prompt {prompt.index} has no {named[1]} for the teacher's hint",
+                why=f"`hint` in {KEY} names {named[0]}, and the prompt's row has no such text",
                 fix="miles data check FILE   # shows what each row has",
             )
-        hint = hint.replace(f"{{{field}}}", str(value))
+        return value
+
+    hint = _FIELD.sub(value_of, hint)  # at once: a value may itself contain {label}
     messages = [dict(message) for message in prompt.messages]
     place = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=-1)
     is_same = (

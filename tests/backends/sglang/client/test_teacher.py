@@ -106,7 +106,11 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
 
     told, tokenizer = list[list[int]](), _of_bytes()
     prompt = Prompt(
-        index=7, token_ids=_tokens(tokenizer, "1 + 2?"), text="1 + 2?", label="3 {x}", source=None
+        index=7,
+        token_ids=_tokens(tokenizer, "1 + 2?"),
+        text="1 + 2?",
+        label="3 {demonstration}",
+        source=None,
     )
     response = tokenizer.encode_more("It is 3.")
     line = make_trajectory(prompt.token_ids, response)
@@ -120,7 +124,7 @@ def test_a_hint_is_read_by_the_teacher_alone_and_its_words_are_of_the_response(
         (done,) = asyncio.run(taught(server.url, " (It is {label}.)"))
         with pytest.raises(DataError, match="no demonstration"):
             asyncio.run(taught(server.url, "{demonstration}"))
-    shown = _tokens(tokenizer, "1 + 2? (It is 3 {x}.)")
+    shown = _tokens(tokenizer, "1 + 2? (It is 3 {demonstration}.)")
     assert told == [[*shown, *response]] and done.token_ids == line.token_ids
     said = streams_of(done.teacher)[Stream.TEACHER]
     known, places = len(prompt.token_ids), range(len(shown), len(shown) + len(response))
