@@ -267,6 +267,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         base="tis",
         sets=_correction(mode="mask", low=0.5, high=5.0),
     ),
+    "kpop": Algorithm(
+        about="the same, by the divergence of a token's probability between trainer and engine",
+        paper="ringtech.notion.site/kpop",
+        base="tis",
+        sets=_correction(mode="binary_kl", high=0.1),
+    ),
     "mis": Algorithm(
         about="sequences on whose ratio trainer and engine differ left out",
         paper="richardli.xyz/rl-collapse",

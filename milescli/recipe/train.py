@@ -92,9 +92,10 @@ class CorrectionSettings(Section):
     level: Literal["token", "sequence", "geometric"] = "token"
     """Level of a ratio: a token, the whole sequence (the product), or the sequence's geometric
     mean."""
-    mode: Literal["truncate", "clip", "mask", "none"] = "truncate"
+    mode: Literal["truncate", "clip", "mask", "binary_kl", "none"] = "truncate"
     """truncate: weights of at most `high` (TIS); clip: weights between `low` and `high`; mask:
-    exclude tokens outside of them (IcePop); none: no weights, only rejection."""
+    exclude tokens outside of them (IcePop); binary_kl: exclude tokens whose divergence is above
+    `high`, in nats and in either direction (KPop); none: no weights, only rejection."""
     low: NonNegativeFloat = 0.0
     high: PositiveFloat = 2.0
     normalize: bool = False
@@ -487,6 +488,12 @@ def _correction_rules(recipe: Recipe) -> Iterator[Rule]:
     for name in ("", "reject_"):
         low, high = getattr(correction, f"{name}low"), getattr(correction, f"{name}high")
         yield _interval_rule(low > high, f"train.correction.{name}low", low, high)
+    yield Rule(
+        correction.mode == "binary_kl" and correction.level != "token",
+        f"`train.correction.mode=binary_kl` does not support the level {correction.level}",
+        why="it compares the probabilities of single tokens",
+        fix="--set train.correction.level=token",
+    )
     is_unweighted = correction.mode == "none" and correction.veto is None
     yield Rule(
         is_unweighted and correction.reject_level == "none",

@@ -90,6 +90,7 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(place: Place) -> None:
         (["train.algorithm=tis", "train.old_logprobs=engine"], "correct the same difference twice"),
         (["train.algorithm=tis", "rollout.max_staleness=1"], "correct the same difference twice"),
         (["train.algorithm=icepop", "train.correction.low=9"], "nothing lies between"),
+        (["train.algorithm=kpop", "train.correction.level=sequence"], "support the level sequence"),
         (["train.algorithm=mis", "train.correction.mode=none"], "correction has no effect"),
         (["train.covariance.low=6"], "nothing lies between"),
         (["rollout.top_p=0.9"], "a different distribution"),
