@@ -208,8 +208,8 @@ ADVANTAGES = PlugPoint(
     about="how much better a sample is than others",
     builtin=_all_of(
         "milescli.train.advantages",
-        *("grpo", "rloo", "reinforce", "remax", "opo", "gpg", "gigpo", "turns"),
-        *("pass_at_k", "best_of_n", "max_rl", "gdpo"),
+        *("grpo", "rloo", "reinforce", "remax", "opo", "gpg", "gigpo", "hgpo"),
+        *("turns", "pass_at_k", "best_of_n", "max_rl", "gdpo"),
     ),
     contract=f"{_TRAIN}:check_advantage",
 )

@@ -236,6 +236,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         paper="arXiv 2505.10978",
         sets={"train.advantage": "gigpo", "train.gamma": 0.95},
     ),
+    "hgpo": Algorithm(
+        about="GiGPO over a hierarchy of groups: a longer equal history of a turn counts more",
+        paper="arXiv 2602.22817",
+        base="gigpo",
+        sets={"train.advantage": "hgpo"},
+    ),
     "pass_at_k": Algorithm(
         about="the chance that one of k samples is right",
         paper="arXiv 2508.10751",

@@ -198,21 +198,23 @@ class Train(Section):
     supervised, preference, reward_model or distillation (on the rows of `data.train`); or an import
     path to a factory `(recipe) -> Objective`."""
     advantage: str = "grpo"
-    """Advantage estimator: grpo, rloo, reinforce, remax, opo, gpg, gigpo, turns, pass_at_k,
+    """Advantage estimator: grpo, rloo, reinforce, remax, opo, gpg, gigpo, hgpo, turns, pass_at_k,
     best_of_n, max_rl, gdpo, or an import path."""
     normalize_std: Literal["group", "batch", "none"] = "group"
-    """grpo, best_of_n, gigpo, turns: divide by the std of the group's rewards, by that of the
+    """grpo, best_of_n, gigpo, hgpo, turns: divide by the std of the group's rewards, by that of the
     batch, or not at all (Dr. GRPO)."""
     pass_k: Positive = 4
     """pass_at_k: the k of pass@k."""
     turn_weight: NonNegativeFloat = 1.0
     """gigpo: weight of the advantage of single turns, relative to that of the whole episode."""
+    turn_history: NonNegative = 2
+    """hgpo: number of earlier observations that turns are also compared by."""
     credit: str = "sample"
     """How to spread an advantage over a sample's tokens. sample: the same for every token; to_go:
     discounted backwards from the last trained token; gae: relative to a critic's values; or an
     import path."""
     gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """to_go, gae: discount per token; gigpo, turns: discount per turn."""
+    """to_go, gae: discount per token; gigpo, hgpo, turns: discount per turn."""
     lam: Fraction = 1.0
     """gae: the parameter lambda."""
     whiten: bool = False
@@ -295,9 +297,10 @@ class Train(Section):
     draft: Draft = Draft()
 
 
-ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "turns", "best_of_n", "max_rl", "gdpo")
+ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "hgpo", "turns", "best_of_n", "max_rl", "gdpo")
 """Advantages of a group of one."""
-OF_TURNS = ("gigpo", "turns")
+OF_TURNS = ("gigpo", "hgpo", "turns")
+"""Advantages of single turns, which are read off the tokens."""
 COMPARING = (*ALWAYS_ZERO_ALONE, "rloo", "opo", "pass_at_k")
 """Advantages that compare the samples of a prompt."""
 OF_TOKENS = ("reinforce", "topr", "gmpo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")

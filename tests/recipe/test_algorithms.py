@@ -73,6 +73,7 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest(place: Place) -> None:
         (["rollout.samples_per_prompt=1", "train.advantage=rloo"], "groups of one"),
         (["train.algorithm=pass_at_k", "train.pass_k=8"], "pass@8 of 8 samples"),
         (["train.algorithm=gigpo", "train.credit=to_go"], "`gigpo` cannot be combined"),
+        (["train.algorithm=hgpo", "train.credit=to_go"], "`hgpo` cannot be combined"),
         (["train.algorithm=gmpo", "train.ratio=sequence"], "support the ratio of a sequence"),
         (["train.algorithm=cispo", "train.dual_clip=3"], "no effect on `cispo`"),
         (["train.clip_low=1.5"], "`train.clip_low` cannot be 1.5"),
