@@ -206,11 +206,14 @@ ADVANTAGES = PlugPoint(
     key="train.advantage",
     signature="(*, groups, settings) -> [groups][samples] floats, or arrays of tokens",
     about="how much better a sample is than others",
-    builtin=_all_of(
-        "milescli.train.advantages",
-        *("grpo", "rloo", "reinforce", "remax", "opo", "gpg", "gigpo", "hgpo"),
-        *("turns", "pass_at_k", "best_of_n", "max_rl", "gdpo"),
-    ),
+    builtin={
+        **_all_of(
+            "milescli.train.advantages",
+            *("grpo", "rloo", "reinforce", "remax", "opo", "gpg", "gigpo", "hgpo"),
+            *("turns", "pass_at_k", "best_of_n", "max_rl", "gdpo"),
+        ),
+        **_all_of("milescli.train.advantages.role_baselines", "rae"),
+    },
     contract=f"{_TRAIN}:check_advantage",
 )
 CREDITS = PlugPoint(

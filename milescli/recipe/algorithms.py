@@ -262,6 +262,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         paper="arXiv 2601.05242",
         sets={"train.advantage": "gdpo"},
     ),
+    "rae": Algorithm(
+        about="self-play: REINFORCE against a moving average of each role's reward in each game",
+        paper="arXiv 2506.24119",
+        base="reinforce",
+        sets={"train.advantage": "rae"},
+    ),
     "tis": Algorithm(
         about="GRPO with truncated importance weights between trainer and engine",
         paper="fengyao.notion.site/off-policy-rl",

@@ -199,7 +199,7 @@ class Train(Section):
     path to a factory `(recipe) -> Objective`."""
     advantage: str = "grpo"
     """Advantage estimator: grpo, rloo, reinforce, remax, opo, gpg, gigpo, hgpo, turns, pass_at_k,
-    best_of_n, max_rl, gdpo, or an import path."""
+    best_of_n, max_rl, gdpo, rae, or an import path."""
     normalize_std: Literal["group", "batch", "none"] = "group"
     """grpo, best_of_n, gigpo, hgpo, turns: divide by the std of the group's rewards, by that of the
     batch, or not at all (Dr. GRPO)."""
@@ -209,6 +209,8 @@ class Train(Section):
     """gigpo: weight of the advantage of single turns, relative to that of the whole episode."""
     turn_history: NonNegative = 2
     """hgpo: number of earlier observations that turns are also compared by."""
+    baseline_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    """rae: what a baseline keeps of itself when a reward joins its moving average."""
     credit: str = "sample"
     """How to spread an advantage over a sample's tokens. sample: the same for every token; to_go:
     discounted backwards from the last trained token; gae: relative to a critic's values; or an

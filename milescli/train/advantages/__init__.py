@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, Union
+from typing import Any, Protocol, Union
 
 import numpy as np
 
@@ -26,12 +26,18 @@ AdvantageRows = Sequence[Sequence[Advantage]]
 
 
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
+NO_STATE: Mapping[str, float] = MappingProxyType({})
 
 
 class AdvantageEstimator(Protocol):
     """Defines a plug-in of `train.advantage`. An attribute `needs_greedy = True` requests
     `Group.greedy_reward`; `needs_weights = True` a further argument `weights`, which maps each name
-    in `Sample.reward_parts` to its weight in the reward."""
+    in `Sample.reward_parts` to its weight in the reward.
+
+    An estimator that keeps something from step to step has an attribute `next_state`, a function
+    (*, groups, settings, state) of what it keeps after the step: numbers by name, none at first.
+    Both get it as `state`, and change nothing in it; checkpoints store it. Such an estimator is
+    called once for all roles, and reads their rewards itself (`Sample.role_rewards`)."""
 
     def __call__(self, *, groups: Sequence[Group], settings: Train) -> AdvantageRows:
         """Of all groups of a step, before they are split into updates."""
@@ -44,13 +50,50 @@ def estimate(
     *,
     settings: Train,
     weights: Mapping[str, float] = NO_WEIGHTS,
+    state: Mapping[str, float] = NO_STATE,
 ) -> AdvantageRows:
     """Return the estimator's advantages, computed separately for each role with a reward of its
-    own. `weights` of the recipe's rewards. Raises RecipeError if they are not one finite number per
-    sample."""
+    own. `weights` of the recipe's rewards; `state`: what the estimator keeps. Raises RecipeError if
+    they are not one finite number per sample or token."""
+    if keeps_state(estimator):
+        return _estimated(estimator, groups, settings=settings, state=dict(state))
     if has_role_rewards(groups):
         return _by_role(estimator, groups, settings=settings, weights=weights)
-    return _estimated(estimator, groups, settings=settings, weights=weights)
+    return _estimated(estimator, groups, settings=settings, **_further(estimator, weights))
+
+
+def keeps_state(estimator: AdvantageEstimator) -> bool:
+    """Return True if the estimator keeps something from step to step."""
+    return hasattr(estimator, "next_state")
+
+
+def next_state(
+    estimator: AdvantageEstimator,
+    groups: Sequence[Group],
+    *,
+    settings: Train,
+    state: Mapping[str, float],
+) -> dict[str, float]:
+    """Return what the estimator keeps after a step with these groups. Raises RecipeError if it is
+    not finite numbers by name."""
+    made = estimator.next_state(  # type: ignore[attr-defined]
+        groups=groups, settings=settings, state=dict(state)
+    )
+    is_state = isinstance(made, Mapping) and all(
+        isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)
+        for name, value in made.items()
+    )
+    if is_state:
+        return {name: float(value) for name, value in made.items()}
+    raise RecipeError(
+        f"`next_state` of the advantage estimator `{name_of(estimator)}` returned {made!r}",
+        why="checkpoints store what it keeps as finite numbers by name",
+        fix=mend(estimator),
+    )
+
+
+def _further(estimator: AdvantageEstimator, weights: Mapping[str, float]) -> dict[str, Any]:
+    return {"weights": weights} if getattr(estimator, "needs_weights", False) else {}
 
 
 def _by_role(
@@ -72,7 +115,8 @@ def _by_role(
         numbers = [number for number, of_group in enumerate(views) if role in of_group]
         parts = [views[number][role] for number in numbers]
         own_groups = [part.group for part in parts]
-        given = _estimated(estimator, own_groups, settings=settings, weights=weights)
+        further = _further(estimator, weights)
+        given = _estimated(estimator, own_groups, settings=settings, **further)
         for number, part, values in zip(numbers, parts, given, strict=True):
             for (place, lines), value in zip(part.places, values, strict=True):
                 for order, line in enumerate(lines):
@@ -82,14 +126,9 @@ def _by_role(
 
 
 def _estimated(
-    estimator: AdvantageEstimator,
-    groups: Sequence[Group],
-    *,
-    settings: Train,
-    weights: Mapping[str, float],
+    estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train, **further: Any
 ) -> AdvantageRows:
-    more = {"weights": weights} if getattr(estimator, "needs_weights", False) else {}
-    rows = estimator(groups=groups, settings=settings, **more)
+    rows = estimator(groups=groups, settings=settings, **further)
     sizes, expected = [len(row) for row in rows], [len(group.samples) for group in groups]
     name = name_of(estimator)
     if sizes != expected:
