@@ -263,7 +263,7 @@ RULES = PlugPoint(
     key="train.optimizer.rule",
     signature="(*, weight, grad, first, second, step, lr, weight_decay, settings) -> None",
     about="changes a weight by its gradient, on each rank",
-    builtin=_all_of("milescli.train.optimizers", "adamw", "lion", "sgd"),
+    builtin=_all_of("milescli.train.optimizers", "adamw", "lion", "sgd", "muon"),
     runs_in="rank",
     contract=f"{_TRAIN}:check_rule",
 )

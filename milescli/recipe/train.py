@@ -38,7 +38,8 @@ class Optimizer(Section):
     """The optimizer, which runs as Megatron-Core's distributed optimizer."""
 
     rule: str = "adamw"
-    """Update rule: adamw; lion; sgd, with momentum `beta1`; or an import path."""
+    """Update rule: adamw; lion; sgd, with momentum `beta1`; muon for the matrices of layers, with
+    adamw for the rest; or an import path."""
     lr: PositiveFloat = 1e-6
     """Learning rate after the warm-up."""
     min_lr: NonNegativeFloat = 0.0
@@ -53,6 +54,8 @@ class Optimizer(Section):
     beta1: Fraction = 0.9
     beta2: Fraction = 0.98
     eps: PositiveFloat = 1e-8
+    muon_momentum: Fraction = 0.95
+    """muon: momentum of the matrices."""
     clip_grad: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0: no clipping."""
     offload: bool | None = None
@@ -108,6 +111,8 @@ class CorrectionSettings(Section):
     reject_high: PositiveFloat = 2.0
 
 
+OF_MATRICES = ("muon",)
+"""Built-in update rules that take whole matrices."""
 PreferenceLoss = Literal[
     *("sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "exo", "nca", "bco", "sppo"),
     *("apo_zero", "apo_down", "simpo", "cpo", "orpo", "kto"),
@@ -338,6 +343,21 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
             why="with a factor of 1, the moving average would never change",
             fix=f"--set train.optimizer.{name}={Optimizer.model_fields[name].default}",
         )
+    is_of_matrices = optimizer.rule in OF_MATRICES
+    yield Rule(
+        is_of_matrices and train.lora.is_on,
+        f"`train.optimizer.rule={optimizer.rule}` does not train adapters",
+        why="it updates the matrices of the model's layers, which stay as they are with "
+        "`train.lora`",
+        fix=["--set train.optimizer.rule=adamw", "--set train.lora.rank=null"],
+    )
+    yield Rule(
+        is_of_matrices and bool(optimizer.offload),
+        f"`train.optimizer.rule={optimizer.rule}` does not run in host memory",
+        why="its products of whole matrices need the accelerator, and `train.optimizer.offload` is "
+        "true",
+        fix=["--set train.optimizer.offload=null", "--set train.optimizer.rule=adamw"],
+    )
     preference = train.preference
     yield Rule(
         train.objective == "preference"
