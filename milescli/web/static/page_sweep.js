@@ -2,7 +2,7 @@
 // the space of settings the good trials lie, and how each trial came there.
 
 import { Chart } from "./chart.js";
-import { h, put, show } from "./dom.js";
+import { h, put, show, withCode } from "./dom.js";
 import { number, percent } from "./format.js";
 import { table } from "./page_evaluations.js";
 import { saved } from "./saved.js";
@@ -10,6 +10,7 @@ import { view } from "./view.js";
 import { visible } from "./visible.js";
 
 const NUM_BANDS = 4;
+const FEWEST_SPLITS = 3; // of an axis: with less, it is divided evenly
 const share = (value) => percent(value, 1);
 
 export function open(root) {
@@ -30,7 +31,7 @@ function verdict(sweep) {
   return h("section", { class: `card verdict ${sweep.winner ? "good" : ""}`,
     "aria-label": "Which trial is best" },
   h("p", { class: "sentence" }, visible(sweep.headline)),
-  sweep.notes.map((text) => h("p", { class: "muted small" }, visible(text))),
+  sweep.notes.map((text) => h("p", { class: "muted small" }, withCode(text))),
   sweep.winner && h("p", {}, "Train with its settings: ", h("code", {}, visible(sweep.command))));
 }
 
@@ -38,9 +39,9 @@ function verdict(sweep) {
 function curves(parent, all, draw) {
   for (const [name, title, say, dots] of [["evaluations", "Held-out accuracy", share, true],
     ["curve", "Reward or loss of the steps", number, false]]) {
-    const lines = all.filter((one) => one[name].length > 1).map((one, place) => ({
+    const lines = all.map((one, place) => ({
       name: one.run, place, dots, xs: one[name].map(([step]) => step),
-      ys: one[name].map(([, value]) => value) }));
+      ys: one[name].map(([, value]) => value) })).filter(({ xs }) => xs.length > 1);
     if (lines.length) draw(parent, lines, { title, say, smooth: dots ? 0 : 0.6 });
   }
 }
@@ -77,14 +78,16 @@ function decades(low, high) {
     .filter((x) => low <= x && x <= high);
 }
 
-/** [x, y, trial] with x ascending, none twice: equal ones lie a hair apart. */
+/** [x, y, trial] with x ascending, none twice: equal ones lie side by side. */
 function points(compared, x, y) {
   const found = compared.map((one) => [x.place(one), y(one), one]).sort((a, b) => a[0] - b[0]);
   const width = (found.at(-1)[0] - found[0][0]) || 1;
   const room = (x.isNames ? 0.3 : 1e-6 * width) / found.length;
+  const counts = new Map();
+  for (const [at] of found) counts.set(at, (counts.get(at) ?? 0) + 1);
   let last = -Infinity;
   return found.map(([at, value, trial]) => {
-    last = Math.max(at, last + room);
+    last = Math.max(at - (room * (counts.get(at) - 1)) / 2, last + room);
     return [last, value, trial];
   });
 }
@@ -96,7 +99,10 @@ const pick = (found) => (x) => {
 
 function across(x, found) {
   const room = x.isNames ? 0.5 : 0.05 * ((found.at(-1)[0] - found[0][0]) || 1);
-  return { sayX: x.say, splitsX: x.splits, range: [found[0][0] - room, found.at(-1)[0] + room] };
+  const [low, high] = [found[0][0] - room, found.at(-1)[0] + room];
+  const inside = x.splits?.filter((at) => low <= at && at <= high) ?? [];
+  const splitsX = x.isNames || inside.length >= FEWEST_SPLITS ? inside : null;
+  return { sayX: x.say, splitsX, range: [low, high] };
 }
 
 function ofSetting(parent, compared, x, draw) {
