@@ -1,5 +1,5 @@
-"""Copies of folders in an object store. A record of sizes and digests is written first and one
-chosen object last, so that an upload that was cut short is seen to be incomplete, and the next one
+"""Copies of folders in an object store. A record of sizes and digests is written first (of files
+that are sent one by one, before each) and one chosen object last, so that an upload that was cut short is seen to be incomplete, and the next one
 goes on with what is missing. What is fetched is compared with the record."""
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ def upload(
         if name in wanted and before.get(name) == wanted[name] and size == wanted[name].size_bytes
     }
     if gone := sorted(already.keys() - is_equal):
-        raise damaged(store, _join(below, gone[0]), why="it is gone, or another upload replaced it")
+        raise CheckpointError(
+            f"the object {store.url}/{_join(below, gone[0])} was lost while others were uploaded",
+            why="it is gone, or another upload has replaced it",
+            fix="repeat the command, which sends what is missing",
+        )
     if is_equal != wanted.keys():
         is_equal.discard(last)  # whatever is missing, the copy is not complete meanwhile
     ours = there.keys() & (before.keys() | wanted.keys())

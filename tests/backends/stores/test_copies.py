@@ -138,5 +138,5 @@ def test_files_that_are_sent_one_by_one_are_part_of_the_copy(
     first.write_text("c" * 100)
     other = upload_one(store, first, "a.bin", below="x")
     assert store.read("x/a.bin") == b"c" * 100 and other != sent["a.bin"]
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match="was lost while others"):
         upload(store, files, sha256={}, last=LAST, below="x", already=sent)
