@@ -1,6 +1,7 @@
 """Copies of folders in an object store. A record of sizes and digests is written first (of files
-that are sent one by one, before each) and one chosen object last, so that an upload that was cut short is seen to be incomplete, and the next one
-goes on with what is missing. What is fetched is compared with the record."""
+that are sent one by one, before each) and one chosen object last, so that an upload that was cut
+short is seen to be incomplete, and the next one goes on with what is missing. What is fetched is
+compared with the record."""
 
 from __future__ import annotations
 
