@@ -18,6 +18,7 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
 from milescli.train.advantages import estimate, next_state
 from milescli.train.advantages.role_baselines import rae
+from milescli.train.contract import check_advantage
 from milescli.train.objectives.policy import Policy
 from milescli.train.streams import Stream
 from tests.samples import make_group, make_sample, make_trajectory
@@ -126,8 +127,8 @@ def forgetful(*, groups, settings, state=None):  # type: ignore[no-untyped-def]
 forgetful.next_state = lambda **_: {"mean": "high"}  # type: ignore[attr-defined]
 
 
-def test_estimators_of_users_keep_numbers_too() -> None:
-    policy = Policy(recipe=Recipe(), advantage=mean_so_far)
+def test_estimators_of_users_keep_numbers_too_and_run_elsewhere() -> None:
+    policy = Policy(recipe=Recipe(train=Train(advantage=f"{__name__}:mean_so_far")))
     groups = example_groups()[1:]
     assert policy.advantages(groups)[0] == [1.0] * 4
     policy.observe(REPORT)
@@ -135,3 +136,6 @@ def test_estimators_of_users_keep_numbers_too() -> None:
     assert policy.advantages(groups)[0] == [0.0] * 4
     with pytest.raises(RecipeError, match="`next_state` of the advantage estimator `forgetful`"):
         Policy(recipe=Recipe(), advantage=forgetful).advantages(groups)
+    with pytest.raises(RecipeError, match="`next_state`"):
+        check_advantage(forgetful)
+    assert check_advantage(mean_so_far)[1] == [1.0 - example_groups()[0].rewards[0]] * 4
