@@ -18,14 +18,13 @@ from milescli.core.plug_points import (
 from milescli.models.facts import ModelFacts
 from milescli.plan.types import EngineLayout, Log
 from milescli.recipe.schema import Recipe
+from milescli.recipe.train import OF_TURNS
 
 ENGINES_PER_COLLECTOR = 256
 """One process asks as many engines: a sample takes 0.3 to 0.7 ms of its core, and 16,384 samples in
 a step of a minute are then a fifth of it for each of four."""
 _PLAYED_ANYWHERE = ("single_turn", "tools")
 """Agents that need nothing of the driver."""
-_OF_TURNS = ("turns", "gigpo")
-"""Advantage estimators that read the tokens of turns."""
 
 
 def choose_collectors(recipe: Recipe, facts: ModelFacts, engines: EngineLayout, log: Log) -> int:
@@ -80,7 +79,7 @@ def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
         f"the credit `{train.credit}` takes rewards of single turns": train.credit != "sample"
         and rollout.agent != "single_turn",
         f"the objective `{train.objective}` makes its sequences there": train.objective != "policy",
-        f"`train.advantage={train.advantage}` reads tokens": train.advantage in _OF_TURNS,
+        f"`train.advantage={train.advantage}` reads tokens": train.advantage in OF_TURNS,
         "several adapters share the engines": bool(recipe.adapters),
         "the reward model is asked there": recipe.asks_reward_model,
         f"`run.hooks.{'`, `'.join(hooks)}` is given the samples": bool(hooks),
