@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from milescli.insight.reader import RunReader
 from milescli.recipe.sweep import read_sweep
 from milescli.sweep import running
 from milescli.sweep.folder import SweepDir, Trial, TrialState, create_sweep
+from milescli.sweep.planning import TrialPlanner
 from tests.fake_run import eval_done
 
 RECIPE = Path(__file__).parents[2] / "templates" / "quickstart.yaml"
 STEPS, EVERY = 12, 3
+SHARED = {"MILES_WARM_ENGINES": "nobody listens"}
 Accuracy = Callable[[Trial, int], float]
 
 
@@ -28,7 +31,10 @@ class ToyTrial:
     accuracy: Accuracy
     started: list[tuple[str, Sequence[str]]]
 
-    def __init__(self, folder: SweepDir, trial: Trial, words: Sequence[str]) -> None:
+    def __init__(
+        self, folder: SweepDir, trial: Trial, words: Sequence[str], variables: Mapping[str, str]
+    ) -> None:
+        assert variables == SHARED
         self.trial, self.run = trial, folder.run_of(trial)
         self.started.append((trial.run_name, words))
         (self.run.path / "logs" / "attempt_1").mkdir(parents=True, exist_ok=True)
@@ -89,6 +95,7 @@ def toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[ToyTrial]:
 
     monkeypatch.setattr(running, "TrialProcess", Toys)
     monkeypatch.setattr(running, "LOOK_S", 0.0)
+    monkeypatch.setattr(TrialPlanner, "shared", lambda self, settings: nullcontext(SHARED))
     monkeypatch.setenv("MILES_RUN__DIR", str(tmp_path / "runs"))
     return Toys
 
