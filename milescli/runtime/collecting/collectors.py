@@ -27,6 +27,7 @@ from milescli.rollout.collect.elsewhere import GroupNumbers
 from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order, as_row
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.restarts import Repairs, beyond
+from milescli.train.advantages import AdvantageRows
 from milescli.train.base import Outline, ScatteredShard, TrainBatch
 from milescli.train.objectives.policy import Policy
 from milescli.train.packing import lay_out
@@ -365,9 +366,12 @@ class Collectors:
         """Return the batch of a step, whose sequences go from those who have them to the ranks.
         `settings`: see `packing.lay_out`."""
 
-        def laid_out() -> tuple[list[Outline], Any, Any]:
+        in_driver = not policy.advantages_read_tokens
+
+        def laid_out() -> tuple[list[Outline], Any, AdvantageRows]:
             outlines = policy.outlines(items)
-            return outlines, lay_out(outlines, **settings), policy.advantages(items)
+            rows = policy.advantages(items) if in_driver else [()] * len(items)
+            return outlines, lay_out(outlines, **settings), rows
 
         changed = len(self._changed)
         tickets = [self._ticket(group) for group in items]
@@ -384,11 +388,18 @@ class Collectors:
         cuts: dict[int, list[Any]] = {worker.number: [] for worker in self._workers}
         for number, (group, row) in enumerate(zip(items, rows, strict=True)):
             learned = [sample.is_learned for sample in group.samples]
-            own, ticket = [float(value) for value in row], tickets[number]
-            cuts[self._worker(ticket).number].append((ticket, number, firsts[number], own, learned))
-        state = dict(policy.state)
+            rewards = [] if in_driver else group.rewards
+            own, ticket = list(row) if in_driver else None, tickets[number]
+            # sent as a plain tuple, as an order is
+            cut = (ticket, number, firsts[number], own, rewards, learned)
+            cuts[self._worker(ticket).number].append(cut)
+        told = {
+            "state": dict(policy.state),
+            "ranks": ranks,
+            "has_turn_rewards": policy.has_turn_rewards(items),
+        }
         pieces = await all_or_first_error(
-            self._pieces(worker, Cut(state=state, groups=cuts[worker.number], ranks=ranks))
+            self._pieces(worker, Cut(groups=cuts[worker.number], **told))
             for worker in self._workers
             if cuts[worker.number]
         )

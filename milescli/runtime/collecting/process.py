@@ -32,6 +32,7 @@ from milescli.rollout.episode.episode import training_episodes
 from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
 from milescli.runtime.inputs.given_models import served_teachers
 from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
+from milescli.train.advantages import Advantage
 from milescli.train.base import ShardPiece, TrainSequence
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
@@ -80,15 +81,31 @@ class Finished:
     """Records of the journal that could not be read."""
 
 
+class GroupCut(NamedTuple):
+    """Says what is cut of one group."""
+
+    ticket: int
+    number: int
+    """Of the group in the step."""
+    first: int
+    """Number of its first sequence."""
+    advantages: Sequence[Advantage] | None
+    """[samples] None: they are estimated of its tokens, by `rewards`."""
+    rewards: Sequence[float]
+    """[samples] as the driver shaped them; empty where there are advantages."""
+    learned: Sequence[bool]
+    """[samples] which are learned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """Asks for the sequences of groups that a step is trained on."""
 
     state: Mapping[str, float]
     """Of the objective, where it changes from step to step."""
-    groups: Sequence[tuple[int, int, int, Sequence[float], Sequence[bool]]]
-    """Of each group: its ticket, its number in the step, the number of its first sequence, the
-    advantage of each sample, and which samples are learned."""
+    groups: Sequence[GroupCut]
+    has_turn_rewards: bool
+    """The step has rewards of single turns, which its credit is given."""
     ranks: Sequence[np.ndarray]
     """[dp] numbers of the sequences that each data-parallel rank gets."""
 
@@ -251,14 +268,14 @@ class CollectorProcess:
     def _pieces(self, cut: Cut) -> list[ShardPiece]:
         self._objective.restore(cut.state)
         made = dict[int, TrainSequence]()
-        for ticket, number, first, row, learned in cut.groups:
-            group = self._groups[ticket]
-            samples = [
-                sample if is_learned else replace(sample, is_learned=False)
-                for sample, is_learned in zip(group.samples, learned, strict=True)
-            ]
-            own = self._objective.of_group(replace(group, samples=samples), row, number=number)
-            made |= dict(enumerate(own, start=first))
+        for one in map(GroupCut._make, cut.groups):
+            group, row = self._decided(one), one.advantages
+            if row is None:
+                (row,) = self._objective.advantages([group])
+            own = self._objective.of_group(
+                group, row, number=one.number, has_turn_rewards=cut.has_turn_rewards
+            )
+            made |= dict(enumerate(own, start=one.first))
         png = images_of(self._groups[ticket] for ticket, *_ in cut.groups)
         pieces = list[ShardPiece]()
         for numbers in cut.ranks:
@@ -266,6 +283,18 @@ class CollectorProcess:
             shown = {span.sha256 for each in own.values() for span in each.image_spans}
             pieces.append(ShardPiece(own, {image: png[image] for image in shown}))
         return pieces
+
+    def _decided(self, cut: GroupCut) -> Group:
+        """Return the group with what the driver decided of it."""
+        group = self._groups[cut.ticket]
+        samples = [
+            sample if is_learned else replace(sample, is_learned=False)
+            for sample, is_learned in zip(group.samples, cut.learned, strict=True)
+        ]
+        if cut.advantages is None:
+            pairs = zip(samples, cut.rewards, strict=True)
+            samples = [replace(sample, reward=reward) for sample, reward in pairs]
+        return replace(group, samples=samples)
 
     async def whole(self, decided: Mapping[int, Group]) -> dict[int, Group]:
         """Return groups with their tokens, by ticket; rewards are those that were decided."""

@@ -18,9 +18,9 @@ from milescli.core.types import Group, Sample, Trajectory
 from milescli.core.user_code import mend, name_of
 from milescli.recipe.train import Train
 
-Advantage = Union[float, "Sequence[np.ndarray]"]
-"""The advantage of one sample: a number, which all of its tokens share, or for each of its
-trajectories [num_tokens]."""
+Advantage = Union[float, "Sequence[float | np.ndarray]"]
+"""The advantage of one sample: a number, which all of its tokens share; or for each of its
+trajectories such a number, or [num_tokens]."""
 AdvantageRows = Sequence[Sequence[Advantage]]
 """[groups][samples of the group]"""
 
@@ -60,12 +60,9 @@ def _by_role(
     settings: Train,
     weights: Mapping[str, float],
 ) -> AdvantageRows:
-    """For each sample [num_tokens] of each trajectory."""
-    import numpy as np
-
-    rows = [
-        [[np.zeros(line.num_tokens, np.float32) for line in one.trajectories] for one in each]
-        for each in (group.samples for group in groups)
+    """For each sample a list of what each trajectory has."""
+    rows: list[list[list[float | np.ndarray]]] = [
+        [[0.0] * len(one.trajectories) for one in group.samples] for group in groups
     ]
     views = [views_of(group) for group in groups]
     for role in dict.fromkeys(role for of_group in views for role in of_group):
@@ -77,7 +74,7 @@ def _by_role(
             for (place, lines), value in zip(part.places, values, strict=True):
                 for order, line in enumerate(lines):
                     own = value[order] if isinstance(value, Sequence) else value
-                    rows[number][place][line][:] = own
+                    rows[number][place][line] = own
     return rows
 
 
@@ -362,6 +359,9 @@ def returns_of(sample: Sample, *, gamma: float) -> dict[tuple[int, int], float]:
     return made
 
 
+turns.reads_tokens = True  # type: ignore[attr-defined]
+
+
 def _sum_of(trajectory: Trajectory, span: tuple[int, int]) -> float:
     rewards = trajectory.rewards
     return float(sum(rewards[span[0] : span[1]])) if rewards is not None else 0.0
@@ -407,6 +407,9 @@ def gigpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndar
     and images between the turn before and this one; a turn that meets no other there gets 0."""
     episodes = grpo(groups=groups, settings=settings)
     return [_of_group(group, row, settings) for group, row in zip(groups, episodes, strict=True)]
+
+
+gigpo.reads_tokens = True  # type: ignore[attr-defined]
 
 
 def _of_group(group: Group, episode: Sequence[float], settings: Train) -> list[list[np.ndarray]]:
