@@ -24,7 +24,7 @@ import psutil
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.core.events import EventBus
-from milescli.core.imports import search_garbage_rarely
+from milescli.core.imports import Origin, search_garbage_rarely
 from milescli.core.types import EngineAddress, Prompt, StopReason, VersionSpan, WeightVersion
 from milescli.data.file_prompts import FilePrompts
 from milescli.plan.collectors import ENGINES_PER_COLLECTOR
@@ -36,6 +36,7 @@ from milescli.rollout.base import Completion, GenerateRequest
 from milescli.rollout.collect.collector import Collector
 from milescli.runtime.collecting.collectors import Collectors
 from milescli.runtime.collecting.process import CollectorProcess
+from milescli.runtime.collecting.share import Share
 from milescli.runtime.inputs.model_facts import facts_of_recipe
 from milescli.runtime.recovery.restarts import Repairs, Restarts
 from milescli.train.objectives import load_objective
@@ -108,7 +109,11 @@ async def measure(
 
     async def start(number: int, engines: list[EngineAddress]) -> ActorHandle:
         arguments = {
+            "number": number,
             "recipe": recipe,
+            "share": Share(count=count, on_node=count, other_nodes=()),
+            "origin": Origin.here(),
+            "cluster": cluster,
             "tokenizer": Digits(),
             "vocab_size": longest,
             "fleet": {"router_url": None, "engines": engines},

@@ -3,9 +3,12 @@ on: the driver, or several of their own. Pure; called by `make`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from milescli.core.errors import FitError
 from milescli.core.plug_points import (
     ADVANTAGES,
+    AGENTS,
     AGGREGATIONS,
     CURRICULA,
     FILTERS,
@@ -17,15 +20,16 @@ from milescli.core.plug_points import (
 )
 from milescli.models.facts import ModelFacts
 from milescli.plan.types import EngineLayout, Log
+from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Recipe
 
 ENGINES_PER_COLLECTOR = 256
 """One process asks as many engines: a sample takes 0.3 to 0.7 ms of its core, and 16,384 samples in
 a step of a minute are then a fifth of it for each of four."""
-_PLAYED_ANYWHERE = ("single_turn", "tools")
-"""Agents that need nothing of the driver."""
 _OF_TURNS = ("turns", "gigpo")
-"""Advantage estimators that read the tokens of turns."""
+"""Advantage estimators that read the tokens of turns, of each group by itself."""
+_DRIVERS_PACKAGES = ("openenv",)
+"""Environments of packages that `miles env install` has put on the driver's node."""
 
 
 def choose_collectors(recipe: Recipe, facts: ModelFacts, engines: EngineLayout, log: Log) -> int:
@@ -63,7 +67,6 @@ def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
         if getattr(recipe.run.hooks, name) is not None
     ]
     own = {
-        "rollout.generation": rollout.generation in GENERATIONS.builtin,
         "rollout.filter": rollout.filter in FILTERS.builtin,
         "rollout.sample_filter": rollout.sample_filter in SAMPLE_FILTERS.builtin,
         "rollout.shaping": rollout.shaping in SHAPINGS.builtin,
@@ -73,17 +76,44 @@ def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
         "train.aggregation": train.aggregation in AGGREGATIONS.builtin,
     }
     reasons = {
-        f"an agent (`{rollout.agent}`) plays its episodes beside the driver": rollout.agent
-        not in _PLAYED_ANYWHERE
-        or not all(name in TOOLS.builtin for name in rollout.tools),
-        "servers of `rollout.mcp` run beside the driver": bool(rollout.mcp),
-        f"the credit `{train.credit}` takes rewards of single turns": train.credit != "sample"
-        and rollout.agent != "single_turn",
+        "engines that play `rollout.roles.NAME.policy` are asked there": bool(rollout.policies),
         f"the objective `{train.objective}` makes its sequences there": train.objective != "policy",
-        f"`train.advantage={train.advantage}` reads tokens": train.advantage in _OF_TURNS,
+        f"`train.advantage={train.advantage}` with `train.normalize_std=batch` compares the tokens "
+        "of all groups": train.advantage in _OF_TURNS and train.normalize_std == "batch",
         "several adapters share the engines": bool(recipe.adapters),
         "the reward model is asked there": recipe.asks_reward_model,
         f"`run.hooks.{'`, `'.join(hooks)}` is given the samples": bool(hooks),
         **{f"`{key}` is your own and is given the samples": not ours for key, ours in own.items()},
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
+
+
+def collector_nodes(recipe: Recipe, count: int, nodes: Sequence[int]) -> list[int]:
+    """Return [count] the node of each process: all of the run's, in turn; or the driver's, which is
+    the first, where episodes need programs that only it is known to have."""
+    rollout = recipe.rollout
+    starts_servers = any(server.command for server in rollout.mcp.values())
+    in_package = rollout.plays_environment and rollout.environment.name in _DRIVERS_PACKAGES
+    if starts_servers or in_package or rollout.agent in FOREIGN:
+        return [nodes[0]] * count
+    return [nodes[number % len(nodes)] for number in range(count)]
+
+
+def num_helpers(recipe: Recipe, num_collectors: int, *, num_cores: int) -> int:
+    """Return the number of processes that so many collectors of one node start beside themselves:
+    of environments, of the user's agent, of MCP servers, of another package."""
+    rollout = recipe.rollout
+    if not num_collectors:
+        return 0
+    own_agent = not all(
+        (
+            rollout.agent in AGENTS.builtin,
+            rollout.generation in GENERATIONS.builtin,
+            all(name in TOOLS.builtin for name in rollout.tools),
+        )
+    )
+    servers = sum(bool(server.command) for server in rollout.mcp.values())
+    each = own_agent + (rollout.agent in FOREIGN) + servers
+    played = rollout.environment.processes or max(1, num_cores // 2)
+    environments = max(num_collectors, played) if rollout.plays_environment else 0
+    return num_collectors * each + environments

@@ -5,7 +5,7 @@ caches. Pure; called by `make`."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product, takewhile
 from typing import get_args
@@ -15,7 +15,7 @@ from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.choices import shares_prompts
-from milescli.plan.collectors import choose_collectors
+from milescli.plan.collectors import choose_collectors, collector_nodes, num_helpers
 from milescli.plan.devices import Reached
 from milescli.plan.memory import (
     MemoryModel,
@@ -45,6 +45,9 @@ and tokens as its caches hold."""
 COLLECTOR = 450 * MIB
 """Main memory of a process that collects (`machine.collectors`), without the samples that it keeps:
 Python, torch, the tokenizer and the reward."""
+HELPER = 100 * MIB
+"""Main memory of a process that runs environments, an agent or a server for one that collects:
+30 MiB of Python, and what a package of environments imports."""
 SESSION = 950 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
@@ -114,12 +117,14 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
     return int(prefill + 3 * 4 * engines.max_running_requests * facts.vocab_size)
 
 
-def of_others(node: int, *, copies: int, stored: int, num_collectors: int) -> ProcessMemory:
+def of_others(
+    node: int, *, copies: int, stored: int, num_collectors: int, num_helpers: int
+) -> ProcessMemory:
     """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
     all ranks' states (`copies` bytes, including those beside the ranks). `stored`: bytes of a
     step's samples in Ray's object store, which keeps the pages that it used. `num_collectors`:
-    processes that collect, on this node."""
-    base = SESSION + _in_keeper(copies) + num_collectors * COLLECTOR
+    processes that collect, on this node; `num_helpers`: those that they start."""
+    base = SESSION + _in_keeper(copies) + num_collectors * COLLECTOR + num_helpers * HELPER
     phases: dict[Phase, int] = {"start": base, "step": base + stored, "publish": base + stored}
     return ProcessMemory(name="others", node=node, phases=phases)
 
@@ -227,6 +232,12 @@ def fit_main_memory(
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
     num_collectors = choose_collectors(recipe, facts, engines, Log())
+    numbers = sorted({slot.node for slot in slots})
+    collectors = Counter(collector_nodes(recipe, num_collectors, numbers))
+    helpers = {
+        number: num_helpers(recipe, count, num_cores=machine.nodes[number].cpu_cores)
+        for number, count in collectors.items()
+    }
     kept = keeps_sent(recipe, colocated=colocated)
     stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
@@ -256,7 +267,8 @@ def fit_main_memory(
             slots,
             bucket=bucket,
             stored=stored,
-            num_collectors=num_collectors,
+            collectors=collectors,
+            helpers=helpers,
         )
         node = max(nodes, key=lambda node: node.total)
         if node.total + node.num_shards * least <= budget:
@@ -387,11 +399,12 @@ def _nodes(
     *,
     bucket: int,
     stored: int,
-    num_collectors: int,
+    collectors: Mapping[int, int],
+    helpers: Mapping[int, int],
 ) -> list[_NodeLoad]:
     """[nodes] that the slots are on. `bucket`: bytes of weight sync; `stored`: bytes of a step's
-    samples in the object store of the driver's node; `num_collectors`: processes that collect, on
-    one node after the other."""
+    samples in the object store of the driver's node; `collectors`: processes that collect, by node,
+    and `helpers`: those that they start."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = (
@@ -445,7 +458,8 @@ def _nodes(
                     number,
                     copies=sum(rank.copies for rank in ranks.values()),
                     stored=0 if number else stored,
-                    num_collectors=len(range(number, num_collectors, num_nodes)),
+                    num_collectors=collectors.get(number, 0),
+                    num_helpers=helpers.get(number, 0),
                 ),
             ],
             num_ranks=len(ranks),
@@ -454,7 +468,6 @@ def _nodes(
         )
 
     numbers = sorted({slot.node for slot in slots})
-    num_nodes = len(numbers)
     return [load_of(number) for number in numbers]
 
 

@@ -4,6 +4,7 @@ engines of a LoRA run begin with."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,18 +21,22 @@ from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WorkerKilled
+from milescli.core.imports import Origin
 from milescli.core.plug_points import CHANNELS
+from milescli.core.private import secrets_of
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.export.adapter import adapter_of, write_adapter
 from milescli.export.peft import is_adapter
 from milescli.models import table
 from milescli.models.adapter import SOLE_ADAPTER, adapter_table
+from milescli.plan.collectors import collector_nodes
 from milescli.plan.memory import trained_shape
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
 from milescli.runtime.collecting.process import JournalPart
+from milescli.runtime.collecting.share import share_of
 from milescli.runtime.engine_start import engine_folder
 from milescli.runtime.planning import engine_spec
 from milescli.runtime.recording.sample_journal import SampleJournal
@@ -248,8 +253,8 @@ class Builder:
         with_greedy: bool,
     ) -> ActorHandle:
         """Start a process that collects from these engines of the fleet."""
-        nodes, count = sorted({slot.node for slot in self.plan.slots}), self.plan.collectors
-        part = None
+        all_nodes, count = sorted({slot.node for slot in self.plan.slots}), self.plan.collectors
+        nodes, part = collector_nodes(self.recipe, count, all_nodes), None
         if journal is not None:
             part = JournalPart(
                 folder=journal.part(f"collector-{number}"),
@@ -259,10 +264,14 @@ class Builder:
         collector = await self.cluster.spawn(
             f"collector {number}",
             COLLECTOR_TARGET,
-            node=nodes[number % len(nodes)],
+            node=nodes[number],
             num_cpus=0.0,
             kwargs={
-                "recipe": _share_of(self.recipe, count),
+                "number": number,
+                "recipe": self.recipe,
+                "share": share_of(number, nodes=nodes, all_nodes=all_nodes),
+                "origin": Origin.here(),
+                "cluster": self.cluster,
                 "tokenizer": self.spec.inputs.tokenizer,
                 "vocab_size": self.spec.inputs.facts.vocab_size,
                 "fleet": {
@@ -278,7 +287,9 @@ class Builder:
             environment={},
         )
         try:
-            await collector.start(timeout_s=self.recipe.machine.start_timeout_s)
+            await collector.start(
+                timeout_s=self.recipe.machine.start_timeout_s, secrets=secrets_of(os.environ)
+            )
         except BaseException:
             await self.cluster.kill([collector])
             raise
@@ -437,16 +448,6 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
     if plays_role:
         return replace(made, speculation=None, exact=False, input_format=None)
     return made
-
-
-def _share_of(recipe: Recipe, count: int) -> Recipe:
-    """Return the recipe for one of so many processes: together they ask served teachers as much at
-    once as it says."""
-    distill = recipe.train.distill
-    each = max(1, distill.server.concurrency // count)
-    server = distill.server.model_copy(update={"concurrency": each})
-    own = distill.model_copy(update={"server": server})
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"distill": own})})
 
 
 def check_engines(spec: RunSpec) -> None:

@@ -73,7 +73,10 @@ class GroupWork:
         for name, served in engines.policies.items():
             keep_frozen(served, name, engines, builder, repairs=attempt.repairs)
         self.environments = await spread_environments(
-            self.spec.recipe, attempt.session.resources, tell=self._warn
+            self.spec.recipe,
+            attempt.session.cluster,
+            sorted(attempt.session.resources.agents),
+            tell=self._warn,
         )
         await self._join(run, devices)
         if self.collectors is not None:

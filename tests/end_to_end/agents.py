@@ -58,3 +58,25 @@ class Echo:
             raise OSError("the board is away")
         self.num_turns += 1
         return Step(observation="Go on.", reward=self.num_turns, ended=self.num_turns == 3)
+
+
+class Letters:
+    """An environment that pays for each turn the share of its characters that differ; what it shows
+    next is one of two texts."""
+
+    reward_range = (0.0, 3.0)
+
+    def __init__(self) -> None:
+        self.num_turns = 0
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
+        """Begins alike for all samples of a prompt."""
+        self.num_turns = 0
+        return f"Say something about {seed}."
+
+    def step(self, action: str) -> Step:
+        """Three turns."""
+        self.num_turns += 1
+        reward = len(set(action)) / max(len(action), 1)
+        shown = "Go on." if len(action) % 2 else "And then?"
+        return Step(observation=shown, reward=reward, ended=self.num_turns == 3)

@@ -63,6 +63,11 @@ class Cluster:
         self._ahead: dict[str, Any] = {}
         """By name, actors that wait for whoever spawns them."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process of the run starts processes in the same places, which are its own: they
+        end with it."""
+        return {**vars(self), "_spawned": [], "_ahead": {}, "_started": False}
+
     def start(self, plan: Plan, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start or join Ray; on the calling (main) thread, since Ray's processes end with it.
         `timeout_s`: bound on a start here, after which this process ends with an error. Raises

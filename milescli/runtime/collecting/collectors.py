@@ -558,8 +558,9 @@ async def _whole_from(
 
 SLOW = 4.0
 """Times `machine.silence_s` that a process may take for a report: it may be busy."""
-CLOSE_TIMEOUT_S = 15.0
-"""For a process to write what its journal waits for."""
+CLOSE_TIMEOUT_S = 60.0
+"""For a process to write what its journal waits for, and to end what it has started: packages may
+have containers to clean up."""
 NOTICE_S = 0.05
 NO_PROMPT = Prompt(index=-1, token_ids=[], text="")
 """Of groups that nobody waits for any more."""

@@ -14,13 +14,16 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from milescli.agents.foreign.host import close_hosts
+from milescli.agents.mcp_tools import close_servers
+from milescli.backends.ray.cluster import Cluster
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
 from milescli.checkpoint.journal import Place
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError
 from milescli.core.events import PublishStats
-from milescli.core.imports import search_garbage_rarely
+from milescli.core.imports import Origin, search_garbage_rarely
 from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.schema import Recipe
@@ -29,6 +32,8 @@ from milescli.rollout.collect.collector import Collector, Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
 from milescli.rollout.collect.group_record import GroupHead
 from milescli.rollout.episode.episode import training_episodes
+from milescli.runtime.collecting.share import Share, shared_recipe
+from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
 from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
 from milescli.runtime.inputs.given_models import served_teachers
 from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
@@ -37,6 +42,7 @@ from milescli.train.base import ShardPiece, TrainSequence
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 from milescli.train.packing import images_of
+from milescli.workers.isolated import close_lanes
 
 GATHER_S, MOST_GATHER_S, GATHER_OF_A_GROUP_S = 0.05, 0.5, 0.0005
 """Groups that are done within so many seconds are reported together: the first, and the third for
@@ -125,7 +131,11 @@ class CollectorProcess:
     def __init__(
         self,
         *,
+        number: int,
         recipe: Recipe,
+        share: Share,
+        origin: Origin,
+        cluster: Cluster,
         tokenizer: ChatTokenizer,
         vocab_size: int,
         fleet: Mapping[str, Any],
@@ -134,8 +144,12 @@ class CollectorProcess:
         with_greedy: bool,
         journal: JournalPart | None,
     ) -> None:
-        """`fleet`: arguments of SglangFleet; `version`: what its engines hold. `is_paused`: weights
-        are being sent to them."""
+        """`number`: of this process; `share`: its part of what the run has. `fleet`: arguments of
+        SglangFleet; `version`: what its engines hold. `is_paused`: weights are being sent to
+        them."""
+        origin.adopt()
+        self._number, self._share, self._cluster = number, share, cluster
+        self._recipe = recipe = shared_recipe(recipe, share)
         self._fleet = SglangFleet(**fleet)
         self._fleet.reopen(version)
         self._fleet.on_death = lambda _: None  # the driver's fleet finds it, too, and replaces it
@@ -179,6 +193,7 @@ class CollectorProcess:
         self._unscored = list[int]()
         self._news, self._made = asyncio.Event(), asyncio.Event()
         self._starts_paused = is_paused
+        self._environments: SpreadEnvironments | None = None
 
     @property
     def engine(self) -> RolloutEngine:
@@ -186,8 +201,16 @@ class CollectorProcess:
         return self._fleet
 
     async def open(self) -> None:
-        """Begin on the event loop of the calls."""
+        """Begin on the event loop of the calls. Raises WorkerDied or WaitTimeout where a node takes
+        no environments."""
         search_garbage_rarely()
+        self._environments = await spread_environments(
+            self._recipe,
+            self._cluster,
+            self._share.other_nodes,
+            tell=self._warnings.append,
+            name=f"environments of collector {self._number}",
+        )
         if self._starts_paused:
             await self._fleet.pause()
 
@@ -345,7 +368,11 @@ class CollectorProcess:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._environments is not None:
+            self._environments.end()
         await self._fleet.close()
+        for end in (close_lanes, close_servers, close_hosts):
+            await in_thread(end)
         if (journal := self._journal) is not None:
             await in_thread(journal.close)
 
