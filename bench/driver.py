@@ -42,6 +42,7 @@ from milescli.runtime.recovery.restarts import Repairs, Restarts
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 
+FLEET = {"router_url": None}
 NOBODY = EngineAddress(url="http://127.0.0.1:9", name="engine 0")
 
 
@@ -107,28 +108,28 @@ async def measure(
     """Take some steps, and print what each sample of them cost."""
     pids = list[int]()
 
+    arguments = {
+        "recipe": recipe,
+        "share": Share(count=count, on_node=count, other_nodes=()),
+        "origin": Origin.here(),
+        "cluster": cluster,
+        "tokenizer": Digits(),
+        "vocab_size": longest,
+        "policies": {},
+        "version": WeightVersion(0),
+        "is_paused": False,
+        "with_greedy": False,
+        "journal": None,
+        "longest": longest,
+    }
+
     async def start(number: int, engines: list[EngineAddress]) -> ActorHandle:
-        arguments = {
-            "number": number,
-            "recipe": recipe,
-            "share": Share(count=count, on_node=count, other_nodes=()),
-            "origin": Origin.here(),
-            "cluster": cluster,
-            "tokenizer": Digits(),
-            "vocab_size": longest,
-            "fleet": {"router_url": None, "engines": engines},
-            "version": WeightVersion(0),
-            "is_paused": False,
-            "with_greedy": False,
-            "journal": None,
-            "longest": longest,
-        }
         handle = await cluster.spawn(
             f"collector {number}",
             "driver:StandInProcess",
             node=0,
             num_cpus=0.0,
-            kwargs=arguments,
+            kwargs={**arguments, "number": number, "fleet": {**FLEET, "engines": engines}},
             environment={},
         )
         pids.append(await handle.start(timeout_s=300.0))

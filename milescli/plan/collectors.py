@@ -76,12 +76,10 @@ def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
         "train.aggregation": train.aggregation in AGGREGATIONS.builtin,
     }
     reasons = {
-        "engines that play `rollout.roles.NAME.policy` are asked there": bool(rollout.policies),
         f"the objective `{train.objective}` makes its sequences there": train.objective != "policy",
         f"`train.advantage={train.advantage}` with `train.normalize_std=batch` compares the tokens "
         "of all groups": train.advantage in _OF_TURNS and train.normalize_std == "batch",
         "several adapters share the engines": bool(recipe.adapters),
-        "the reward model is asked there": recipe.asks_reward_model,
         f"`run.hooks.{'`, `'.join(hooks)}` is given the samples": bool(hooks),
         **{f"`{key}` is your own and is given the samples": not ours for key, ours in own.items()},
     }

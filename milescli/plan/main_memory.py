@@ -232,12 +232,6 @@ def fit_main_memory(
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
     num_collectors = choose_collectors(recipe, facts, engines, Log())
-    numbers = sorted({slot.node for slot in slots})
-    collectors = Counter(collector_nodes(recipe, num_collectors, numbers))
-    helpers = {
-        number: num_helpers(recipe, count, num_cores=machine.nodes[number].cpu_cores)
-        for number, count in collectors.items()
-    }
     kept = keeps_sent(recipe, colocated=colocated)
     stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
@@ -267,8 +261,7 @@ def fit_main_memory(
             slots,
             bucket=bucket,
             stored=stored,
-            collectors=collectors,
-            helpers=helpers,
+            collecting=_collecting(recipe, machine, slots, num_collectors),
         )
         node = max(nodes, key=lambda node: node.total)
         if node.total + node.num_shards * least <= budget:
@@ -399,12 +392,10 @@ def _nodes(
     *,
     bucket: int,
     stored: int,
-    collectors: Mapping[int, int],
-    helpers: Mapping[int, int],
+    collecting: Mapping[int, tuple[int, int]],
 ) -> list[_NodeLoad]:
     """[nodes] that the slots are on. `bucket`: bytes of weight sync; `stored`: bytes of a step's
-    samples in the object store of the driver's node; `collectors`: processes that collect, by node,
-    and `helpers`: those that they start."""
+    samples in the object store of the driver's node; `collecting`: see `_collecting`."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = (
@@ -458,8 +449,8 @@ def _nodes(
                     number,
                     copies=sum(rank.copies for rank in ranks.values()),
                     stored=0 if number else stored,
-                    num_collectors=collectors.get(number, 0),
-                    num_helpers=helpers.get(number, 0),
+                    num_collectors=collecting.get(number, (0, 0))[0],
+                    num_helpers=collecting.get(number, (0, 0))[1],
                 ),
             ],
             num_ranks=len(ranks),
@@ -469,6 +460,17 @@ def _nodes(
 
     numbers = sorted({slot.node for slot in slots})
     return [load_of(number) for number in numbers]
+
+
+def _collecting(
+    recipe: Recipe, machine: Machine, slots: Sequence[Slot], count: int
+) -> dict[int, tuple[int, int]]:
+    """By node: processes that collect, and those that they start."""
+    nodes = collector_nodes(recipe, count, sorted({slot.node for slot in slots}))
+    return {
+        node: (own, num_helpers(recipe, own, num_cores=machine.nodes[node].cpu_cores))
+        for node, own in Counter(nodes).items()
+    }
 
 
 def _cache_tokens(

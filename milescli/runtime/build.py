@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -249,10 +249,12 @@ class Builder:
         engines: Sequence[EngineAddress],
         *,
         fleet: SglangFleet,
+        policies: Mapping[str, SglangFleet],
         journal: SampleJournal | None,
         with_greedy: bool,
     ) -> ActorHandle:
-        """Start a process that collects from these engines of the fleet."""
+        """Start a process that collects from these engines of the fleet. `policies`: clients of
+        those that play a role."""
         all_nodes, count = sorted({slot.node for slot in self.plan.slots}), self.plan.collectors
         nodes, part = collector_nodes(self.recipe, count, all_nodes), None
         if journal is not None:
@@ -274,10 +276,14 @@ class Builder:
                 "cluster": self.cluster,
                 "tokenizer": self.spec.inputs.tokenizer,
                 "vocab_size": self.spec.inputs.facts.vocab_size,
-                "fleet": {
-                    "router_url": None,
-                    "engines": list(engines),
-                    **self._asking(),
+                "fleet": {"router_url": None, "engines": list(engines), **self._asking()},
+                "policies": {
+                    name: {
+                        "router_url": None,
+                        "engines": list(served.engines),
+                        **self._asking(serves_policy=False),
+                    }
+                    for name, served in policies.items()
                 },
                 "version": fleet.version,
                 "is_paused": fleet.is_paused,

@@ -101,14 +101,15 @@ class GroupWork:
 
     def _collectors(self, fleet: SglangFleet) -> Collectors | None:
         """Return the processes that collect, where the plan has some."""
-        training, session = self.training, self.attempt.session
+        training, session, engines = self.training, self.attempt.session, self.attempt.engines
         if not self.spec.plan.collectors:
             return None
-        return Collectors(
+        collectors = Collectors(
             partial(
                 session.builder.start_collector,
                 fleet=fleet,
                 journal=training.journal,
+                policies=engines.policies,
                 with_greedy=getattr(training.objective, "needs_greedy", False),
             ),
             session.cluster.kill,
@@ -118,7 +119,11 @@ class GroupWork:
             journal=training.journal,
             repairs=self.attempt.repairs,
             warn=self._warn,
+            policies=engines.policies,
+            scorer=lambda: None if engines.scorer is None else engines.scorer.ranks[0],
         )
+        engines.on_scorer = collectors.use_scorer
+        return collectors
 
     async def _pack(self, run: Run, items: list[Group]) -> tuple[TrainBatch, dict[Place, int]]:
         """Pack groups whose tokens other processes have; those that are written to disk come

@@ -30,9 +30,9 @@ ACTORS_PER_SLOT = 2
 """A trainer rank and an engine, one of Ray's CPUs each, whatever they use."""
 LEAVE_TIMEOUT_S = 15.0
 """For Ray to let this process go; it waits for its own processes."""
-CALLS_AT_ONCE = 8
-"""Number of concurrent calls of one actor: `run` on its work thread, `status` and `peek` beside
-it."""
+CALLS_AT_ONCE = 256
+"""Number of concurrent calls of one actor: `run` on its work thread, one after the other, `status`
+and `peek` beside it. Every process that collects may wait for the reward model's."""
 
 
 class Cluster:

@@ -16,6 +16,7 @@ import numpy as np
 
 from milescli.agents.foreign.host import close_hosts
 from milescli.agents.mcp_tools import close_servers
+from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
@@ -32,11 +33,13 @@ from milescli.rollout.collect.collector import Collector, Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
 from milescli.rollout.collect.group_record import GroupHead
 from milescli.rollout.episode.episode import training_episodes
+from milescli.runtime.collecting.following import FollowedScorer
 from milescli.runtime.collecting.share import Share, shared_recipe
 from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
 from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
-from milescli.runtime.inputs.given_models import served_teachers
+from milescli.runtime.inputs.given_models import by_role, served_teachers
 from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
+from milescli.runtime.recovery.engines import ScoreClient
 from milescli.train.advantages import Advantage
 from milescli.train.base import ShardPiece, TrainSequence
 from milescli.train.objectives import load_objective
@@ -139,20 +142,24 @@ class CollectorProcess:
         tokenizer: ChatTokenizer,
         vocab_size: int,
         fleet: Mapping[str, Any],
+        policies: Mapping[str, Mapping[str, Any]],
         version: WeightVersion,
         is_paused: bool,
         with_greedy: bool,
         journal: JournalPart | None,
     ) -> None:
         """`number`: of this process; `share`: its part of what the run has. `fleet`: arguments of
-        SglangFleet; `version`: what its engines hold. `is_paused`: weights are being sent to
-        them."""
+        SglangFleet, and `policies` those of each that plays a role; `version`: what the engines
+        hold. `is_paused`: weights are being sent to them."""
         origin.adopt()
         self._number, self._share, self._cluster = number, share, cluster
         self._recipe = recipe = shared_recipe(recipe, share)
         self._fleet = SglangFleet(**fleet)
         self._fleet.reopen(version)
-        self._fleet.on_death = lambda _: None  # the driver's fleet finds it, too, and replaces it
+        self._policies = {name: SglangFleet(**served) for name, served in policies.items()}
+        for own in (self._fleet, *self._policies.values()):
+            own.on_death = lambda _: None  # the driver's fleet finds it, too, and replaces it
+        self._scorer = FollowedScorer(cluster, recipe.machine)
         self._warnings, self._lost = list[str](), 0
         self._journal: SampleJournal | None = None
         if journal is not None:
@@ -168,11 +175,12 @@ class CollectorProcess:
         episodes = training_episodes(
             recipe,
             engine=self.engine,
-            scorer=scorer_of(recipe, None),
+            scorer=scorer_of(recipe, ScoreClient(self._scorer)),
             decode=tokenizer.decode,
             vocab_size=vocab_size,
             chat_form=chat_form_of(recipe, tokenizer),
             teachers=served_teachers(recipe, tokenizer),
+            policies=by_role(recipe, self._policies),
             tell=FirstFew(self._warnings.append),
         )
         self._collector = Collector(
@@ -272,8 +280,9 @@ class CollectorProcess:
             unscored=unscored,
             warnings=warnings,
             engines={
-                each.url: (self._fleet.num_waiting(each.url), self._fleet.silent_s(each.url))
-                for each in self._fleet.engines
+                each.url: (fleet.num_waiting(each.url), fleet.silent_s(each.url))
+                for fleet in (self._fleet, *self._policies.values())
+                for each in fleet.engines
             },
             lost_records=self._lost - lost,
         )
@@ -341,16 +350,21 @@ class CollectorProcess:
         """Send to these engines again."""
         await self._fleet.reopen_some(urls)
 
-    async def use(self, engines: Sequence[EngineAddress]) -> None:
-        """Ask these engines from now on."""
-        urls, own = {each.url for each in engines}, {each.url for each in self._fleet.engines}
+    async def use(self, engines: Sequence[EngineAddress], policy: str | None) -> None:
+        """Ask these engines from now on, for what plays a role; None: for the policy."""
+        fleet = self._fleet if policy is None else self._policies[policy]
+        urls, own = {each.url for each in engines}, {each.url for each in fleet.engines}
         for gone in own - urls:
             error = EngineDied(f"{gone} is not used any more", why="it was replaced", fix=[])
             error.url = gone
-            self._fleet.remove(error)
+            fleet.remove(error)
         for engine in engines:
             if engine.url not in own:
-                self._fleet.add(engine)
+                fleet.add(engine)
+
+    async def use_scorer(self, process: ActorHandle) -> None:
+        """Ask this process for scores of the reward model from now on."""
+        self._scorer.follow(process)
 
     async def distrust(self) -> None:
         """Use nothing of what is recorded: see `SampleJournal.distrust`."""
@@ -370,7 +384,8 @@ class CollectorProcess:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         if self._environments is not None:
             self._environments.end()
-        await self._fleet.close()
+        for fleet in (self._fleet, *self._policies.values()):
+            await fleet.close()
         for end in (close_lanes, close_servers, close_hosts):
             await in_thread(end)
         if (journal := self._journal) is not None:

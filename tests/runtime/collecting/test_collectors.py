@@ -150,6 +150,7 @@ class _Rig:
             tokenizer=_Tokenizer(),
             vocab_size=16,
             fleet={"router_url": None, "engines": engines},
+            policies={},
             version=WeightVersion(0),
             is_paused=False,
             with_greedy=False,
