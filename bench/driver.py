@@ -43,6 +43,14 @@ from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 
 FLEET = {"router_url": None}
+NOTHING: dict[str, Any] = {
+    "policies": {},
+    "version": WeightVersion(0),
+    "is_paused": False,
+    "with_greedy": False,
+    "journal": None,
+}
+"""Of what a run may have, and this has not."""
 NOBODY = EngineAddress(url="http://127.0.0.1:9", name="engine 0")
 
 
@@ -115,12 +123,8 @@ async def measure(
         "cluster": cluster,
         "tokenizer": Digits(),
         "vocab_size": longest,
-        "policies": {},
-        "version": WeightVersion(0),
-        "is_paused": False,
-        "with_greedy": False,
-        "journal": None,
         "longest": longest,
+        **NOTHING,
     }
 
     async def start(number: int, engines: list[EngineAddress]) -> ActorHandle:
@@ -129,7 +133,7 @@ async def measure(
             "driver:StandInProcess",
             node=0,
             num_cpus=0.0,
-            kwargs={**arguments, "number": number, "fleet": {**FLEET, "engines": engines}},
+            kwargs={**arguments, "name": str(number), "fleet": {**FLEET, "engines": engines}},
             environment={},
         )
         pids.append(await handle.start(timeout_s=300.0))

@@ -18,7 +18,6 @@ from milescli.core.plug_points import (
     SHAPINGS,
     TOOLS,
 )
-from milescli.models.facts import ModelFacts
 from milescli.plan.types import EngineLayout, Log
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Recipe
@@ -32,21 +31,15 @@ _DRIVERS_PACKAGES = ("openenv",)
 """Environments of packages that `miles env install` has put on the driver's node."""
 
 
-def choose_collectors(recipe: Recipe, facts: ModelFacts, engines: EngineLayout, log: Log) -> int:
-    """Return the number of processes that collect; 0: the driver. Raises FitError where the recipe
-    wants some and the run cannot have them."""
+def choose_collectors(recipe: Recipe, engines: EngineLayout, log: Log) -> int:
+    """Return the number of processes that collect; 0: the driver. Each of several adapters has as
+    many. Raises FitError where the recipe wants some and the run cannot have them."""
     wanted = recipe.machine.collectors
     num = -(-engines.num // ENGINES_PER_COLLECTOR) if wanted is None else wanted
     if not engines.num or (wanted is None and num == 1) or num == 0:
         return 0
-    why = why_in_driver(recipe, facts)
-    if why is not None and wanted:
-        raise FitError(
-            "this run collects its samples in the driver",
-            why=f"machine.collectors is {wanted}, but {why}",
-            fix="--set machine.collectors=null",
-        )
-    if why is not None:
+    refuse_pinned(recipe)
+    if (why := why_in_driver(recipe)) is not None:
         log.note("machine.collectors", 0, f"{num} would serve {engines.num} engines, but {why}")
         return 0
     reason = (
@@ -54,11 +47,25 @@ def choose_collectors(recipe: Recipe, facts: ModelFacts, engines: EngineLayout, 
         if wanted is None
         else "pinned by `machine.collectors`"
     )
+    if several := len(recipe.adapters):
+        num = several * -(-num // several)
+        reason += f", and as many for each of {several} adapters"
     log.note("machine.collectors", num, reason)
     return num
 
 
-def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
+def refuse_pinned(recipe: Recipe) -> None:
+    """Raises FitError where the recipe wants other processes to collect, and they cannot."""
+    wanted = recipe.machine.collectors
+    if wanted and (why := why_in_driver(recipe)) is not None:
+        raise FitError(
+            "this run collects its samples in the driver",
+            why=f"machine.collectors is {wanted}, but {why}",
+            fix="--set machine.collectors=null",
+        )
+
+
+def why_in_driver(recipe: Recipe) -> str | None:
     """Return why other processes cannot collect for this recipe; None: they can."""
     rollout, train = recipe.rollout, recipe.train
     hooks = [
@@ -79,7 +86,6 @@ def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
         f"the objective `{train.objective}` makes its sequences there": train.objective != "policy",
         f"`train.advantage={train.advantage}` with `train.normalize_std=batch` compares the tokens "
         "of all groups": train.advantage in _OF_TURNS and train.normalize_std == "batch",
-        "several adapters share the engines": bool(recipe.adapters),
         f"`run.hooks.{'`, `'.join(hooks)}` is given the samples": bool(hooks),
         **{f"`{key}` is your own and is given the samples": not ours for key, ours in own.items()},
     }

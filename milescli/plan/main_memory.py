@@ -231,7 +231,7 @@ def fit_main_memory(
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
-    num_collectors = choose_collectors(recipe, facts, engines, Log())
+    num_collectors = choose_collectors(recipe, engines, Log())
     kept = keeps_sent(recipe, colocated=colocated)
     stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32

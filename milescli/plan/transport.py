@@ -59,7 +59,7 @@ def plan_store(
 ) -> int:
     """Return the size of Ray's object store on the driver's node. Logs a remedy where /dev/shm is
     too small for a step."""
-    num_collectors = choose_collectors(recipe, facts, engines, Log())
+    num_collectors = choose_collectors(recipe, engines, Log())
     needed = store_bytes(recipe, facts, num_collectors=num_collectors)
     shm = machine.nodes[0].shm_bytes
     room = int(STORE_SHARE * shm) if shm else max(needed, LEAST_STORE)

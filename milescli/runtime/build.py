@@ -36,7 +36,7 @@ from milescli.platform.environment import engine_environment, trainer_environmen
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
 from milescli.runtime.collecting.process import JournalPart
-from milescli.runtime.collecting.share import share_of
+from milescli.runtime.collecting.share import collector_name, part_of, share_of
 from milescli.runtime.engine_start import engine_folder
 from milescli.runtime.planning import engine_spec
 from milescli.runtime.recording.sample_journal import SampleJournal
@@ -248,35 +248,44 @@ class Builder:
         number: int,
         engines: Sequence[EngineAddress],
         *,
+        recipe: Recipe,
+        adapter: str | None,
         fleet: SglangFleet,
         policies: Mapping[str, SglangFleet],
         journal: SampleJournal | None,
         with_greedy: bool,
     ) -> ActorHandle:
-        """Start a process that collects from these engines of the fleet. `policies`: clients of
-        those that play a role."""
-        all_nodes, count = sorted({slot.node for slot in self.plan.slots}), self.plan.collectors
-        nodes, part = collector_nodes(self.recipe, count, all_nodes), None
+        """Start a process that collects from these engines of the fleet by this recipe, that of an
+        adapter where there are several. `policies`: clients of those that play a role."""
+        all_nodes, adapters = sorted({slot.node for slot in self.plan.slots}), [*self.spec.adapters]
+        count = self.plan.collectors // max(1, len(adapters))
+        place = number + (count * adapters.index(adapter) if adapter else 0)
+        nodes, part = collector_nodes(recipe, self.plan.collectors, all_nodes), None
+        name = collector_name(number, adapter)
         if journal is not None:
             part = JournalPart(
-                folder=journal.part(f"collector-{number}"),
+                folder=journal.part(part_of(number)),
                 identity=journal.identity,
                 bound_bytes=journal.bound_bytes / (1 + count),
             )
         collector = await self.cluster.spawn(
-            f"collector {number}",
+            name,
             COLLECTOR_TARGET,
-            node=nodes[number],
+            node=nodes[place],
             num_cpus=0.0,
             kwargs={
-                "number": number,
-                "recipe": self.recipe,
-                "share": share_of(number, nodes=nodes, all_nodes=all_nodes),
+                "name": name,
+                "recipe": recipe,
+                "share": share_of(place, nodes=nodes, all_nodes=all_nodes, count=count),
                 "origin": Origin.here(),
                 "cluster": self.cluster,
                 "tokenizer": self.spec.inputs.tokenizer,
                 "vocab_size": self.spec.inputs.facts.vocab_size,
-                "fleet": {"router_url": None, "engines": list(engines), **self._asking()},
+                "fleet": {
+                    "router_url": None,
+                    "engines": list(engines),
+                    **self._asking(adapter=adapter),
+                },
                 "policies": {
                     name: {
                         "router_url": None,

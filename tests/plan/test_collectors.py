@@ -17,14 +17,13 @@ from milescli.plan.collectors import (
 from milescli.plan.types import EngineLayout, Log
 from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs.model_facts import facts_of_recipe
 
 
 def _chosen(*sets: str, engines: int) -> tuple[int, str]:
     recipe = _recipe(*sets)
     log = Log()
     layout = EngineLayout(num=engines)
-    count = choose_collectors(recipe, facts_of_recipe(recipe.model), layout, log)
+    count = choose_collectors(recipe, layout, log)
     return count, " ".join(made.reason for made in log.decisions)
 
 
@@ -72,6 +71,13 @@ def test_what_is_given_tokens_keeps_them_in_the_driver(pin: str, reason: str) ->
 )
 def test_processes_play_any_agent_and_ask_teachers(sets: tuple[str, ...]) -> None:
     assert _chosen(*sets, "machine.collectors=2", engines=2)[0] == 2
+
+
+def test_each_of_several_adapters_has_as_many() -> None:
+    recipe = _recipe().model_copy(update={"adapters": {"a": {}, "b": {}, "c": {}}})
+    pinned = {"machine": recipe.machine.model_copy(update={"collectors": 4})}
+    for one, number in ((recipe, 1024), (recipe.model_copy(update=pinned), 1)):
+        assert choose_collectors(one, EngineLayout(num=number), Log()) == 6
 
 
 def _recipe(*sets: str) -> Recipe:

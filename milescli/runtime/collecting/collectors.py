@@ -23,6 +23,7 @@ from milescli.rollout.collect.collector import Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers
 from milescli.runtime.collecting.following import Following
 from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order, as_row
+from milescli.runtime.collecting.share import collector_name, part_of
 from milescli.runtime.collecting.workers import Asked, Worker, Workers
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.restarts import Repairs, beyond
@@ -52,11 +53,13 @@ class Collectors:
         journal: SampleJournal | None,
         repairs: Repairs,
         warn: Callable[[str], None],
+        adapter: str | None = None,
         policies: Mapping[str, SglangFleet] | None = None,
         scorer: Callable[[], ActorHandle | None] = lambda: None,
     ) -> None:
-        """`policies`: who plays roles that are not trained, by their names in `rollout.policies`.
-        `scorer` returns the process that holds the reward model now."""
+        """`adapter`: the one of several that they collect for. `policies`: who plays roles that are
+        not trained, by their names in `rollout.policies`. `scorer` returns the process that holds
+        the reward model now."""
         self._start, self._kill = start, kill
         self._fleet, self._journal, self._repairs, self._warn = fleet, journal, repairs, warn
         self._timeout_s, self._run = recipe.machine.step_timeout_s, recipe.run.name or "RUN"
@@ -66,7 +69,7 @@ class Collectors:
             name: Following(self._workers, served, policy=name)
             for name, served in (policies or {}).items()
         }
-        self._scorer = scorer
+        self._adapter, self._scorer = adapter, scorer
         self._tasks = list[asyncio.Task[None]]()
         self._failure: BaseException | None = None
         self._silence_s = REPORT_EVERY_S + SLOW * recipe.machine.silence_s
@@ -275,13 +278,13 @@ class Collectors:
     async def _replace(self, worker: Worker, error: WorkerDied, handle: ActorHandle | None) -> None:
         """Start another process in the place of one that died, and ask it for all that is not
         released: what the journal has is not sampled again, and the rest has the same seeds."""
-        name, began = f"collector {worker.number}", time.monotonic()
+        name, began = collector_name(worker.number, self._adapter), time.monotonic()
         if refusal := self._repairs.begin(name, error):
             raise beyond(error, refusal)
         if handle is not None:
             await self._kill([handle])
         if (journal := self._journal) is not None:
-            await in_thread(lambda: journal.read_part(name.replace(" ", "-")))
+            await in_thread(lambda: journal.read_part(part_of(worker.number)))
         await self._begin(worker)
         await self._workers.call(worker, "use", self._following.engines_of(worker), None)
         worker.orders, worker.again = list(worker.asked), set(worker.asked)

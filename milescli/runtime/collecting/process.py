@@ -134,7 +134,7 @@ class CollectorProcess:
     def __init__(
         self,
         *,
-        number: int,
+        name: str,
         recipe: Recipe,
         share: Share,
         origin: Origin,
@@ -148,11 +148,11 @@ class CollectorProcess:
         with_greedy: bool,
         journal: JournalPart | None,
     ) -> None:
-        """`number`: of this process; `share`: its part of what the run has. `fleet`: arguments of
+        """`name`: of this process; `share`: its part of what the run has. `fleet`: arguments of
         SglangFleet, and `policies` those of each that plays a role; `version`: what the engines
         hold. `is_paused`: weights are being sent to them."""
         origin.adopt()
-        self._number, self._share, self._cluster = number, share, cluster
+        self._name, self._share, self._cluster = name, share, cluster
         self._recipe = recipe = shared_recipe(recipe, share)
         self._fleet = SglangFleet(**fleet)
         self._fleet.reopen(version)
@@ -217,10 +217,10 @@ class CollectorProcess:
             self._cluster,
             self._share.other_nodes,
             tell=self._warnings.append,
-            name=f"environments of collector {self._number}",
+            name=f"environments of {self._name}",
         )
         if self._starts_paused:
-            await self._fleet.pause()
+            await self._fleet.stop_requests()
 
     async def take(
         self, orders: Sequence[tuple[Any, ...]], cancelled: Sequence[int], released: Sequence[int]
@@ -335,8 +335,8 @@ class CollectorProcess:
         }
 
     async def pause(self) -> PublishStats:
-        """Pause its requests, as `SglangFleet.pause`."""
-        return await self._fleet.pause()
+        """Pause its requests, as `SglangFleet.pause`; the driver orders the engines."""
+        return await self._fleet.stop_requests()
 
     async def reopen(self, version: WeightVersion) -> None:
         """Let its requests continue."""

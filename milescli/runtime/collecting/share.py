@@ -22,23 +22,34 @@ class Share:
     """The part of one process."""
 
     count: int
-    """Processes of the run that collect."""
+    """Processes that collect by the same recipe."""
     on_node: int
     """Those of them that share its node."""
     other_nodes: Sequence[int]
     """Nodes without one, whose environments are this one's."""
 
 
-def share_of(number: int, *, nodes: Sequence[int], all_nodes: Sequence[int]) -> Share:
-    """Return the share of a process. `nodes`: [processes] where each is; `all_nodes`: of the
-    run."""
-    own = nodes[number]
+def share_of(
+    place: int, *, nodes: Sequence[int], all_nodes: Sequence[int], count: int | None = None
+) -> Share:
+    """Return the share of a process. `nodes`: [processes] where each of the run's is; `all_nodes`:
+    of the run; `count`: processes for the same adapter; None: there are no adapters."""
     free = [node for node in all_nodes if node not in nodes]
     return Share(
-        count=len(nodes),
-        on_node=nodes.count(own),
-        other_nodes=free[number :: len(nodes)],
+        count=len(nodes) if count is None else count,
+        on_node=nodes.count(nodes[place]),
+        other_nodes=free[place :: len(nodes)],
     )
+
+
+def collector_name(number: int, adapter: str | None) -> str:
+    """Name a process as people read it."""
+    return f"collector {number}" + (f" of {adapter}" if adapter is not None else "")
+
+
+def part_of(number: int) -> str:
+    """Return the name of the part of a journal that a process writes."""
+    return f"collector-{number}"
 
 
 def shared_recipe(recipe: Recipe, share: Share) -> Recipe:

@@ -142,7 +142,7 @@ class _Rig:
         is_second = len(self.handles) > 1
         kind = type("_Later", (_Process,), {"weights": self.later}) if is_second else _Process
         process = kind(
-            number=number,
+            name=f"collector {number}",
             recipe=self.recipe,
             share=Share(count=2, on_node=1, other_nodes=()),
             origin=Origin.here(),

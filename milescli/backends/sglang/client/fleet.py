@@ -349,14 +349,20 @@ class SglangFleet:
         """Pause all engines. Raises WaitTimeout if requests do not end: aborted ones after
         `order_timeout_s`, others after `response_timeout_s`. Requests of other fleets to the same
         engines wait until `resume`, and then continue undisturbed."""
+        stats = await self.stop_requests()
+        if self._shares_engines:
+            await self._order_all("/pause_generation", {"mode": "in_place"})
+        return stats
+
+    async def stop_requests(self) -> PublishStats:
+        """Send nothing until `reopen`, and wait until nothing of this fleet is in flight, as
+        `pause` does. What other fleets ask the same engines goes on."""
         num_running, began = self._in_flight - self._batcher.give_back(), time.monotonic()
         self._is_paused = True
         self._set_open()
         followed = self.followers.pause() if self.followers is not None else _no_requests()
         own = self._drain() if self._on_update == "drain" else self._abort()
         _, others = await asyncio.gather(own, followed)
-        if self._shares_engines:
-            await self._order_all("/pause_generation", {"mode": "in_place"})
         return self._stats(others, num_running=num_running, began=began)
 
     def _stats(self, others: PublishStats, *, num_running: int, began: float) -> PublishStats:
