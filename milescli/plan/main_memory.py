@@ -27,7 +27,7 @@ from milescli.plan.memory import (
 )
 from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
 from milescli.plan.static_memory import STATE_COPIES, images_in, note_copies
-from milescli.plan.transport import keeps_sent, store_bytes
+from milescli.plan.transport import sent_copies, store_bytes
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
@@ -232,7 +232,7 @@ def fit_main_memory(
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
     num_collectors = choose_collectors(recipe, engines, Log())
-    kept = keeps_sent(recipe, colocated=colocated)
+    kept = sent_copies(recipe, colocated=colocated)
     stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
     of_cache = 4 if recipe.train.on_policy == "exact" else size
@@ -356,7 +356,7 @@ def _load(
     cap: int,
     size: int,
     teachers: Sequence[ModelFacts],
-    kept: bool,
+    kept: int,
 ) -> TrainerLoad:
     is_exact = recipe.train.on_policy == "exact"
     tokens = recipe.sequences_per_step * recipe.longest_sequence
@@ -375,7 +375,7 @@ def _load(
         bucket_bytes=0,
         packing=Packing(imbalance=recipe.train.expert_imbalance),
         on_host=True,
-        keeps_sent=kept,
+        sent_copies=kept,
         fused_swiglu=size == 4 or is_exact,
         keeps_float32=is_exact,
         reached=Reached(trainer_context=0),
@@ -441,7 +441,7 @@ def _nodes(
                         compared=compared,
                         used=used,
                         sent=sent,
-                        kept=load.keeps_sent * published,
+                        kept=published if load.sent_copies else 0,
                     )
                     for engine, count in shards.items()
                 ),

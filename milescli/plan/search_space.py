@@ -25,7 +25,7 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.static_memory import images_in
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
-from milescli.plan.transport import keeps_sent, sends_whole, step_bytes
+from milescli.plan.transport import sends_whole, sent_copies, step_bytes
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
 
@@ -140,7 +140,7 @@ def search_space(
             teachers=tuple(teachers),
             takes_copies=recipe.fault.copy_every > 0,
             saves_copy=recipe.checkpoint.async_save,
-            keeps_sent=keeps_sent(recipe, colocated=colocated),
+            sent_copies=sent_copies(recipe, colocated=colocated),
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),

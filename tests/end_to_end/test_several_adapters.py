@@ -105,11 +105,12 @@ def _merged(base: str, own: str) -> dict:
     return put(yaml.safe_load(base), yaml.safe_load(own))
 
 
-def test_processes_that_collect_for_each_change_no_number(
+def test_neither_processes_that_collect_for_each_nor_waves_change_a_number(
     several: Workplace, tmp_path: Path
 ) -> None:
     """Not where the driver is killed, nor where such a process dies."""
     collected = ("--name", "apart", "--set", "machine.collectors=4")
+    collected += ("--set", "engines.num=2", "--set", "weights.wave_share=0.5")
     process, second = several.start(*LAUNCH, *collected), "apart/adapters/second"
     several.wait_for(second, saved(2), process)
     process.send_signal(signal.SIGKILL)

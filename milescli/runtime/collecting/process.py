@@ -343,8 +343,8 @@ class CollectorProcess:
         self._fleet.reopen(version)
 
     async def pause_some(self, urls: frozenset[str]) -> PublishStats:
-        """Pause some engines, as `SglangFleet.pause_some`."""
-        return await self._fleet.pause_some(urls)
+        """Pause some engines, as `SglangFleet.pause_some`; the driver orders them."""
+        return await self._fleet.stop_some(urls)
 
     async def reopen_some(self, urls: frozenset[str]) -> None:
         """Send to these engines again."""

@@ -414,6 +414,13 @@ class SglangFleet:
     async def pause_some(self, urls: Collection[str]) -> PublishStats:
         """Pause some engines while the others sample: what they ran goes on there, or begins anew,
         or ends first, as `pause` has it. Not behind a router. Raises as `pause`."""
+        stats = await self.stop_some(urls)
+        if self._shares_engines:
+            await self._order_all("/pause_generation", {"mode": "in_place"}, urls)
+        return stats
+
+    async def stop_some(self, urls: Collection[str]) -> PublishStats:
+        """Do the same, as `stop_requests` does of all engines."""
         began, urls = time.monotonic(), frozenset(urls)
         self.closed |= urls
         for url in urls:
@@ -444,7 +451,10 @@ class SglangFleet:
 
     async def resume_some(self, urls: Collection[str], version: WeightVersion) -> None:
         """Ready these engines, which hold `version`, as `resume` does, and send to them again."""
-        await self._for_all(lambda engine: self._ready_one(engine, version), urls)
+        if self._shares_engines:
+            await self._order_all("/continue_generation", {}, urls)
+        else:
+            await self._for_all(lambda engine: self._ready_one(engine, version), urls)
         await self.reopen_some(urls)
 
     async def reopen_some(self, urls: Collection[str]) -> None:
@@ -526,8 +536,10 @@ class SglangFleet:
     async def _order(self, engine: EngineAddress, path: str, body: dict[str, object]) -> None:
         await self.http.order(engine, path, body, timeout_s=self._order_timeout_s)
 
-    async def _order_all(self, path: str, body: dict[str, object]) -> None:
-        await self._for_all(lambda engine: self._order(engine, path, body))
+    async def _order_all(
+        self, path: str, body: dict[str, object], urls: Collection[str] | None = None
+    ) -> None:
+        await self._for_all(lambda engine: self._order(engine, path, body), urls)
 
     async def _for_all(
         self, order: Callable[[EngineAddress], Awaitable[None]], urls: Collection[str] | None = None
