@@ -115,7 +115,8 @@ def _hurt(workplace: Workplace, kind: str) -> Finished:
     name, sets = f"{kind}-apart", KINDS[kind]
     command = ("launch", "--recipe", "tiny.yaml", "--name", name, *_words([*sets, *COLLECTORS]))
     launched = workplace.start(*command)
-    workplace.wait_for(name, saved(2), launched)
+    for happened in (saved(2), step_done(2)):
+        workplace.wait_for(name, happened, launched)
     ours = processes_of_run(launched.pid)
     launched.send_signal(signal.SIGKILL)
     workplace.finish(launched)
