@@ -1,8 +1,17 @@
-"""`python -m milescli` is `miles`."""
+"""What `miles` and `python -m milescli` run."""
 
 import sys
 
-from milescli.commands.app import main
+from milescli.core.imports import search_garbage_rarely
+
+
+def main() -> int:
+    """Run the command line of this process; returns the exit code."""
+    search_garbage_rarely()  # before the verbs, torch and Ray are imported
+    from milescli.commands.app import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+
 pytestmark = pytest.mark.slow
 
 HEAVY = ("torch", "ray", "sglang", "megatron", "transformers", "numpy", "huggingface_hub")
@@ -72,6 +74,29 @@ def test_help_loads_nothing_heavy(verb: list[str]) -> None:
 )
 def test_pages_load_nothing_heavy(argv: list[str]) -> None:
     assert loaded_after(*argv)[:2] == (0, [])
+
+
+DRIVER = """
+import sys
+import milescli.runtime.resume, milescli.runtime.train
+from milescli.data.tokenizer import load_tokenizer
+from milescli.recipe.schema import Recipe
+from milescli.train.objectives import load_objective
+for name in ("policy", "supervised", "preference", "reward_model"):
+    load_objective(name, Recipe())
+assert load_tokenizer(sys.argv[1]).decode([260])
+loaded = "torch" in sys.modules
+from milescli.train.kl import torch
+assert torch.zeros(1).exp().item() == 1.0
+sys.exit(loaded)
+"""
+
+
+def test_a_driver_loads_no_torch(tmp_path: Path) -> None:
+    """Neither for an objective, of which it asks what it needs, nor for a tokenizer; and what
+    computes finds it afterwards."""
+    folder = make_scratch_tokenizer(["7 + 5 = 12"] * 8, 512, tmp_path)
+    subprocess.run([sys.executable, "-c", DRIVER, folder], timeout=200, check=True)
 
 
 def test_conversion_and_export_load_no_megatron() -> None:

@@ -25,6 +25,7 @@ from milescli.data.chat_template import (
 )
 from milescli.data.images import PromptImages, prompt_images
 from milescli.data.prompt_encoder import Message
+from milescli.platform.late import without_torch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -444,9 +445,10 @@ def engine_stop_ids(folder: Path) -> frozenset[int]:
 
 def _read(path: Path) -> PreTrainedTokenizerBase:
     try:
-        return _class_for(path).from_pretrained(
-            str(path), trust_remote_code=False, local_files_only=True
-        )
+        with without_torch():
+            return _class_for(path).from_pretrained(
+                str(path), trust_remote_code=False, local_files_only=True
+            )
     except BaseException as error:
         # transformers raises many kinds, all about what is in the folder; a panic of the Rust in
         # tokenizers is no Exception

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from milescli.backends.ray.actor import ActorHandle, run_all, start_all
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.sglang.client.fleet import ORDER_TIMEOUT_S, SglangFleet
@@ -25,7 +23,6 @@ from milescli.core.imports import Origin
 from milescli.core.plug_points import CHANNELS
 from milescli.core.private import secrets_of
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
-from milescli.export.adapter import adapter_of, write_adapter
 from milescli.export.peft import is_adapter
 from milescli.models import table
 from milescli.models.adapter import SOLE_ADAPTER, adapter_table
@@ -33,6 +30,7 @@ from milescli.plan.collectors import collector_nodes
 from milescli.plan.memory import trained_shape
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
+from milescli.platform.late import torch
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
 from milescli.runtime.collecting.process import JournalPart
@@ -512,6 +510,8 @@ def write_start(spec: RunSpec) -> None:
     folder, shape = start_folder(spec), trained_shape(spec.recipe)
     if folder is None or shape is None or is_adapter(folder):
         return
+    from milescli.export.adapter import adapter_of, write_adapter  # with torch, for adapters alone
+
     of_adapter = adapter_table(table(spec.inputs.facts), shape)
     zeros = {name: torch.zeros(size) for name, size in of_adapter.hf_shapes().items()}
     base_model = spec.inputs.model_dir

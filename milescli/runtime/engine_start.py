@@ -8,12 +8,9 @@ import json
 import shutil
 from pathlib import Path
 
-from milescli.checkpoint.source import open_source
 from milescli.checkpoint.store import write_atomically
 from milescli.checkpoint.weight_files import mark_of
 from milescli.core.files import read_json
-from milescli.export.folder import write_folder
-from milescli.export.stored import read_folder
 from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.plan.precision import quantised
@@ -57,6 +54,10 @@ def write_engine_folder(spec: RunSpec) -> None:
 
 def quantise_folder(base: Path, out: Path, *, plan: Plan, recipe: Recipe) -> None:
     """Write the Hugging Face folder `base` to `out` as the plan's engines hold it."""
+    from milescli.checkpoint.source import open_source  # with torch, for number formats alone
+    from milescli.export.folder import write_folder
+    from milescli.export.stored import read_folder
+
     form = plan.engine_format
     assert form is not None, "engines that hold plain weights"
     table = table_of(load_facts(base))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar
 
 import numpy as np
-import torch
 
 from milescli.core.events import WorkerMemory
 from milescli.core.types import (
@@ -21,6 +20,7 @@ from milescli.core.types import (
     Trajectory,
     WeightVersion,
 )
+from milescli.platform.late import torch
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from milescli.platform.late import torch
 from milescli.recipe.train import KlEstimator, Ratio
 from milescli.train.packed_tokens import PackedTokens
 

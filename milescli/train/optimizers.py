@@ -8,11 +8,10 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import SCHEDULES
 from milescli.core.user_code import mend
+from milescli.platform.late import torch
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
 from milescli.workers.isolated import resolve_isolated

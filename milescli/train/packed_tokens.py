@@ -8,9 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-import torch.distributed as dist
-
+from milescli.platform.late import torch
 from milescli.train.streams import LOGPROBS
 
 
@@ -27,9 +25,9 @@ class Places:
     about the token that is predicted, so the smallest is 1."""
     lengths: torch.Tensor
     """[N] int64 tokens of each whole sequence, over all context-parallel ranks."""
-    context_group: dist.ProcessGroup | None = None
+    context_group: torch.distributed.ProcessGroup | None = None
     """Ranks that hold the other parts of these sequences; None where this rank holds all."""
-    token_group: dist.ProcessGroup | None = None
+    token_group: torch.distributed.ProcessGroup | None = None
     """Ranks that hold all tokens of the step between them (data x context parallel); None where
     this rank holds all."""
 
@@ -138,13 +136,13 @@ class PackedTokens:
             lowest = values.new_full((), -torch.inf)
             peak = torch.where(self.loss_mask, values, lowest).max() if len(values) else lowest
             if group is not None:
-                dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
+                torch.distributed.all_reduce(peak, op=torch.distributed.ReduceOp.MAX, group=group)
             return peak.float()
         total = torch.stack(
             [torch.where(self.loss_mask, values, 0.0).sum(), self.loss_mask.sum().double()]
         )
         if group is not None:
-            dist.all_reduce(total, group=group)
+            torch.distributed.all_reduce(total, group=group)
         return (total[0] if how == "sum" else total[0] / total[1].clamp(min=1)).float()
 
 
@@ -153,23 +151,7 @@ def _as_numbers(values: torch.Tensor) -> torch.Tensor:
     return values if values.is_floating_point() else values.float()
 
 
-class _SumOverRanks(torch.autograd.Function):
-    """Sums over ranks, and all-reduces the gradient too: each rank's share of the loss depends on
-    the sum, and so on every rank's part."""
+def _sum_over(values: torch.Tensor, group: torch.distributed.ProcessGroup | None) -> torch.Tensor:
+    from milescli.train.vocab_parallel import SumOverRanks  # its base is torch's
 
-    @staticmethod
-    def forward(ctx, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        total = values.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        gradient = gradient.clone()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-def _sum_over(values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    return values if group is None else _SumOverRanks.apply(values, group)
+    return values if group is None else SumOverRanks.apply(values, group)

@@ -295,3 +295,21 @@ def _gathered(part: torch.Tensor, shard: VocabShard) -> list[torch.Tensor]:
     parts = [torch.empty_like(part) for _ in range(shard.group.size())]
     dist.all_gather(parts, part.contiguous(), group=shard.group)
     return parts
+
+
+class SumOverRanks(torch.autograd.Function):
+    """Sums over ranks, and all-reduces the gradient too: each rank's share of the loss depends on
+    the sum, and so on every rank's part."""
+
+    @staticmethod
+    def forward(ctx, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None

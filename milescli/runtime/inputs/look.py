@@ -5,11 +5,8 @@ nothing is fetched, nothing stays. Called by `dry_run`."""
 from __future__ import annotations
 
 import concurrent.futures
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from milescli.agents.tool_kit import offered
@@ -47,8 +44,6 @@ class Look:
     def __init__(self, recipe: Recipe, facts: ModelFacts) -> None:
         """`facts`: of its model."""
         self._recipe = recipe
-        # transformers says on the screen that it found no torch
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         self._worker = UserWorker(f"{__name__}:look")
         _, self._reply = self._worker.call(recipe, facts)
 
@@ -158,22 +153,7 @@ def _tokenizer(recipe: Recipe, missing: dict[str, str]) -> ChatTokenizer | None:
     if is_checkpoint(folder):
         folder = checkpoint_of(folder).model_dir
     tools = () if recipe.rollout.mcp else offered(recipe.rollout)
-    with _without_torch():
-        return load_tokenizer(folder, chat_template=recipe.data.chat_template, tools=tools)
-
-
-@contextmanager
-def _without_torch() -> Iterator[None]:
-    """Hide torch from transformers, which imports it for a tokenizer though it does not need it:
-    that takes two seconds. Not where either is imported already."""
-    if {"torch", "transformers"} & sys.modules.keys():
-        yield
-        return
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules["torch"]
+    return load_tokenizer(folder, chat_template=recipe.data.chat_template, tools=tools)
 
 
 def _unmade(check: Check | Outcome, why: str) -> Outcome:

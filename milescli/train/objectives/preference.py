@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
-from torch.nn.functional import logsigmoid, relu
 
 from milescli.core.types import Pair, Trajectory
+from milescli.platform.late import torch
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import REFERENCE_FREE, Preference
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence, sequence_of
@@ -266,7 +265,7 @@ def apo_down(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference)
 
 def hinge(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
     """Return [pairs] SLiC-HF's hinge loss on DPO's reward (arXiv 2309.06657, eq. 8)."""
-    return relu(1.0 - settings.beta * (chosen - rejected))
+    return torch.relu(1.0 - settings.beta * (chosen - rejected))
 
 
 def ipo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
@@ -284,6 +283,11 @@ def orpo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> 
     adds the imitation of the chosen response."""
     odds = (chosen - log_not(chosen)) - (rejected - log_not(rejected))
     return -settings.beta * logsigmoid(odds)
+
+
+def logsigmoid(values: torch.Tensor) -> torch.Tensor:
+    """Return log(1 / (1 + exp(-values)))."""
+    return torch.nn.functional.logsigmoid(values)
 
 
 def log_not(logprob: torch.Tensor) -> torch.Tensor:

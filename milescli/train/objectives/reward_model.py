@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
-from torch.nn.functional import logsigmoid
 
 from milescli.core.types import Group, Pair
+from milescli.platform.late import torch
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
 from milescli.train.packed_tokens import PackedTokens
@@ -53,7 +52,7 @@ class RewardModel:
         scores = tokens.sum_by_sequence(tokens.scores)
         chosen, rejected = scores.view(-1, 2).unbind(1)
         margin = tokens.sum_by_sequence(tokens[_MARGIN]).view(-1, 2)[:, 0]
-        losses = -logsigmoid(chosen - rejected - margin)
+        losses = -torch.nn.functional.logsigmoid(chosen - rejected - margin)
         if self.settings.center_coef:
             losses = losses + self.settings.center_coef * (chosen + rejected).square()
 

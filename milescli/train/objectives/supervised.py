@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from milescli.core.types import TeacherTokens, Trajectory
+from milescli.platform.late import torch
 from milescli.recipe.distill import Distill
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, TokenLoss, TrainSequence, sequence_of

@@ -10,7 +10,6 @@ there is none, and a last one says how it ended.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -72,7 +71,6 @@ def import_all() -> None:
         sys.modules["sglang.srt.plugins"].load_plugins()
         for name in AFTER_PLUGINS:
             importlib.import_module(name)
-        gc.freeze()
 
 
 class _Server:
