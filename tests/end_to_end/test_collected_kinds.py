@@ -59,8 +59,9 @@ SCORED = [
     "model.scratch.vocabulary=task:sums-mistakes",
     "rollout.reward={reward_model: 1.0, 'tests.end_to_end.rewards:variety': 0.5}",
     "rollout.reward_model.path=runs/judge",
+    "rollout.generation=tests.end_to_end.pieces:twice",
 ]
-"""By a reward model that `judge` trained."""
+"""By a reward model that `judge` trained; responses are made by a function of the user's."""
 ROLES = [
     "rollout.agent=multi_agent",
     "rollout.roles={teller: {prompt: Tell., sees: prompt, policy: whole@0}, critic: {prompt: Judge."
@@ -70,10 +71,14 @@ ROLES = [
     "data.max_prompt_tokens=96",
     "data.demonstrations=null",
     "warmup.steps=0",
+    "engines.num=2",
 ]
 KINDS = {"game": GAME, "called": CALLED, "dialogue": DIALOGUE, "scored": SCORED, "roles": ROLES}
-DYING = {"scored": ["reward-model.log"]}
-"""Logs of what else is killed."""
+DYING = {
+    "scored": ("reward model", "reward-model.log", "ray::"),
+    "roles": ("engine 2", "engine-2-server.log", "sglang::scheduler"),
+}
+"""What else is killed: its name, its log, and a mark of its command line."""
 
 
 def _words(sets: list[str]) -> list[str]:
@@ -124,8 +129,10 @@ def _hurt(workplace: Workplace, kind: str) -> Finished:
     before = len(workplace.events(name))
     resumed = workplace.start("resume", name)
     workplace.wait_for(name, step_done(3), resumed, after=before)
-    for log in ["collector-1.log", *DYING.get(kind, [])]:
-        actor_of(resumed.pid, log).kill()
+    actor_of(resumed.pid, "collector-1.log").kill()
+    if kind in DYING:
+        _, log, mark = DYING[kind]
+        actor_of(resumed.pid, log, mark=mark).kill()
     return workplace.finish(resumed)
 
 
@@ -156,4 +163,5 @@ def test_a_kind_of_episode_has_the_numbers_of_a_run_without_processes(
     assert files
     assert all((folders[0] / f).read_bytes() == (folders[1] / f).read_bytes() for f in files)
     workers = [e["worker"] for e in workplace.events(f"{kind}-apart") if "Replaced" in e["event"]]
-    assert len(workers) == 1 + len(DYING.get(kind, [])) and "collector 1" in workers, finished
+    also = [DYING[kind][0]] if kind in DYING else []
+    assert sorted(workers) == sorted(["collector 1", *also]), finished
