@@ -3,6 +3,7 @@ on: the driver, or several of their own. Pure; called by `make`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from milescli.core.errors import FitError
@@ -18,13 +19,21 @@ from milescli.core.plug_points import (
     SHAPINGS,
     TOOLS,
 )
+from milescli.core.units import MIB
 from milescli.plan.types import EngineLayout, Log
+from milescli.platform.machine import Machine
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Recipe
 
 ENGINES_PER_COLLECTOR = 256
 """One process asks as many engines: a sample takes 0.3 to 0.7 ms of its core, and 16,384 samples in
 a step of a minute are then a fifth of it for each of four."""
+COLLECTOR = 450 * MIB
+"""Main memory of a process that collects, without the samples that it keeps: Python, the tokenizer,
+the reward, and for agents that chat SGLang's parsers with torch."""
+HELPER = 100 * MIB
+"""Main memory of a process that runs environments, an agent or a server for one that collects:
+30 MiB of Python, and what a package of environments imports."""
 _OF_TURNS = ("turns", "gigpo")
 """Advantage estimators that read the tokens of turns, of each group by itself."""
 _DRIVERS_PACKAGES = ("openenv",)
@@ -121,3 +130,15 @@ def num_helpers(recipe: Recipe, num_collectors: int, *, num_cores: int) -> int:
     played = rollout.environment.processes or max(1, num_cores // 2)
     environments = max(num_collectors, played) if rollout.plays_environment else 0
     return num_collectors * each + environments
+
+
+def collecting_bytes(
+    recipe: Recipe, machine: Machine, count: int, *, nodes: Sequence[int]
+) -> dict[int, int]:
+    """Return the bytes of main memory, by node, of so many processes that collect, and of those
+    that they start, without the samples that they keep. `nodes`: of the run."""
+    return {
+        node: own * COLLECTOR
+        + HELPER * num_helpers(recipe, own, num_cores=machine.nodes[node].cpu_cores)
+        for node, own in Counter(collector_nodes(recipe, count, nodes)).items()
+    }

@@ -15,7 +15,7 @@ from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.choices import shares_prompts
-from milescli.plan.collectors import choose_collectors, collector_nodes, num_helpers
+from milescli.plan.collectors import choose_collectors, collecting_bytes
 from milescli.plan.devices import Reached
 from milescli.plan.memory import (
     MemoryModel,
@@ -42,12 +42,6 @@ detokenizer's processes."""
 ENGINE_KERNELS = 350 * MIB
 """Main memory that an engine rank adds after long sampling: kernels for as many numbers of requests
 and tokens as its caches hold."""
-COLLECTOR = 450 * MIB
-"""Main memory of a process that collects (`machine.collectors`), without the samples that it keeps:
-Python, torch, the tokenizer and the reward."""
-HELPER = 100 * MIB
-"""Main memory of a process that runs environments, an agent or a server for one that collects:
-30 MiB of Python, and what a package of environments imports."""
 SESSION = 950 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
@@ -117,14 +111,12 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
     return int(prefill + 3 * 4 * engines.max_running_requests * facts.vocab_size)
 
 
-def of_others(
-    node: int, *, copies: int, stored: int, num_collectors: int, num_helpers: int
-) -> ProcessMemory:
+def of_others(node: int, *, copies: int, stored: int, collecting: int) -> ProcessMemory:
     """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
     all ranks' states (`copies` bytes, including those beside the ranks). `stored`: bytes of a
-    step's samples in Ray's object store, which keeps the pages that it used. `num_collectors`:
-    processes that collect, on this node; `num_helpers`: those that they start."""
-    base = SESSION + _in_keeper(copies) + num_collectors * COLLECTOR + num_helpers * HELPER
+    step's samples in Ray's object store, which keeps the pages that it used. `collecting`:
+    bytes of the node's processes that collect."""
+    base = SESSION + _in_keeper(copies) + collecting
     phases: dict[Phase, int] = {"start": base, "step": base + stored, "publish": base + stored}
     return ProcessMemory(name="others", node=node, phases=phases)
 
@@ -231,7 +223,7 @@ def fit_main_memory(
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
-    num_collectors = choose_collectors(recipe, engines, Log())
+    num_collectors, numbers = choose_collectors(recipe, engines, Log()), _nodes_of(slots)
     kept = sent_copies(recipe, colocated=colocated)
     stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
@@ -261,7 +253,7 @@ def fit_main_memory(
             slots,
             bucket=bucket,
             stored=stored,
-            collecting=_collecting(recipe, machine, slots, num_collectors),
+            collecting=collecting_bytes(recipe, machine, num_collectors, nodes=numbers),
         )
         node = max(nodes, key=lambda node: node.total)
         if node.total + node.num_shards * least <= budget:
@@ -392,10 +384,11 @@ def _nodes(
     *,
     bucket: int,
     stored: int,
-    collecting: Mapping[int, tuple[int, int]],
+    collecting: Mapping[int, int],
 ) -> list[_NodeLoad]:
     """[nodes] that the slots are on. `bucket`: bytes of weight sync; `stored`: bytes of a step's
-    samples in the object store of the driver's node; `collecting`: see `_collecting`."""
+    samples in the object store of the driver's node; `collecting`: bytes of the processes that
+    collect, by node."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = (
@@ -449,8 +442,7 @@ def _nodes(
                     number,
                     copies=sum(rank.copies for rank in ranks.values()),
                     stored=0 if number else stored,
-                    num_collectors=collecting.get(number, (0, 0))[0],
-                    num_helpers=collecting.get(number, (0, 0))[1],
+                    collecting=collecting.get(number, 0),
                 ),
             ],
             num_ranks=len(ranks),
@@ -458,19 +450,11 @@ def _nodes(
             engine_weights=shards.total() * weights,
         )
 
-    numbers = sorted({slot.node for slot in slots})
-    return [load_of(number) for number in numbers]
+    return [load_of(number) for number in _nodes_of(slots)]
 
 
-def _collecting(
-    recipe: Recipe, machine: Machine, slots: Sequence[Slot], count: int
-) -> dict[int, tuple[int, int]]:
-    """By node: processes that collect, and those that they start."""
-    nodes = collector_nodes(recipe, count, sorted({slot.node for slot in slots}))
-    return {
-        node: (own, num_helpers(recipe, own, num_cores=machine.nodes[node].cpu_cores))
-        for node, own in Counter(nodes).items()
-    }
+def _nodes_of(slots: Sequence[Slot]) -> list[int]:
+    return sorted({slot.node for slot in slots})
 
 
 def _cache_tokens(

@@ -13,6 +13,7 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
+from milescli.plan.collectors import choose_collectors, collecting_bytes
 from milescli.plan.devices import Reached, reached, spec_of
 from milescli.plan.memory import (
     FRAGMENTS,
@@ -26,6 +27,7 @@ from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.static_memory import images_in
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
 from milescli.plan.transport import sends_whole, sent_copies, step_bytes
+from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
 
@@ -56,7 +58,8 @@ class SearchSpace:
     colocated: bool
     has_engines: bool
     stored_bytes: int
-    """Bytes of a step's samples in the object store of the driver's node."""
+    """Bytes on the driver's node of a step's samples in the object store, and of processes that
+    collect."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -78,6 +81,14 @@ class SearchSpace:
         """Return the efficiency constants of the devices, without CUDA graphs if the recipe
         disables them."""
         return self.time.reached
+
+
+def _collecting(recipe: Recipe, machine: Machine) -> int:
+    """Bytes on the driver's node of processes that collect, if every device had an engine."""
+    num_devices = sum(len(node.devices) for node in machine.nodes)
+    most = EngineLayout(num=num_devices * recipe.has_engines)
+    count, nodes = choose_collectors(recipe, most, Log()), range(len(machine.nodes))
+    return collecting_bytes(recipe, machine, count, nodes=nodes).get(0, 0)
 
 
 def search_space(
@@ -158,7 +169,7 @@ def search_space(
         offload=train.optimizer.offload,
         colocated=shared,
         has_engines=recipe.has_engines,
-        stored_bytes=step_bytes(recipe, table.facts),
+        stored_bytes=step_bytes(recipe, table.facts) + _collecting(recipe, machine),
     )
 
 

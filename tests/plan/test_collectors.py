@@ -9,12 +9,16 @@ import pytest
 
 from milescli.core.errors import FitError
 from milescli.plan.collectors import (
+    COLLECTOR,
     ENGINES_PER_COLLECTOR,
+    HELPER,
     choose_collectors,
+    collecting_bytes,
     collector_nodes,
     num_helpers,
 )
 from milescli.plan.types import EngineLayout, Log
+from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
 
@@ -114,6 +118,18 @@ def test_what_processes_start_beside_themselves_is_counted(
 ) -> None:
     assert num_helpers(_recipe(*sets), 2, num_cores=16) == count
     assert num_helpers(_recipe(*sets), 0, num_cores=16) == 0
+
+
+def test_memory_of_processes_is_that_of_their_nodes() -> None:
+    machine = parse_machine("2x8xH100")
+    game = _recipe(
+        "rollout.agent=environment", "rollout.environment={name: frozen_lake, processes: 4}"
+    )
+    assert collecting_bytes(game, machine, 3, nodes=[0, 1]) == {
+        0: 2 * COLLECTOR + 4 * HELPER,
+        1: COLLECTOR + 4 * HELPER,
+    }
+    assert collecting_bytes(game, machine, 0, nodes=[0, 1]) == {}
 
 
 def test_a_pinned_number_is_taken() -> None:

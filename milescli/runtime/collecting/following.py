@@ -32,8 +32,9 @@ class Following:
         self._workers, self._fleet, self._policy = workers, fleet, policy
 
     def begin(self) -> None:
-        """Follow from now on."""
+        """Follow from now on. Engines may have been replaced while the processes started."""
         self._fleet.followers = self
+        self.use(self._fleet.engines)
 
     def end(self) -> None:
         """Follow no more."""

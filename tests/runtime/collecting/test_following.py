@@ -52,7 +52,6 @@ def test_each_process_has_its_share_of_the_policys_engines_and_all_of_a_role() -
         policy, role = Following(workers, fleet), Following(workers, fleet, policy="old")
         policy.begin()
         assert fleet.followers is policy
-        policy.use(ENGINES)
         role.use(ENGINES)
         await until_async(lambda: all(len(handle.calls) == 2 for handle in handles))
         assert handles[0].calls == [("use", ENGINES[::2], None), ("use", ENGINES, "old")]
