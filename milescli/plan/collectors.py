@@ -36,7 +36,7 @@ HELPER = 100 * MIB
 30 MiB of Python, and what a package of environments imports."""
 _OF_TURNS = ("turns", "gigpo")
 """Advantage estimators that read the tokens of turns, of each group by itself."""
-_DRIVERS_PACKAGES = ("openenv",)
+DRIVERS_PACKAGES = ("openenv",)
 """Environments of packages that `miles env install` has put on the driver's node."""
 
 
@@ -106,7 +106,7 @@ def collector_nodes(recipe: Recipe, count: int, nodes: Sequence[int]) -> list[in
     the first, where episodes need programs that only it is known to have."""
     rollout = recipe.rollout
     starts_servers = any(server.command for server in rollout.mcp.values())
-    in_package = rollout.plays_environment and rollout.environment.name in _DRIVERS_PACKAGES
+    in_package = rollout.plays_environment and rollout.environment.name in DRIVERS_PACKAGES
     if starts_servers or in_package or rollout.agent in FOREIGN:
         return [nodes[0]] * count
     return [nodes[number % len(nodes)] for number in range(count)]

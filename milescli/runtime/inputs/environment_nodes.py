@@ -16,16 +16,13 @@ from milescli.backends.ray.everywhere import each_node
 from milescli.backends.ray.node_processes import NodeProcesses
 from milescli.cluster.nodes import RunNodes
 from milescli.core.errors import RecipeError
+from milescli.plan.collectors import DRIVERS_PACKAGES
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.episode.agents import plays_here
 from milescli.rollout.episode.episode import load_agent
 
 if TYPE_CHECKING:  # processes that collect need nothing of it
     from milescli.runtime.inputs.run_inputs import RunInputs
-
-BESIDE_THE_DRIVER = ("openenv",)
-"""Environments of packages that `miles env install` has put on the driver's node."""
-
 
 TRY_THERE = "milescli.agents.environment:try_there"
 TRY_TIMEOUT_S = 180.0
@@ -55,7 +52,7 @@ def require_environments(recipe: Recipe, inputs: RunInputs, nodes: RunNodes) -> 
 def _lives_on_nodes(rollout: Rollout) -> bool:
     """True if the rollout's episodes are played in environments that may be on other nodes."""
     plays = rollout.plays_environment and plays_here(rollout)
-    return plays and rollout.environment.name not in BESIDE_THE_DRIVER
+    return plays and rollout.environment.name not in DRIVERS_PACKAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
