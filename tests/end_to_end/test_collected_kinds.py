@@ -76,7 +76,7 @@ ROLES = [
 KINDS = {"game": GAME, "called": CALLED, "dialogue": DIALOGUE, "scored": SCORED, "roles": ROLES}
 DYING = {
     "scored": ("reward model", "reward-model.log", "ray::"),
-    "roles": ("engine 2", "engine-2-server.log", "sglang::scheduler"),
+    "roles": ("engine 1", "engine-1-server.log", "sglang::scheduler"),
 }
 """What else is killed: its name, its log, and a mark of its command line."""
 
