@@ -66,8 +66,9 @@ ROLES = [
     "rollout.agent=multi_agent",
     "rollout.roles={teller: {prompt: Tell., sees: prompt, policy: whole@0}, critic: {prompt: Judge."
     ", reward: 'tests.end_to_end.rewards:variety'}, solver: {prompt: Add.}}",
-    "rollout.max_turn_tokens=16",
-    "rollout.max_response_tokens=128",
+    "rollout.stop=[a, e, o, t, '1']",
+    "rollout.max_turn_tokens=32",
+    "rollout.max_response_tokens=192",
     "data.max_prompt_tokens=96",
     "data.demonstrations=null",
     "warmup.steps=0",
