@@ -127,7 +127,7 @@ class SglangFleet:
         self.closed = frozenset[str]()
         """URLs of engines that are paused while others sample."""
         self._open = asyncio.Event()
-        self._open.set()
+        self._set_open()
         self._idle = asyncio.Event()
         self._idle.set()
         self._in_flight = 0
