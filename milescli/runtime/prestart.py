@@ -15,8 +15,9 @@ from pathlib import Path
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.session_processes import SessionProcesses, of_this_session
 from milescli.backends.sglang.launch.command import own_environment
+from milescli.backends.sglang.launch.key import KEY_VARIABLE
 from milescli.backends.sglang.launch.servable import cpu_family
-from milescli.backends.sglang.launch.warm import WarmProcess
+from milescli.backends.sglang.launch.warm import LentWarmProcess, WarmProcess, lent
 from milescli.cluster.nodes import RunNodes
 from milescli.cluster.watchdog import Watchdog, start_watchdog
 from milescli.core.driver_pipe import say
@@ -39,7 +40,7 @@ class Prestarted:
     """Token by which watchdogs identify the processes of the run."""
     api_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     """What engines ask for, also on loopback: a computer may have other users."""
-    warm: WarmProcess | None = None
+    warm: WarmProcess | LentWarmProcess | None = None
     """None: on an accelerator, on several computers, or where nobody began it."""
     ray: RaySession | None = None
     """None: the session opens its own."""
@@ -53,10 +54,44 @@ def prestart_engines(
     its end it is gone at once, also where the run was refused. `address`: of a cluster that is
     joined; its engines may be anywhere."""
     prestarted = Prestarted()
-    family = cpu_family(facts)
-    if plan.device_kind != "cpu" or address is not None or family is None or not plan.engines.num:
+    own = None if address is not None else _engine_variables(recipe, plan, facts)
+    if own is None:
         yield prestarted
         return
+    if shared := lent(own):
+        yield replace(prestarted, warm=shared)
+        return
+    warm = WarmProcess()
+    warm.start(_warm_environment(own, token=prestarted.token, api_key=prestarted.api_key))
+    try:
+        yield replace(prestarted, warm=warm)
+    finally:
+        warm.stop()
+
+
+@contextmanager
+def lend_engines(recipe: Recipe, plan: Plan, facts: ModelFacts) -> Iterator[Mapping[str, str]]:
+    """Within it a warm process exists for all runs of this recipe that inherit the variables which
+    this yields; none where the plan has no use for one."""
+    own = _engine_variables(recipe, plan, facts)
+    if own is None:
+        yield {}
+        return
+    anybody, warm = Prestarted(), WarmProcess()  # each run has a token and a key of its own
+    with tempfile.TemporaryDirectory(prefix="miles-warm-", dir="/tmp") as folder:
+        warm.start(_warm_environment(own, token=anybody.token, api_key=anybody.api_key))
+        try:
+            yield warm.lend(Path(folder), own)
+        finally:
+            warm.stop()
+
+
+def _engine_variables(recipe: Recipe, plan: Plan, facts: ModelFacts) -> dict[str, str] | None:
+    """Return what all engines of a run on a CPU have in their environment, but for its key and its
+    token; None where no warm process could give one."""
+    family = cpu_family(facts)
+    if plan.device_kind != "cpu" or family is None or not plan.engines.num:
+        return None
     draft = Path(recipe.rollout.speculative.model or "").expanduser()
     spec = engine_spec(
         recipe,
@@ -69,18 +104,12 @@ def prestart_engines(
     )
     config = config_of_recipe(recipe.model)
     quantised = plan.engine_format is not None or quantization_config(config) is not None
-    environment = {
-        **without_secrets(os.environ),
-        **run_variables(prestarted.token),
-        **engine_environment(plan),
-        **own_environment(replace(spec, api_key=prestarted.api_key), family, quantised=quantised),
-    }
-    warm = WarmProcess()
-    warm.start(environment)
-    try:
-        yield replace(prestarted, warm=warm)
-    finally:
-        warm.stop()
+    return engine_environment(plan) | own_environment(spec, family, quantised=quantised)
+
+
+def _warm_environment(own: Mapping[str, str], *, token: str, api_key: str) -> dict[str, str]:
+    inherited = without_secrets(os.environ) | run_variables(token)
+    return {**inherited, **own, KEY_VARIABLE: api_key}
 
 
 @contextmanager

@@ -4,7 +4,8 @@ and imports no torch, so that the process that drives a sweep stays small."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +91,17 @@ class TrialPlanner:
         except MilesError as error:
             return PlannedTrial(number=number, settings=settings, loaded=loaded, refusal=error)
         return PlannedTrial(number=number, settings=settings, loaded=loaded, plan=plan)
+
+    @contextmanager
+    def shared(self, settings: Settings) -> Iterator[Mapping[str, str]]:
+        """Within it exists what trials like this one share: on a CPU, a process from which their
+        engines are forked. Yield the variables by which they find it."""
+        from milescli.runtime.prestart import lend_engines
+
+        loaded = self.load(settings, name=None)
+        plan, facts = _plan(loaded, self.machine), planned_facts(loaded.recipe)
+        with lend_engines(loaded.recipe, plan, facts) as variables:
+            yield variables
 
 
 def _plan(loaded: LoadedRecipe, machine: Machine | None) -> Plan:

@@ -6,7 +6,8 @@ killed goes on: it tells both again what the runs have recorded, and continues w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 
 from milescli.backends.ray.tuning import Population, Scheduler, Verdict, make_searcher
 from milescli.checkpoint.run_dir import RunDir, is_locked, step_saved
@@ -83,6 +84,8 @@ class _Sweeping:
         self.active: list[TrialProcess] = []
         self._begun = set[int]()
         """Trials that this process has started; a user who stops one means it."""
+        self._shared: Mapping[str, str] | None = None
+        """Variables by which trials find what they share; None before the first one."""
 
     @property
     def num_ended(self) -> int:
@@ -91,14 +94,17 @@ class _Sweeping:
     def run(self) -> None:
         """Run until nothing is left to do."""
         self._tell_again()
-        while True:
-            while len(self.active) < self.sweep.settings.at_once and (trial := self._next()):
-                self._start(trial)
-            if not self.active:
-                return
-            for one in list(self.active):
-                self._look_at(one)
-            time.sleep(LOOK_S)
+        with ExitStack() as held:
+            while True:
+                while len(self.active) < self.sweep.settings.at_once and (trial := self._next()):
+                    if self._shared is None:
+                        self._shared = held.enter_context(self.planner.shared(trial.settings))
+                    self._start(trial)
+                if not self.active:
+                    return
+                for one in list(self.active):
+                    self._look_at(one)
+                time.sleep(LOOK_S)
 
     def stop_all(self) -> None:
         """Have all trials saved and stopped; interrupted again, stopped at once."""
@@ -214,7 +220,7 @@ class _Sweeping:
             for word in (place, *self.planner.words(trial.settings)):
                 words += ["--set", word]
         trial.state = TrialState.RUNNING
-        self.active.append(TrialProcess(self.folder, trial, words))
+        self.active.append(TrialProcess(self.folder, trial, words, self._shared or {}))
         settings = ", ".join(f"{key} {value}" for key, value in trial.settings.items())
         self.output.note(
             f"{trial.run_name} {'goes on' if run.is_run else 'starts'} "

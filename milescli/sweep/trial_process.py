@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -34,8 +34,10 @@ _STOPPED = (ExitCode.RESUMABLE, ExitCode.INTERRUPTED, ExitCode.TERMINATED, -sign
 class TrialProcess:
     """Starts when it is made."""
 
-    def __init__(self, folder: SweepDir, trial: Trial, words: Sequence[str]) -> None:
-        """`words`: what follows `miles`."""
+    def __init__(
+        self, folder: SweepDir, trial: Trial, words: Sequence[str], variables: Mapping[str, str]
+    ) -> None:
+        """`words`: what follows `miles`; `variables`: what it has beyond this environment."""
         self.trial, self.run = trial, folder.run_of(trial)
         self.reader = RunReader(self.run)
         self.reader.update()
@@ -51,6 +53,7 @@ class TrialProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MAIN, str(os.getpid()), *words, "--json"],
                 cwd=folder.cwd,
+                env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -4,10 +4,19 @@ copy of it (`Workplace.copy_run`)."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from milescli.cluster.nodes import planning_machine
+from milescli.recipe.load import load
+from milescli.runtime.inputs.model_facts import planned_facts
+from milescli.runtime.planning import plan_without_plugins
+from milescli.runtime.prestart import lend_engines
 from tests.end_to_end.runs import Finished, Workplace
 from tests.shared_memory import entries
 
@@ -19,9 +28,18 @@ PPO_OF_DIALOGUES = (
 
 
 @pytest.fixture(scope="session")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """Where `miles` is called."""
-    return Workplace(tmp_path_factory.mktemp("workplace"))
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    """Where `miles` is called. Runs of the tiny recipe share a process that has imported SGLang, as
+    the trials of a sweep do; others start their own."""
+    workplace = Workplace(tmp_path_factory.mktemp("workplace"))
+    with ExitStack() as held:
+        with mock.patch.dict(os.environ, workplace.environment, clear=True):
+            loaded = load("tiny.yaml", environ=os.environ, cwd=workplace.folder, home=Path.home())
+            facts = planned_facts(loaded.recipe)
+            plan = plan_without_plugins(loaded, planning_machine(loaded), facts=facts)
+            shared = held.enter_context(lend_engines(loaded.recipe, plan, facts))
+        workplace.environment |= shared
+        yield workplace
 
 
 @pytest.fixture(scope="session")

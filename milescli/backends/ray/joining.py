@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from milescli.backends.ray import idle_agent
 from milescli.core.driver_pipe import leave, say
 from milescli.core.errors import MachineError
 from milescli.core.files import last_log_lines
@@ -173,17 +174,26 @@ def _said_in(folder: Path) -> str:
 def _without_monitors() -> Iterator[None]:
     """No autoscaler, since nothing could be added to a cluster of one computer; nobody who reads
     logs, since our actors have files of their own; no dashboard, whose server starts and is waited
-    for also where no page is wanted; and of its agent only what Ray's minimal package has. Together
-    two to three seconds of a core at every start, and one at the end. `ray start` has switches for
-    the first two, `ray.init` has none."""
-    from ray._private import node, parameter, utils
+    for also where no page is wanted; and `idle_agent` for its agent. Together three to four seconds
+    of a core at every start, and one at the end. `ray start` has switches for the first two,
+    `ray.init` has none."""
+    from ray._private import node, parameter, ray_constants, services, utils
 
     fewer = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
     unwanted = ImportError("not wanted")
+    builder = "_build_python_executable_command_memory_profileable"
+    build = getattr(services, builder, None)
+
+    def command(component: str, *args: Any, **kwargs: Any) -> list[str]:
+        if component == ray_constants.PROCESS_TYPE_DASHBOARD_AGENT:
+            return [sys.executable, "-I", "-S", idle_agent.__file__]
+        return build(component, *args, **kwargs)
+
     with (
         _replaced(parameter, "RayParams", fewer),
         _replaced(node.Node, "start_api_server", lambda *_, **__: None),
         _replaced(utils, "get_dashboard_dependency_error", lambda: unwanted),
+        _replaced(services, builder, command),
     ):
         yield
 

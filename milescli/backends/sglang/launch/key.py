@@ -20,6 +20,16 @@ def bearer(api_key: str | None) -> dict[str, str]:
     return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 
+_changed: str | None = None
+
+
+def change_key(api_key: str) -> None:
+    """Ask for another key than the one that was installed: that of the run whose engine this
+    process became after a fork."""
+    global _changed
+    _changed = api_key
+
+
 def take() -> str | None:
     """Remove and return the key of this process. Children do not inherit it afterwards, and no
     report of the environment shows it."""
@@ -47,7 +57,7 @@ def install(api_key: str) -> None:
         app.router.routes[:] = [
             route for route in app.router.routes if not isinstance(route, WebSocketRoute)
         ]
-        add_check(app, api_key=api_key, admin_api_key=None)
+        add_check(app, api_key=_changed or api_key, admin_api_key=None)
 
     auth.add_api_key_middleware = add_check_with_key
     # what makes SGLang add the check although its arguments have no key

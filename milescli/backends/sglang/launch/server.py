@@ -3,6 +3,7 @@ actor, a test or a bench holds an EngineServer."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from milescli.backends.sglang.launch.process import (
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable, check_speculates
 from milescli.backends.sglang.launch.speculation import require_compiler
 from milescli.backends.sglang.launch.warm import NotForked, fork_engine
+from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.core.silence import dump_stacks, is_stopped_process, py_spy
 
 PART_PREFIX = "sglang::"
@@ -88,6 +90,8 @@ class EngineServer(ManagedProcess):
         if self.spec.warm is None:
             return super()._spawn(env)
         wanted = own_environment(self.spec) | {"TMPDIR": env["TMPDIR"]}
+        if TOKEN_VARIABLE in os.environ:
+            wanted[TOKEN_VARIABLE] = os.environ[TOKEN_VARIABLE]
         try:
             return fork_engine(
                 self.spec.warm,

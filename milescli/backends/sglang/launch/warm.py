@@ -28,6 +28,8 @@ scratch."""
 STOPPED_S = 5.0
 """So long it may be stopped, while an engine is waited for."""
 LOOK_EVERY_S = 0.5
+LENT_VARIABLE = "MILES_WARM_ENGINES"
+"""Names the socket of a warm process that several runs share: the trials of a sweep."""
 UNKNOWN_CODE = 255
 """Exit code of an engine whose warm process, which alone could have learnt it, was killed before
 it."""
@@ -84,6 +86,40 @@ class WarmProcess:
             self._process.wait()
             self._pipe.close()
             self._process = self._pipe = None
+
+    def lend(self, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+        """Listen for requests of several runs; returns the variable by which they find this
+        process. `environment`: what the engines of a run that may use it want."""
+        path = self.listen(folder)
+        _wants_file(path).write_text(json.dumps(dict(environment)), encoding="utf-8")
+        return {LENT_VARIABLE: str(path)}
+
+
+class LentWarmProcess:
+    """A warm process that belongs to somebody else, such as a sweep, and outlives this run."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: of its socket."""
+        self._path = path
+
+    def listen(self, folder: Path) -> Path:
+        """Return the path of its socket, where it listens already."""
+        return self._path
+
+    def stop(self) -> None:
+        """Do nothing: other runs need it."""
+
+
+def lent(environment: Mapping[str, str]) -> LentWarmProcess | None:
+    """Return the warm process that this process may share, if there is one that fits.
+    `environment`: what the engines of this run want."""
+    if not (path := os.environ.get(LENT_VARIABLE)):
+        return None
+    try:
+        theirs = json.loads(_wants_file(Path(path)).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # its sweep has ended
+        return None
+    return LentWarmProcess(Path(path)) if theirs == dict(environment) else None
 
 
 class NotForked(Exception):
@@ -190,6 +226,10 @@ def _wait_for_reply(connection: socket.socket, address: Path) -> None:
 
 def _pid_file(address: Path) -> Path:
     return address.with_suffix(".pid")
+
+
+def _wants_file(address: Path) -> Path:
+    return address.with_suffix(".json")
 
 
 def _readable(sources: Sequence[socket.socket | int | None], timeout_s: float) -> set[int]:

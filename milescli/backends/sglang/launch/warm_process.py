@@ -10,6 +10,7 @@ there is none, and a last one says how it ended.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -21,8 +22,11 @@ import sys
 import tempfile
 import time
 import traceback
+from pathlib import Path
 
+from milescli.backends.sglang.launch.key import KEY_VARIABLE, change_key
 from milescli.core.imports import without_garbage_search
+from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.platform.no_compiler import compile_nothing
 from milescli.workers.guard import end_with_parent
 
@@ -40,7 +44,7 @@ AFTER_PLUGINS = (
 )
 """What it imports afterwards, in its own process or in those that it forks."""
 ENGINE_MODULE = "sglang.launch_server"
-PER_ENGINE = ("TMPDIR",)
+PER_ENGINE = ("TMPDIR", KEY_VARIABLE, TOKEN_VARIABLE)
 """Variables that differ between engines, and that nobody reads while these modules are
 imported."""
 LARGEST_REQUEST = 1 << 20
@@ -181,9 +185,26 @@ def become(request: dict) -> None:
         os.dup2(source, target)
     for descriptor in (nothing, log):
         os.close(descriptor)
-    os.environ.update({name: request["environment"][name] for name in PER_ENGINE})
+    own = {name: value for name, value in request["environment"].items() if name in PER_ENGINE}
+    if api_key := own.pop(KEY_VARIABLE, None):
+        change_key(api_key)
+    if token := own.get(TOKEN_VARIABLE):
+        _show_token(token)
+    os.environ.update(own)
     tempfile.tempdir = None
     sys.argv[1:] = request["arguments"]
+
+
+def _show_token(token: str) -> None:
+    """Overwrite the token where /proc/PID/environ reads it, in the memory that the process began
+    with: by it a run finds its engines, also those that somebody else's process forked."""
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
+    before, mark, behind = ctypes.string_at(start, end - start).partition(
+        f"{TOKEN_VARIABLE}=".encode()
+    )
+    if not mark or len(behind.partition(b"\0")[0]) != len(token):
+        raise ValueError(f"{TOKEN_VARIABLE} of the warm process has another length, or is missing")
+    ctypes.memmove(start + len(before + mark), token.encode(), len(token))
 
 
 def run_engine() -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,13 @@ import pytest
 from milescli.backends.sglang.launch.command import own_environment
 from milescli.backends.sglang.launch.server import EngineServer
 from milescli.backends.sglang.launch.spec import EngineSpec
-from milescli.backends.sglang.launch.warm import UNKNOWN_CODE, NotForked, WarmProcess, fork_engine
+from milescli.backends.sglang.launch.warm import (
+    UNKNOWN_CODE,
+    NotForked,
+    WarmProcess,
+    fork_engine,
+    lent,
+)
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from milescli.models.scratch import make_model
 from milescli.platform.ports import free_ports
@@ -172,3 +178,30 @@ def test_it_ends_with_its_driver_also_by_sigkill() -> None:
         finally:
             driver.kill()
     assert not psutil.wait_procs([child], timeout=BOUND_S)[1]
+
+
+def test_runs_that_share_one_have_engines_of_their_own(
+    spec: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its key, and is found by its run alone."""
+    wanted, process = own_environment(replace(spec, api_key=None)), WarmProcess()
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    process.start({**os.environ, **own_environment(spec)})
+    (name, path), *_ = process.lend(tmp_path, wanted).items()
+    monkeypatch.setenv(name, path)
+    assert lent(wanted | {"OMP_NUM_THREADS": "7"}) is None
+    shared = lent(wanted)
+    assert shared is not None
+    with ExitStack() as held:
+        for number, key in enumerate(("one key", "another key")):
+            token = secrets.token_hex(8)
+            monkeypatch.setenv(TOKEN_VARIABLE, token)
+            own = replace(
+                spec, api_key=key, port=free_ports(1)[0], log_path=tmp_path / f"{number}.log"
+            )
+            engine = held.enter_context(running(own, shared.listen(tmp_path)))
+            engine.wait_ready(BOUND_S)  # which asks with its key, and without one
+            assert engine.pid in set(processes_of(token)) and len(set(processes_of(token))) > 1
+            assert not {*processes_of(token)} & {*processes_of(TOKEN)}
+            shared.stop()  # by one run, of which the other hears nothing
+    process.stop()
