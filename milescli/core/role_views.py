@@ -49,9 +49,8 @@ def _parts(group: Group) -> dict[str | None, _Places]:
     for place, sample in enumerate(group.samples):
         own: dict[str | None, list[int]] = {}
         for index, line in enumerate(sample.trajectories):
-            own.setdefault(line.role if line.role in sample.role_rewards else None, []).append(
-                index
-            )
+            role = line.role if line.role in sample.role_rewards else None
+            own.setdefault(role, []).append(index)
         for role, lines in own.items():
             parts.setdefault(role, []).append((place, lines))
     return parts
