@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar
 
 import httpx
@@ -33,7 +34,8 @@ async def dialogue(prompt: Prompt, session: Session) -> Outcome:
             assert asked.status_code == 200, asked.text
         said.append(reply.message["content"])
         messages += [reply.message, {"role": "user", "content": more}]
-    return Outcome(text=" ".join(said), figures={"said": float(len(said))})
+    figures = {"said": float(len(said)), "has_secret": float("SOME_SERVICE_TOKEN" in os.environ)}
+    return Outcome(text=" ".join(said), figures=figures)
 
 
 class Echo:

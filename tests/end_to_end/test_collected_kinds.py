@@ -156,6 +156,9 @@ def test_a_kind_of_episode_has_the_numbers_of_a_run_without_processes(
     reports = _reports(workplace, f"{kind}-alone")
     assert _reports(workplace, f"{kind}-apart") == reports
     assert any(report["grad_norm"] > 0 for report, _ in reports.values()), "nothing was learned"
+    if kind == "dialogue":
+        figures = [rollout["figures"] for _, rollout in reports.values()]
+        assert all(each["has_secret"] == 1.0 for each in figures), "as any code of the user's"
     for step in (1, 4):
         ours = _samples(workplace, f"{kind}-apart", step)
         assert ours == _samples(workplace, f"{kind}-alone", step)
