@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -120,39 +121,64 @@ def write_tensors(
     """Write `tensors` into `folder` in the given order, in files of at most `max_shard_bytes` (or
     one tensor), with an index if there is more than one file. Returns the bytes of all tensors.
     Holds one shard in memory at a time."""
-    shards: list[list[str]] = []
-    total = pending_bytes = 0
-    pending: dict[str, torch.Tensor] = {}
-
-    def flush() -> None:
-        save_file(pending, folder / _temporary(len(shards)), metadata={"format": "pt"})
-        shards.append(list(pending))
-        pending.clear()
-
-    for name, tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        if pending and pending_bytes + size > max_shard_bytes:
-            flush()
-            pending_bytes = 0
-        pending[name] = tensor.detach().cpu().contiguous()
-        pending_bytes, total = pending_bytes + size, total + size
-    flush()
-    _name_shards(folder, shards, total=total)
+    shards = list(shard_files(folder, tensors, max_shard_bytes=max_shard_bytes))
+    total = sum(shard.num_bytes for shard in shards)
+    if len(shards) == 1:
+        shards[0].file.rename(folder / SINGLE_NAME)
+        return total
+    weight_map = {}
+    for number, shard in enumerate(shards):
+        final = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        shard.file.rename(folder / final)
+        weight_map.update(dict.fromkeys(shard.names, final))
+    write_index(folder, weight_map, total=total)
     return total
 
 
-def _temporary(number: int) -> str:
-    return f"shard-{number:05d}.part"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFile:
+    """Describes one file of weights that was written."""
+
+    file: Path
+    """Under a temporary name."""
+    names: list[str]
+    """Of its tensors."""
+    num_bytes: int
+    """Of its tensors."""
+    is_last: bool
 
 
-def _name_shards(folder: Path, shards: list[list[str]], *, total: int) -> None:
-    if len(shards) == 1:
-        (folder / _temporary(0)).rename(folder / SINGLE_NAME)
-        return
-    weight_map = {}
-    for number, names in enumerate(shards):
-        final = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        (folder / _temporary(number)).rename(folder / final)
-        weight_map.update(dict.fromkeys(names, final))
+def shard_files(
+    folder: Path,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    *,
+    max_shard_bytes: int,
+    may_end: Callable[[Iterable[str]], bool] = lambda names: True,
+) -> Iterator[ShardFile]:
+    """Write `tensors` in the given order, in files of at most `max_shard_bytes`, and yield each
+    when it is complete. `may_end` says whether a file with these names may end there; a file may
+    become larger until it does. Holds one shard in memory at a time."""
+    number = size = 0
+    pending: dict[str, torch.Tensor] = {}
+
+    def written(*, is_last: bool) -> ShardFile:
+        file = folder / f"shard-{number:05d}.part"
+        save_file(pending, file, metadata={"format": "pt"})
+        done = ShardFile(file=file, names=list(pending), num_bytes=size, is_last=is_last)
+        pending.clear()
+        return done
+
+    for name, tensor in tensors:
+        more = tensor.numel() * tensor.element_size()
+        if pending and size + more > max_shard_bytes and may_end(pending):
+            yield written(is_last=False)
+            number, size = number + 1, 0
+        pending[name] = tensor.detach().cpu().contiguous()
+        size += more
+    yield written(is_last=True)
+
+
+def write_index(folder: Path, weight_map: Mapping[str, str], *, total: int) -> None:
+    """Write the index of weights that are in several files. `total`: bytes of all tensors."""
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

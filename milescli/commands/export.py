@@ -64,13 +64,14 @@ def export(
     output.note(f"opening {folder}")  # what comes next loads torch, which takes seconds
     from milescli.commands.show.summary import show_export
     from milescli.runtime.export import export_weights
-    from milescli.runtime.uploading import folder_for
+    from milescli.runtime.uploading import destination
 
     chosen = format.value if format else dtype.value if dtype else None
-    with folder_for(to, output=output) as place:
+    with destination(to, output=output) as place:
         summary = export_weights(
             folder,
-            to=place,
+            to=place.folder,
+            deliver=place.deliver,
             format=chosen,
             step=step,
             role=role.value,

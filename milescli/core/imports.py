@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -25,9 +26,21 @@ def without_garbage_search() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
+        _freeze()
         if was_on:
             gc.enable()
+
+
+def _freeze() -> None:
+    gc.freeze()
+    atexit.unregister(_thaw)
+    atexit.register(_thaw)
+
+
+def _thaw() -> None:
+    """Else Triton says on 30 lines what it believes to be leaked at the end of the process."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
 
 
 UNTRACED_OBJECTS = 20_000
@@ -38,7 +51,7 @@ def search_garbage_rarely() -> None:
     """Leave all that is there, such as modules, out of the search for cycles, and search rarely
     from now on: samples have none, and the search took a third of the time of a process that
     handles many."""
-    gc.freeze()
+    _freeze()
     gc.set_threshold(UNTRACED_OBJECTS, *gc.get_threshold()[1:])
 
 

@@ -206,11 +206,14 @@ ADVANTAGES = PlugPoint(
     key="train.advantage",
     signature="(*, groups, settings) -> [groups][samples] floats, or arrays of tokens",
     about="how much better a sample is than others",
-    builtin=_all_of(
-        "milescli.train.advantages",
-        *("grpo", "rloo", "reinforce", "remax", "opo", "gpg", "gigpo", "turns"),
-        *("pass_at_k", "best_of_n", "max_rl", "gdpo"),
-    ),
+    builtin={
+        **_all_of(
+            "milescli.train.advantages",
+            *("grpo", "rloo", "reinforce", "remax", "opo", "gpg", "gigpo", "hgpo"),
+            *("turns", "pass_at_k", "best_of_n", "max_rl", "gdpo"),
+        ),
+        **_all_of("milescli.train.advantages.role_baselines", "rae"),
+    },
     contract=f"{_TRAIN}:check_advantage",
 )
 CREDITS = PlugPoint(
@@ -260,7 +263,7 @@ RULES = PlugPoint(
     key="train.optimizer.rule",
     signature="(*, weight, grad, first, second, step, lr, weight_decay, settings) -> None",
     about="changes a weight by its gradient, on each rank",
-    builtin=_all_of("milescli.train.optimizers", "adamw", "lion", "sgd"),
+    builtin=_all_of("milescli.train.optimizers", "adamw", "lion", "sgd", "muon"),
     runs_in="rank",
     contract=f"{_TRAIN}:check_rule",
 )

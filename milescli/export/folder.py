@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,13 @@ from safetensors import SafetensorError
 from milescli.checkpoint.formats.base import Scheme
 from milescli.checkpoint.formats.schemes import has_power_scales, scheme_of
 from milescli.checkpoint.formats.stored import Named, stored
-from milescli.checkpoint.hf_folder import HfReader, write_tensors
+from milescli.checkpoint.hf_folder import (
+    SINGLE_NAME,
+    HfReader,
+    shard_files,
+    write_index,
+    write_tensors,
+)
 from milescli.checkpoint.matching import match
 from milescli.checkpoint.record import carry_over, read_record
 from milescli.checkpoint.source import QuantisedReader, Source, open_source
@@ -52,6 +58,9 @@ ReadTensors = Callable[[WeightTable], Iterator[Named]]
 missing."""
 Choose = Callable[[WeightTable, Quantised], Mapping[str, Choice]]
 Watch = Callable[[int], AbstractContextManager[Callable[[int], object]]]
+Deliver = Callable[[Path, str, Callable[[int], object]], object]
+"""(file, name, progress): takes over a complete file of weights, by its name in the folder, and
+tells `progress` of its bytes; afterwards it is removed."""
 _NOT_CARRIED = ("README.md", "hf_quant_config.json")
 """The base model's card, which is not this one's, and what ModelOpt says of its quantisation."""
 
@@ -109,6 +118,16 @@ class _Job:
             yield name, tensor
             self.done(2 * tensor.numel())
 
+    def stored(self) -> Iterator[Named]:
+        """Yield every tensor as the format stores it."""
+        return stored(
+            self.tensors(),
+            self.choices,
+            self.scheme,
+            plain=lambda name, tensor: plain(tensor, self.dtypes[name]),
+            where="the weights that are exported",
+        )
+
     def _plain(self) -> Iterator[Named]:
         expected = dict.fromkeys(name for entry in self.table.entries for name in entry.hf)
         mtp = {name for entry in self.table.entries if entry.mtp is not None for name in entry.hf}
@@ -123,13 +142,14 @@ class _Job:
                 yield name, ends[name].clone()
         if lacking := [name for name in expected if name not in mtp]:
             raise _lacking(lacking[0])
-        self.copied_mtp = []
+        copied = []
         if self.base is not None:
             untrained = [entry for entry in self.table.entries if entry.hf[0] in expected]
             for name, tensor in read_entries(self.base, untrained, on_disk=self.base_table):
-                self.copied_mtp.append(name)
+                copied.append(name)
                 yield name, tensor
-        self.absent_mtp = [name for name in expected if name not in self.copied_mtp]
+        self.copied_mtp = copied
+        self.absent_mtp = [name for name in expected if name not in copied]
         for name in self.passed:
             assert self.base is not None
             yield name, self.base.read(name)
@@ -159,11 +179,13 @@ def write_folder(
     max_shard_bytes: int = 4 * 2**30,
     choose: Choose = choose_whole,
     beside: Plain = "bf16",
+    deliver: Deliver | None = None,
 ) -> Folder:
     """Write `out`, which must not exist. `base` provides config, tokenizer and untrained parts; it
     may lack weights. `card` maps the result to file name -> text. `watch` gets the total bytes to
     write and read back, and then each tensor's. `choose` says which tensors a format quantises,
-    `beside` how the others are stored.
+    `beside` how the others are stored. With `deliver`, each file of weights is handed over when it
+    was read back, and `out` has the others: the disk needs room for one.
 
     Raises CheckpointError if `out` is in use, the disk is too small, a weight is missing, or
     reading back shows a difference; nothing is left then.
@@ -180,15 +202,22 @@ def write_folder(
                 beside=beside,
                 open_files=open_files,
             )
-            _require_space(part, job)
-            job.done = open_files.enter_context(watch(2 * job.num_bytes))
-            size = _write(part, job, max_shard_bytes=max_shard_bytes)
+            stored_bytes = _require_space(part, job, at_once=max_shard_bytes if deliver else None)
+            to_deliver = stored_bytes if deliver is not None else 0
+            job.done = open_files.enter_context(watch(2 * job.num_bytes + to_deliver))
+            if deliver is None:
+                size = _write(part, job, max_shard_bytes=max_shard_bytes)
+            else:
+                size, measured = _stream(
+                    part, job, config, deliver=deliver, max_shard_bytes=max_shard_bytes
+                )
             carry_over(base, part)
             for name in _NOT_CARRIED:
                 (part / name).unlink(missing_ok=True)
             (part / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            with open_source(part) as source:
-                measured = compare(job.tensors(), source, job.choices, job.dtypes, job.scheme)
+            if deliver is None:
+                with open_source(part) as source:
+                    measured = compare(job.tensors(), source, job.choices, job.dtypes, job.scheme)
             if job.absent_mtp:
                 notes.append(
                     "config.json has multi-token-prediction layers whose weights are nowhere: "
@@ -325,18 +354,92 @@ def _notes(source: Source | None, choices: Mapping[str, Choice]) -> list[str]:
 
 
 def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
+    with _explained(part):
+        return write_tensors(part, job.stored(), max_shard_bytes=max_shard_bytes)
+
+
+def _stream(
+    part: Path,
+    job: _Job,
+    config: Mapping[str, object],
+    *,
+    deliver: Deliver,
+    max_shard_bytes: int,
+) -> tuple[int, Measured]:
+    """Write a file of weights, compare it with the weights, which are made again, and hand it over,
+    one after the other; then the index. Returns (bytes of all tensors, what was measured)."""
+    parts = _parts_of(job)
+    owner = {name: plain_name for plain_name, names in parts.items() for name in names}
+
+    def is_whole(names: Iterable[str]) -> bool:
+        there = set(names)
+        return all(parts[owner[name]] <= there for name in there if name in owner)
+
+    again, measured, weight_map = _Again(job.tensors()), Measured(), dict[str, str]()
+    number = total = 0
+    alone = part / "shard"  # a folder that holds one file can be read back by itself
+    alone.mkdir()
+    (alone / CONFIG_NAME).write_text(json.dumps(config), encoding="utf-8")
+    with _explained(part):
+        for shard in shard_files(
+            part, job.stored(), max_shard_bytes=max_shard_bytes, may_end=is_whole
+        ):
+            number += 1
+            file = shard.file.rename(alone / SINGLE_NAME)
+            tensors = again.of({owner.get(name, name) for name in shard.names})
+            # what has no quantised tensor is no quantised folder
+            is_quantised = not owner.keys().isdisjoint(shard.names)
+            with open_source(alone) if is_quantised else HfReader(alone) as source:
+                measured.add(compare(tensors, source, job.choices, job.dtypes, job.scheme))
+            # how many files there will be is not known yet
+            is_only = shard.is_last and number == 1
+            final = SINGLE_NAME if is_only else f"model-{number:05d}.safetensors"
+            weight_map |= dict.fromkeys(shard.names, final)
+            total += shard.num_bytes
+            deliver(file, final, job.done)
+            file.unlink()
+    shutil.rmtree(alone)
+    if number > 1:
+        write_index(part, weight_map, total=total)
+    return total, measured
+
+
+def _parts_of(job: _Job) -> dict[str, set[str]]:
+    """Names of the parts of each quantised tensor, which must be in one file to be read back."""
+    if job.scheme is None:
+        return {}
+    return {
+        name: set(job.scheme.names(name).values())
+        for name, choice in job.choices.items()
+        if choice.form is not None
+    }
+
+
+class _Again:
+    """Gives tensors once more, some at a time; those that come before their turn wait."""
+
+    def __init__(self, tensors: Iterator[Named]) -> None:
+        self._tensors, self._waiting = tensors, dict[str, torch.Tensor]()
+
+    def of(self, names: set[str]) -> Iterator[Named]:
+        """Yield the tensors of these names."""
+        left = set(names)
+        for name in left & self._waiting.keys():
+            left.remove(name)
+            yield name, self._waiting.pop(name)
+        while left:
+            name, tensor = next(self._tensors)
+            if name in left:
+                left.remove(name)
+                yield name, tensor
+            else:
+                self._waiting[name] = tensor
+
+
+@contextmanager
+def _explained(part: Path) -> Iterator[None]:
     try:
-        return write_tensors(
-            part,
-            stored(
-                job.tensors(),
-                job.choices,
-                job.scheme,
-                plain=lambda name, tensor: plain(tensor, job.dtypes[name]),
-                where="the weights that are exported",
-            ),
-            max_shard_bytes=max_shard_bytes,
-        )
+        yield
     except MilesError:
         raise
     except (OSError, SafetensorError) as error:
@@ -348,8 +451,9 @@ def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
         ) from error
 
 
-def _require_space(part: Path, job: _Job) -> None:
-    """Before hours are spent."""
+def _require_space(part: Path, job: _Job, *, at_once: int | None) -> int:
+    """Before hours are spent. `at_once`: bytes of weights that lie there at a time; None: all.
+    Returns the bytes of all."""
     needed = 0
     for name, shape in job.table.hf_shapes().items():
         choice = job.choices.get(name)
@@ -358,12 +462,18 @@ def _require_space(part: Path, job: _Job) -> None:
             FORMATS[form].bytes_of(shape) if form else math.prod(shape) * job.dtypes[name].itemsize
         )
     free = shutil.disk_usage(part).free
-    if needed > free:
+    at_a_time = needed if at_once is None else min(needed, at_once)
+    if at_a_time > free:
         raise CheckpointError(
             f"the disk of `{part.parent}` is too small",
-            why=f"the weights need {format_bytes(needed)}, but {format_bytes(free)} are free",
-            fix="--to DIR   # on another disk",
+            why=f"the weights need {format_bytes(at_a_time)}"
+            + ("" if at_once is None else " at a time")
+            + f", but {format_bytes(free)} are free",
+            fix="--to DIR   # on another disk"
+            if at_once is None
+            else "export TMPDIR=DIR   # on another disk; then export again",
         )
+    return needed
 
 
 def _copied(job: _Job) -> tuple[str, ...]:

@@ -39,6 +39,14 @@ class Measured:
             math.sqrt(self.squared_difference / self.squared_weight) if self.squared_weight else 0.0
         )
 
+    def add(self, other: Measured) -> None:
+        """Add what was read back of other tensors."""
+        self.num_plain += other.num_plain
+        self.num_quantised += other.num_quantised
+        self.worst_share_of_bound = max(self.worst_share_of_bound, other.worst_share_of_bound)
+        self.squared_difference += other.squared_difference
+        self.squared_weight += other.squared_weight
+
 
 def plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a tensor to its stored dtype; integers stay."""

@@ -24,6 +24,7 @@ from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import Machine
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Recipe
+from milescli.recipe.train import OF_TURNS
 
 ENGINES_PER_COLLECTOR = 256
 """One process asks as many engines: a sample takes 0.3 to 0.7 ms of its core, and 16,384 samples in
@@ -34,8 +35,6 @@ the reward, and for agents that chat SGLang's parsers with torch."""
 HELPER = 100 * MIB
 """Main memory of a process that runs environments, an agent or a server for one that collects:
 30 MiB of Python, and what a package of environments imports."""
-_OF_TURNS = ("turns", "gigpo")
-"""Advantage estimators that read the tokens of turns, of each group by itself."""
 DRIVERS_PACKAGES = ("openenv",)
 """Environments of packages that `miles env install` has put on the driver's node."""
 
@@ -94,7 +93,7 @@ def why_in_driver(recipe: Recipe) -> str | None:
     reasons = {
         f"the objective `{train.objective}` makes its sequences there": train.objective != "policy",
         f"`train.advantage={train.advantage}` with `train.normalize_std=batch` compares the tokens "
-        "of all groups": train.advantage in _OF_TURNS and train.normalize_std == "batch",
+        "of all groups": train.advantage in OF_TURNS and train.normalize_std == "batch",
         f"`run.hooks.{'`, `'.join(hooks)}` is given the samples": bool(hooks),
         **{f"`{key}` is your own and is given the samples": not ours for key, ours in own.items()},
     }

@@ -26,7 +26,7 @@ from milescli.plan.memory import (
     publishes_merged,
 )
 from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
-from milescli.plan.static_memory import STATE_COPIES, images_in, note_copies
+from milescli.plan.static_memory import STATE_COPIES, decided_by, note_copies
 from milescli.plan.transport import sent_copies, store_bytes
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
@@ -371,7 +371,7 @@ def _load(
         fused_swiglu=size == 4 or is_exact,
         keeps_float32=is_exact,
         reached=Reached(trainer_context=0),
-        **images_in(recipe),
+        **decided_by(recipe),
     )
 
 

@@ -36,6 +36,7 @@ from milescli.plan.static_memory import (
     copies_bytes,
     frozen_bytes,
     host_bytes,
+    matrix_bytes,
     saved_bytes,
     static_bytes,
 )
@@ -162,6 +163,7 @@ class MemoryModel:
         ends = stage_ends(layout, self.table.facts.num_layers)
         saved_of_head, of_logits = self._head_bytes(layout, load, tokens=load.computed_tokens)
         sizes, on_device = [], replace(layout, offload_optimizer=False)
+        matrices = matrix_bytes(self.table) if load.takes_matrices else 0
         for stage in stages:
             start, end = ends[stage - 1] if stage else 0, ends[stage]
             is_last = stage == layout.pp - 1
@@ -214,7 +216,7 @@ class MemoryModel:
                     optimizer=static[2],
                     activations=int(activations),
                     logits=head,
-                    workspace=int(max(scratch, 2 * load.bucket_bytes))
+                    workspace=int(max(scratch, 2 * load.bucket_bytes, matrices))
                     + load.reached.trainer_context,
                     host=host_bytes(trained, layout, load, static)
                     + sum(weights + load.teachers_resident * used for weights, used in turns)

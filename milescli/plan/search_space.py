@@ -24,12 +24,13 @@ from milescli.plan.memory import (
     publishes_merged,
 )
 from milescli.plan.on_cpu import longest_tokens
-from milescli.plan.static_memory import images_in
+from milescli.plan.static_memory import decided_by
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
 from milescli.plan.transport import sends_whole, sent_copies, step_bytes
 from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
+from milescli.recipe.train import OF_MATRICES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ def search_space(
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),
             reached=reaches,
-            **images_in(recipe),
+            **decided_by(recipe),
         ),
         memory_bytes=memory_bytes,
         devices_per_node=devices_per_node,
@@ -166,7 +167,7 @@ def search_space(
         engine_pins=recipe.engines,
         cap=train.max_tokens_per_microbatch,
         recompute=train.recompute,
-        offload=train.optimizer.offload,
+        offload=False if train.optimizer.rule in OF_MATRICES else train.optimizer.offload,
         colocated=shared,
         has_engines=recipe.has_engines,
         stored_bytes=step_bytes(recipe, table.facts) + _collecting(recipe, machine),

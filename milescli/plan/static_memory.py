@@ -17,6 +17,7 @@ from milescli.plan.devices import Reached
 from milescli.plan.legal import stage_sizes
 from milescli.plan.types import Log, TrainerLayout
 from milescli.recipe.schema import Recipe
+from milescli.recipe.train import OF_MATRICES
 
 _ALIGN = 64
 """Numbers to which Megatron aligns the start of every parameter in its flat memory (256 bytes of
@@ -309,6 +310,8 @@ class TrainerLoad:
     keeps_float32: bool = False
     """True if layers keep float32 for their gradients whatever the size of a weight: under
     `train.on_policy: exact` on a CPU."""
+    takes_matrices: bool = False
+    """True if the optimizer puts whole matrices of layers together (`rule: muon`)."""
     reached: Reached = field(default_factory=Reached)
 
     @property
@@ -323,12 +326,29 @@ class TrainerLoad:
         return 4 if self.keeps_float32 else self.size
 
 
-def images_in(recipe: Recipe) -> dict[str, float]:
-    """Return the fields of a TrainerLoad about images: at most, prompts are nothing but images."""
+def decided_by(recipe: Recipe) -> dict[str, float]:
+    """Return the fields of a TrainerLoad that the recipe alone decides. At most, prompts are
+    nothing but images."""
     longest = recipe.longest_sequence
     prompt = longest if recipe.learns_from_rows else recipe.data.max_prompt_tokens
     num_prompts = recipe.sequences_per_step // recipe.rollout.samples_per_prompt
-    return {"image_share": prompt / longest, "image_tokens": num_prompts * prompt}
+    return {
+        "image_share": prompt / longest,
+        "image_tokens": num_prompts * prompt,
+        "takes_matrices": recipe.train.optimizer.rule in OF_MATRICES,
+    }
+
+
+_PER_NUMBER_OF_MATRIX = 20
+"""Bytes, at most, while an update rule turns a matrix: float32 momenta, those of one matrix with
+its bfloat16 copies, and float32 results in both orders."""
+
+
+def matrix_bytes(table: WeightTable) -> int:
+    """Return the bytes on each rank of the optimizer's work on the largest weight of a layer, which
+    is put together there."""
+    in_layers = (entry.num_elements for entry, _ in table.counted if entry.layer is not None)
+    return _PER_NUMBER_OF_MATRIX * max(in_layers, default=0)
 
 
 def frozen_bytes(counts: WeightCounts, *, size: int) -> int:

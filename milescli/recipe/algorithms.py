@@ -236,6 +236,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         paper="arXiv 2505.10978",
         sets={"train.advantage": "gigpo", "train.gamma": 0.95},
     ),
+    "hgpo": Algorithm(
+        about="GiGPO over a hierarchy of groups: a longer equal history of a turn counts more",
+        paper="arXiv 2602.22817",
+        base="gigpo",
+        sets={"train.advantage": "hgpo"},
+    ),
     "pass_at_k": Algorithm(
         about="the chance that one of k samples is right",
         paper="arXiv 2508.10751",
@@ -256,6 +262,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         paper="arXiv 2601.05242",
         sets={"train.advantage": "gdpo"},
     ),
+    "rae": Algorithm(
+        about="self-play: REINFORCE against a moving average of each role's reward in each game",
+        paper="arXiv 2506.24119",
+        base="reinforce",
+        sets={"train.advantage": "rae"},
+    ),
     "tis": Algorithm(
         about="GRPO with truncated importance weights between trainer and engine",
         paper="fengyao.notion.site/off-policy-rl",
@@ -266,6 +278,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         paper="arXiv 2510.18855",
         base="tis",
         sets=_correction(mode="mask", low=0.5, high=5.0),
+    ),
+    "kpop": Algorithm(
+        about="the same, by the divergence of a token's probability between trainer and engine",
+        paper="ringtech.notion.site/kpop",
+        base="tis",
+        sets=_correction(mode="binary_kl", high=0.1),
     ),
     "mis": Algorithm(
         about="sequences on whose ratio trainer and engine differ left out",

@@ -38,7 +38,8 @@ class Optimizer(Section):
     """The optimizer, which runs as Megatron-Core's distributed optimizer."""
 
     rule: str = "adamw"
-    """Update rule: adamw; lion; sgd, with momentum `beta1`; or an import path."""
+    """Update rule: adamw; lion; sgd, with momentum `beta1`; muon for the matrices of layers, with
+    adamw for the rest; or an import path."""
     lr: PositiveFloat = 1e-6
     """Learning rate after the warm-up."""
     min_lr: NonNegativeFloat = 0.0
@@ -53,6 +54,8 @@ class Optimizer(Section):
     beta1: Fraction = 0.9
     beta2: Fraction = 0.98
     eps: PositiveFloat = 1e-8
+    muon_momentum: Fraction = 0.95
+    """muon: momentum of the matrices."""
     clip_grad: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0: no clipping."""
     offload: bool | None = None
@@ -92,9 +95,10 @@ class CorrectionSettings(Section):
     level: Literal["token", "sequence", "geometric"] = "token"
     """Level of a ratio: a token, the whole sequence (the product), or the sequence's geometric
     mean."""
-    mode: Literal["truncate", "clip", "mask", "none"] = "truncate"
+    mode: Literal["truncate", "clip", "mask", "binary_kl", "none"] = "truncate"
     """truncate: weights of at most `high` (TIS); clip: weights between `low` and `high`; mask:
-    exclude tokens outside of them (IcePop); none: no weights, only rejection."""
+    exclude tokens outside of them (IcePop); binary_kl: exclude tokens whose divergence is above
+    `high`, in nats and in either direction (KPop); none: no weights, only rejection."""
     low: NonNegativeFloat = 0.0
     high: PositiveFloat = 2.0
     normalize: bool = False
@@ -107,6 +111,8 @@ class CorrectionSettings(Section):
     reject_high: PositiveFloat = 2.0
 
 
+OF_MATRICES = ("muon",)
+"""Built-in update rules that take whole matrices."""
 PreferenceLoss = Literal[
     *("sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "exo", "nca", "bco", "sppo"),
     *("apo_zero", "apo_down", "simpo", "cpo", "orpo", "kto"),
@@ -197,21 +203,25 @@ class Train(Section):
     supervised, preference, reward_model or distillation (on the rows of `data.train`); or an import
     path to a factory `(recipe) -> Objective`."""
     advantage: str = "grpo"
-    """Advantage estimator: grpo, rloo, reinforce, remax, opo, gpg, gigpo, turns, pass_at_k,
-    best_of_n, max_rl, gdpo, or an import path."""
+    """Advantage estimator: grpo, rloo, reinforce, remax, opo, gpg, gigpo, hgpo, turns, pass_at_k,
+    best_of_n, max_rl, gdpo, rae, or an import path."""
     normalize_std: Literal["group", "batch", "none"] = "group"
-    """grpo, best_of_n, gigpo, turns: divide by the std of the group's rewards, by that of the
+    """grpo, best_of_n, gigpo, hgpo, turns: divide by the std of the group's rewards, by that of the
     batch, or not at all (Dr. GRPO)."""
     pass_k: Positive = 4
     """pass_at_k: the k of pass@k."""
     turn_weight: NonNegativeFloat = 1.0
     """gigpo: weight of the advantage of single turns, relative to that of the whole episode."""
+    turn_history: NonNegative = 2
+    """hgpo: number of earlier observations that turns are also compared by."""
+    baseline_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    """rae: what a baseline keeps of itself when a reward joins its moving average."""
     credit: str = "sample"
     """How to spread an advantage over a sample's tokens. sample: the same for every token; to_go:
     discounted backwards from the last trained token; gae: relative to a critic's values; or an
     import path."""
     gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """to_go, gae: discount per token; gigpo, turns: discount per turn."""
+    """to_go, gae: discount per token; gigpo, hgpo, turns: discount per turn."""
     lam: Fraction = 1.0
     """gae: the parameter lambda."""
     whiten: bool = False
@@ -294,9 +304,10 @@ class Train(Section):
     draft: Draft = Draft()
 
 
-ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "turns", "best_of_n", "max_rl", "gdpo")
+ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "hgpo", "turns", "best_of_n", "max_rl", "gdpo")
 """Advantages of a group of one."""
-OF_TURNS = ("gigpo", "turns")
+OF_TURNS = ("gigpo", "hgpo", "turns")
+"""Advantages of single turns, which are read off the tokens."""
 COMPARING = (*ALWAYS_ZERO_ALONE, "rloo", "opo", "pass_at_k")
 """Advantages that compare the samples of a prompt."""
 OF_TOKENS = ("reinforce", "topr", "gmpo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
@@ -332,6 +343,21 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
             why="with a factor of 1, the moving average would never change",
             fix=f"--set train.optimizer.{name}={Optimizer.model_fields[name].default}",
         )
+    is_of_matrices = optimizer.rule in OF_MATRICES
+    yield Rule(
+        is_of_matrices and train.lora.is_on,
+        f"`train.optimizer.rule={optimizer.rule}` does not train adapters",
+        why="it updates the matrices of the model's layers, which stay as they are with "
+        "`train.lora`",
+        fix=["--set train.optimizer.rule=adamw", "--set train.lora.rank=null"],
+    )
+    yield Rule(
+        is_of_matrices and bool(optimizer.offload),
+        f"`train.optimizer.rule={optimizer.rule}` does not run in host memory",
+        why="its products of whole matrices need the accelerator, and `train.optimizer.offload` is "
+        "true",
+        fix=["--set train.optimizer.offload=null", "--set train.optimizer.rule=adamw"],
+    )
     preference = train.preference
     yield Rule(
         train.objective == "preference"
@@ -487,6 +513,12 @@ def _correction_rules(recipe: Recipe) -> Iterator[Rule]:
     for name in ("", "reject_"):
         low, high = getattr(correction, f"{name}low"), getattr(correction, f"{name}high")
         yield _interval_rule(low > high, f"train.correction.{name}low", low, high)
+    yield Rule(
+        correction.mode == "binary_kl" and correction.level != "token",
+        f"`train.correction.mode=binary_kl` does not support the level {correction.level}",
+        why="it compares the probabilities of single tokens",
+        fix="--set train.correction.level=token",
+    )
     is_unweighted = correction.mode == "none" and correction.veto is None
     yield Rule(
         is_unweighted and correction.reject_level == "none",

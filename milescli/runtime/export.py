@@ -41,7 +41,14 @@ from milescli.export.adapter import (
 )
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
-from milescli.export.folder import Choose, Folder, ReadTensors, refuse_used, write_folder
+from milescli.export.folder import (
+    Choose,
+    Deliver,
+    Folder,
+    ReadTensors,
+    refuse_used,
+    write_folder,
+)
 from milescli.export.peft import is_adapter
 from milescli.export.stored import read_folder
 from milescli.export.story import Story, hub_name, read_story
@@ -113,10 +120,12 @@ def export_weights(
     push: str | None,
     private: bool,
     output: Output,
+    deliver: Deliver | None = None,
 ) -> ExportSummary:
     """Write `subject` to the folder `to`, which must not exist or be empty. `format` None: as the
     base model's config.json says. `role`: which of a run's models. `base`: the model of an adapter,
-    or of a checkpoint that has no config. `push`: ORG/NAME on the hub."""
+    or of a checkpoint that has no config. `push`: ORG/NAME on the hub. `deliver` takes the files of
+    weights away one by one (`write_folder`); with `push`, all are written first."""
     began = time.monotonic()
     refuse_used(to)
     hub = Hub(push) if push else None
@@ -137,7 +146,8 @@ def export_weights(
             summary = _export_adapter(weights.adapter, to=to, base=base, format=format)
             summary = replace(summary, step=weights.story.step if weights.story else None)
         else:
-            summary = _export_model(weights, to=to, format=format, output=output)
+            own = deliver if hub is None else None
+            summary = _export_model(weights, to=to, format=format, output=output, deliver=own)
     url = None
     if hub is not None:
         output.note(
@@ -154,7 +164,7 @@ def export_weights(
 
 
 def _export_model(
-    weights: _Weights, *, to: Path, format: str | None, output: Output
+    weights: _Weights, *, to: Path, format: str | None, output: Output, deliver: Deliver | None
 ) -> ExportSummary:
     facts = load_facts(weights.base)
     if weights.is_untied:
@@ -176,7 +186,9 @@ def _export_model(
         return {**made, **_own_template(weights.story, output), **ends}
 
     def watch(total_bytes: int) -> Transfer:
-        return Transfer(output, label=f"writing {to.name} and reading it back", total=total_bytes)
+        doing = f"writing {to.name} and reading it back"
+        doing += ", and uploading each file" if deliver is not None else ""
+        return Transfer(output, label=doing, total=total_bytes)
 
     with ExitStack() as open_files:
         chosen = format or PLAIN_OF[facts.dtype]
@@ -189,6 +201,7 @@ def _export_model(
             card=card,
             watch=watch,
             choose=_choices_of(weights),
+            deliver=deliver,
         )
     notes = [*done.notes]
     if not any(file for pattern in _VOCABULARIES for file in weights.base.glob(pattern)):
@@ -208,7 +221,8 @@ def _export_model(
         format=done.format,
         step=weights.story.step if weights.story else None,
         num_parameters=table.num_parameters,
-        size_bytes=sum(file.stat().st_size for file in to.rglob("*") if file.is_file()),
+        size_bytes=sum(file.stat().st_size for file in to.rglob("*") if file.is_file())
+        + (done.size_bytes if deliver is not None else 0),
         num_quantised=measured.num_quantised or None,
         relative_error=measured.relative_error if measured.num_quantised else None,
         worst_share_of_bound=measured.worst_share_of_bound if measured.num_quantised else None,

@@ -11,8 +11,10 @@ from typing import Any
 from milescli.checkpoint.store import write_atomically
 from milescli.core.private import without_paths
 from milescli.core.units import format_few
+from milescli.insight.case import LOSS, REWARD
 from milescli.insight.reader import read_history
 from milescli.recipe.resolved import resolved_yaml
+from milescli.recipe.sweep import Dimension
 from milescli.report.evaluations import evaluations_of
 from milescli.report.formats import INTERVAL, accuracy, interval, made_by
 from milescli.report.markdown import MARK, code, table, text
@@ -20,6 +22,9 @@ from milescli.rollout.evaluation.statistics import Estimate
 from milescli.sweep.folder import SweepDir, Trial, TrialState
 from milescli.sweep.importance import FEWEST_TRIALS, RELIABLE_TRIALS, Importance, importance_of
 from milescli.sweep.planning import TrialPlanner
+
+MAX_POINTS = 200
+"""Of a trial's curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,10 @@ class TrialResult:
     accuracy: float | None
     interval: Estimate | None
     error: Mapping[str, Any]
+    evaluations: Sequence[tuple[int, float]] = ()
+    """(step, accuracy), ascending."""
+    curve: Sequence[tuple[int, float]] = ()
+    """(step, reward of rollout, or loss of rows), at most `MAX_POINTS` of them."""
 
     @property
     def is_comparable(self) -> bool:
@@ -57,6 +66,8 @@ class SweepResult:
     """The most accurate trial that did all its steps; None if none did."""
     notes: Sequence[str]
     """What weakens the comparison."""
+    dimensions: Sequence[Dimension] = ()
+    """What was searched."""
 
     def figures(self) -> dict[str, Any]:
         """Return everything for programs."""
@@ -80,13 +91,18 @@ def read_results(folder: SweepDir) -> SweepResult:
         ),
         winner=winner,
         notes=list(_notes(folder, compared, winner)),
+        dimensions=folder.sweep.dimensions,
     )
 
 
 def _result(folder: SweepDir, trial: Trial) -> TrialResult:
     run = folder.run_of(trial)
-    shown = evaluations_of(run, read_history(run)) if run.path.is_dir() else []
+    history = read_history(run) if run.path.is_dir() else None
+    shown = evaluations_of(run, history) if history is not None else []
     last = shown[-1] if shown else None
+    points = []
+    if history is not None:
+        points = history.columns.points(LOSS if history.learns_from_rows else REWARD)
     return TrialResult(
         number=trial.number,
         run=trial.run_name,
@@ -96,6 +112,8 @@ def _result(folder: SweepDir, trial: Trial) -> TrialResult:
         accuracy=last.accuracy if last else None,
         interval=last.interval if last else None,
         error=trial.error,
+        evaluations=[(one.step, one.accuracy) for one in shown],
+        curve=points[:: 1 + len(points) // MAX_POINTS],
     )
 
 
@@ -175,6 +193,24 @@ def headline(result: SweepResult) -> str:
         )
     settings = ", ".join(f"{key} {value}" for key, value in result.winner.settings.items())
     return f"best of {ended} trials: {result.winner.run} with {settings}, {_shown(result.winner)}"
+
+
+def shown_on_page(result: SweepResult, folder: SweepDir) -> dict[str, Any]:
+    """Return what the HTML page of a sweep shows beside the runs of its trials."""
+    trials = [
+        {**asdict(one), "state": str(one.state), "is_comparable": one.is_comparable}
+        for one in result.trials
+    ]
+    return {
+        "name": result.name,
+        "headline": headline(result),
+        "notes": result.notes,
+        "dimensions": [asdict(one) for one in result.dimensions],
+        "importance": asdict(result.importance) if result.importance is not None else None,
+        "trials": trials,
+        "winner": result.winner.run if result.winner is not None else None,
+        "command": f"miles launch {folder.shown}/winner.yaml",
+    }
 
 
 def markdown(result: SweepResult, folder: SweepDir) -> str:

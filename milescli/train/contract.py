@@ -16,7 +16,13 @@ from milescli.core.examples import example_chats, example_groups, example_pairs
 from milescli.core.user_code import mend, name_of
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
-from milescli.train.advantages import AdvantageEstimator, AdvantageRows, estimate
+from milescli.train.advantages import (
+    AdvantageEstimator,
+    AdvantageRows,
+    estimate,
+    keeps_state,
+    next_state,
+)
 from milescli.train.aggregation import Aggregation, share_of
 from milescli.train.base import Objective, TrainSequence
 from milescli.train.corrections import CorrectionFn, corrected
@@ -111,9 +117,12 @@ _CLOSE = 1e-4
 
 
 def check_advantage(estimator: AdvantageEstimator) -> AdvantageRows:
-    """Return the estimator's advantages of the examples; require a finite number for each sample or
-    token."""
-    return estimate(estimator, example_groups(), settings=_SETTINGS)
+    """Return the estimator's advantages of the examples, by what it keeps after a step with them if
+    it keeps anything; require a finite number for each sample or token."""
+    groups, state = example_groups(), dict[str, float]()
+    if keeps_state(estimator):
+        state = next_state(estimator, groups, settings=_SETTINGS, state=state)
+    return estimate(estimator, groups, settings=_SETTINGS, state=state)
 
 
 def check_schedule(schedule: Schedule) -> list[float]:

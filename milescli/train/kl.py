@@ -1,5 +1,5 @@
 """What the policy is compared by, token by token: the level of its ratio to the old policy
-(`train.ratio`), and estimates of its KL divergence from the reference."""
+(`train.ratio`), and estimates of its KL divergence from the reference, or from what it was."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ def kl_estimate(
     difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     estimate = torch.expm1(-difference) + difference
     return estimate if kind == "k3" else estimate.clamp(max=LOW_VAR_MAX)
+
+
+_TINY = 1e-8
+"""Least probability of all other tokens: that of a token rounds to 1 in float32."""
+
+
+def binary_kl(logprobs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """[S] KL(p || q) = p log(p / q) + (1 - p) log((1 - p) / (1 - q)) of each token against all
+    others as one; p = exp(logprobs), q = exp(others)."""
+    rest = (-torch.expm1(logprobs)).clamp(min=_TINY)
+    rest_of_others = (-torch.expm1(others)).clamp(min=_TINY)
+    return logprobs.exp() * (logprobs - others) + rest * (rest / rest_of_others).log()
 
 
 def log_ratio_at(level: Ratio, log_ratio: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:

@@ -1,12 +1,13 @@
 """Loads update rules, which change one weight, and learning-rate schedules. `train.optimizer.rule`
 and `train.optimizer.schedule` name them: built in here, an entry point, or an import path. A rule
-sees flat parts of weights, different on each rank, so it must work element by element."""
+sees flat parts of weights, different on each rank, so it must work element by element; a rule of
+matrices is given whole ones besides."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import SCHEDULES
@@ -53,6 +54,29 @@ class UpdateRule(Protocol):
         step to step, zeros at first, saved with the weights; `step`: from 1; `weight_decay`: 0 for
         gains and biases."""
         ...
+
+
+class MatrixRule(UpdateRule, Protocol):
+    """Defines an update rule that takes the matrices of the model's layers as wholes: those that
+    Hugging Face checkpoints store, one per expert. Embeddings, the output layer, gains and biases
+    are updated by the rule itself, element by element."""
+
+    def momentum(
+        self, *, grad: torch.Tensor, first: torch.Tensor, settings: Optimizer
+    ) -> torch.Tensor:
+        """Return [n] float32, what a part of a matrix gives to `direction`, element by element; it
+        may change `first` in place."""
+        ...
+
+    def direction(self, *, matrix: torch.Tensor) -> torch.Tensor:
+        """Return [rows, columns] float32, of the whole matrix of momenta: the learning rate times
+        it is subtracted, after the decoupled weight decay. Changes nothing."""
+        ...
+
+
+def takes_matrices(rule: UpdateRule) -> TypeGuard[MatrixRule]:
+    """Return True if the rule is a `MatrixRule`."""
+    return hasattr(rule, "momentum") and hasattr(rule, "direction")
 
 
 LONG_FALL_STEPS = 100
@@ -175,3 +199,71 @@ def sgd(
     """The gradient, with `beta1` of the step before (heavy-ball momentum)."""
     first.mul_(settings.beta1).add_(grad)
     weight.mul_(1.0 - lr * weight_decay).add_(first, alpha=-lr)
+
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic iteration (K. Jordan, kellerjordan.github.io/posts/muon)."""
+_NUM_ITERATIONS = 5
+_LEAST_NORM = 1e-7
+RMS = 0.2
+"""Root mean square of AdamW's usual update, which Muon's is scaled to."""
+
+
+class Muon:
+    """M = `muon_momentum` M + (1 - `muon_momentum`) g; W -= lr 0.2 sqrt(max(rows, columns)) O, O =
+    the nearest orthogonal matrix of g + `muon_momentum` (M - g), about: five Newton-Schulz
+    iterations in bfloat16 (K. Jordan, kellerjordan.github.io/posts/muon). The scale makes the
+    update as large as AdamW's, whose learning rate fits (arXiv 2502.16982, section 2.2). AdamW of
+    what is no matrix of a layer."""
+
+    def __call__(
+        self,
+        *,
+        weight: torch.Tensor,
+        grad: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        step: int,
+        lr: float,
+        weight_decay: float,
+        settings: Optimizer,
+    ) -> None:
+        """Update what is no matrix of a layer."""
+        adamw(
+            weight=weight,
+            grad=grad,
+            first=first,
+            second=second,
+            step=step,
+            lr=lr,
+            weight_decay=weight_decay,
+            settings=settings,
+        )
+
+    def momentum(
+        self, *, grad: torch.Tensor, first: torch.Tensor, settings: Optimizer
+    ) -> torch.Tensor:
+        """Return Nesterov's momentum."""
+        first.lerp_(grad, 1.0 - settings.muon_momentum)
+        return grad.lerp(first, settings.muon_momentum)
+
+    def direction(self, *, matrix: torch.Tensor) -> torch.Tensor:
+        """Return the scaled orthogonal matrix."""
+        return orthogonal(matrix).float().mul_(RMS * math.sqrt(max(matrix.shape)))
+
+
+muon = Muon()
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """Return [rows, columns] bfloat16: U S V^T of the matrix with each singular value moved to
+    about 1 (0.7 to 1.2)."""
+    a, b, c = NEWTON_SCHULZ
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.bfloat16()
+    x = x.T if is_tall else x
+    x = x / x.norm().clamp(min=_LEAST_NORM)
+    for _ in range(_NUM_ITERATIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x

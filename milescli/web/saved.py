@@ -1,5 +1,5 @@
 """The live page as one file: its own scripts and styles, and inside them what the server would
-reply, so that a browser shows a run, or two compared, without a server and without a network.
+reply, so that a browser shows a run, two compared, or a sweep, without a server and a network.
 `miles report` writes it. Secrets, logins and places of the machine are left out."""
 
 from __future__ import annotations
@@ -81,6 +81,13 @@ def compare_page(compared: RunsCompared) -> str:
         images=_images([compared.a, compared.b]),
         made_s=compared.a.made_s,
     )
+
+
+def sweep_page(sweep: Json, subjects: Sequence[Subject], *, made_s: float) -> str:
+    """Return the page of a sweep, which opens at its trials. `sweep`: what the page shows of all of
+    them; `subjects`: the runs that it holds, the most accurate first."""
+    content = {**_runs({one.name: one for one in subjects}), "sweep": sweep}
+    return _page(str(sweep["name"]), content, images=_images(subjects), made_s=made_s)
 
 
 # --- what the page asks for

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tasks import TASKS
@@ -92,6 +93,8 @@ def place(miles: Miles, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("milescli.runtime.dry_run.Look", LookHere)
     for name, task in TASKS.items():
         monkeypatch.setitem(TASKS, name, replace(task, num_rows=min(task.num_rows, 64)))
+    # the client reads the variable when it is imported, and would stay offline for later tests
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.syspath_prepend(str(here))
     sys.modules.pop("mine", None)

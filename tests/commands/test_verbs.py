@@ -311,6 +311,7 @@ def test_export_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Pa
         "to": Path("out"),
         "step": None,
         "role": "policy",
+        "deliver": None,
         "format": "fp8",
         "base": None,
         "merge": False,

@@ -48,9 +48,10 @@ def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
     assert all(len(sample["trajectories"]) == 2 for sample in samples if sample["turns"] == 2)
     imitated = [f"{TOLD}{SAYS}3 4<|im_end|>", f"{HEARD}{SAYS}#### 7<|im_end|>"]
     assert imitated in [sample["trajectories"] for sample in samples]
-    # the run plays on against what it was before the first step
+    # the run plays on against what it was before the first step, and keeps its role's baseline
     old = ROLES.replace("prompt: Tell.", "prompt: Tell., policy: duo@0")
     changed = {"rollout.roles": old, "train.steps": "1", "warmup.steps": "1"}
+    changed["train.algorithm"] = "rae"
     again = [f"{key}={value}" for key, value in {**_pairs(sets), **changed}.items()]
     words = [word for setting in again for word in ("--set", setting)]
     finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "self", *words)
@@ -58,6 +59,8 @@ def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
     (event,) = workplace.steps("self")
     assert event["rollout"]["figures"]["turns"] == 1, "the other turn is the older one's"
     assert event["report"]["logprob_diff_max"] < 1e-3
+    manifest = workplace.run("self") / "checkpoints" / "step_1" / "manifest.json"
+    assert json.loads(manifest.read_text())["objective"].keys() == {'advantage.[null, "solver"]'}
     file = workplace.run("self") / "rollouts" / "step_1.jsonl"
     (told,) = json.loads(file.read_text().splitlines()[0])["episode"]["trajectories"]
     assert told.startswith("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\nteller: 3 4")

@@ -22,7 +22,7 @@ PIECES = {
 }
 SETS = [
     *(f"{key}={HERE}:{name}" for key, name in PIECES.items()),
-    *("rollout.over_sampling=2.0", "train.updates_per_step=2", "train.optimizer.rule=lion"),
+    *("rollout.over_sampling=2.0", "train.updates_per_step=2", "train.optimizer.rule=muon"),
     *("train.optimizer.lr=3e-5", "weights.verify=true", "eval.num_prompts=4"),
     *("checkpoint.every=1", "data.curriculum_pool=2"),
 ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from milescli.models import WeightTable, parse_facts, table
 
@@ -144,3 +144,9 @@ def reader_of(tensors: dict[str, torch.Tensor]):
             yield name, tensors[name]
 
     return read
+
+
+def weights_of(place: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a folder as they are stored."""
+    files = place.glob("*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -6,14 +6,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from milescli.checkpoint import hf_folder
 from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
 from milescli.checkpoint.source import QuantisedReader, open_source
+from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
 from milescli.export import folder as exporting
 from milescli.export.folder import Folder, write_folder
@@ -26,6 +29,7 @@ from tests.export.models import (
     reader_of,
     table_of,
     trained,
+    weights_of,
 )
 
 CODECS = {
@@ -380,3 +384,78 @@ def test_shards_are_read_back_too(tmp_path: Path) -> None:
         assert torch.equal(gate["global_scale"], up["global_scale"]), (
             "engines hold them in one tensor with one scale"
         )
+
+
+@pytest.mark.parametrize(
+    ("config", "format"),
+    [
+        *((DEEPSEEK_V3, form) for form in ("bf16", "fp8", "mxfp8", "int4", "nvfp4")),
+        (QWEN3_MOE, "nvfp4"),
+        (GPT_OSS, "mxfp4"),
+    ],
+)
+def test_files_that_are_taken_away_one_by_one_are_the_same_model(
+    tmp_path: Path, config: dict, format: str
+) -> None:
+    base = tmp_path / "base"
+    held = trained(make_base(base, config))
+    taken, told = tmp_path / "taken", []
+    taken.mkdir()
+
+    def deliver(file: Path, name: str, progress) -> None:  # type: ignore[no-untyped-def]
+        assert [one.name for one in file.parent.iterdir() if one.suffix != ".json"] == [file.name]
+        assert not list(file.parents[1].glob("*.part")), "one file is there at a time"
+        shutil.copyfile(file, taken / name)
+        told.append(name)
+
+    def write(out: Path, **more: object) -> Folder:
+        return write_folder(
+            out,
+            table=table_of(config),
+            read=reader_of(held),
+            base=base,
+            format=format,
+            card=lambda done: {"README.md": "card"},
+            max_shard_bytes=20_000,
+            **more,
+        )
+
+    whole, streamed = write(tmp_path / "whole"), write(tmp_path / "rest", deliver=deliver)
+    assert len(told) > 3 and told == sorted(set(told))
+    assert asdict(streamed.measured) == pytest.approx(asdict(whole.measured))
+    assert replace(streamed, path=whole.path, measured=whole.measured) == whole
+    assert not list((tmp_path / "rest").glob("*.safetensors"))
+    for file in (tmp_path / "rest").iterdir():
+        shutil.copyfile(file, taken / file.name)
+    with open_source(tmp_path / "whole") as one, open_source(taken) as other:
+        assert one.names() == other.names()
+    ours, theirs = (weights_of(place) for place in (tmp_path / "whole", taken))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_a_single_file_has_the_plain_name_and_a_wrong_one_is_not_handed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, told = tmp_path / "base", []
+    held = trained(make_base(base, QWEN3))
+    common = {
+        "table": table_of(QWEN3),
+        "read": reader_of(held),
+        "base": base,
+        "format": "bf16",
+        "card": lambda done: {},
+        "deliver": lambda file, name, progress: told.append(name),
+    }
+    write_folder(tmp_path / "one", **common)
+    assert told == ["model.safetensors"] and not (tmp_path / "one" / INDEX_NAME).exists()
+    save = hf_folder.save_file
+
+    def spoiled(tensors, file, metadata):  # type: ignore[no-untyped-def]
+        save({name: tensor + 1 for name, tensor in tensors.items()}, file, metadata=metadata)
+
+    monkeypatch.setattr(hf_folder, "save_file", spoiled)
+    told.clear()
+    with pytest.raises(CheckpointError, match="was exported incorrectly"):
+        write_folder(tmp_path / "two", **common)
+    assert not told and not (tmp_path / "two").exists()

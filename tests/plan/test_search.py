@@ -203,6 +203,22 @@ def test_activations_that_do_not_fit_are_computed_again_before_the_optimizer_mov
     assert not plan.trainer.offload_optimizer
 
 
+def test_muon_has_memory_for_its_largest_matrix_and_stays_on_the_device() -> None:
+    tight = _facts(layers=36)
+    assert _plan("2xA100", tight).trainer.offload_optimizer, "AdamW's moments go to the host"
+    by_muon = {"train": {"optimizer": {"rule": "muon"}}}
+    with pytest.raises(FitError):
+        _plan("2xA100", tight, **by_muon)
+    forecasts = [_plan("8xH200", tight, **rule).forecast for rule in ({}, by_muon)]
+    plain, wide = (
+        next(part.size_bytes for part in forecast.training if part.name == "workspace")
+        for forecast in forecasts
+        if forecast is not None
+    )
+    gate_and_up = 2 * 12288 * 4096
+    assert wide > max(plain, 20 * gate_and_up)
+
+
 def test_staleness_shares_the_devices_out_between_trainer_and_engines() -> None:
     stale = {"rollout": {"prompts_per_step": 64, "max_response_tokens": 8192, "max_staleness": 1}}
     plan = _plan("4x8xH200", _facts(layers=36), **stale)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.commands.show import sweep as shown_sweep
+from milescli.commands.show.sweep import report_sweep
 from milescli.console.output import Mode, Output
-from milescli.core.errors import MilesError, RecipeError, Stopped
+from milescli.core.errors import CheckpointError, MilesError, RecipeError, Stopped
 from milescli.recipe.load import load
 from milescli.runtime import fork as forking
 from milescli.sweep import running
@@ -206,3 +211,30 @@ def test_an_existing_sweep_or_trial_is_never_overwritten(
             cwd=folder.path.parent,
             home=folder.path.parent,
         )
+
+
+def test_a_sweep_is_a_page_with_the_runs_of_its_best_trials(
+    toys: type[ToyTrial], new_sweep: NewSweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toys.accuracy = staticmethod(rises)
+    folder = new_sweep("trials: 4")
+    page = tmp_path / "sweep.html"
+    with pytest.raises(CheckpointError, match="has begun no trial yet"):
+        report_sweep(folder.path, to=page, force=False, output=QUIET)
+    run_sweep(folder, output=QUIET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shown_sweep, "RUNS_OF_PAGE", 2)
+    report_sweep(folder.path, to=page, force=False, output=QUIET)
+    text = page.read_text()
+    saved = json.loads(re.search(r'id="saved">(.*?)</', text)[1])
+    assert [one["id"] for one in saved["runs"]] == ["lr-3", "lr-4"] == [*saved["answers"]]
+    sweep = saved["sweep"]
+    assert sweep["winner"] == "lr-3" and sweep["headline"] == headline(read_results(folder))
+    assert sweep["command"] == "miles launch runs/lr/winner.yaml"
+    assert [one["run"] for one in sweep["trials"]] == ["lr-3", "lr-4", "lr-2", "lr-1"]
+    best = sweep["trials"][0]
+    assert best["evaluations"] == [[3 * n, pytest.approx(0.075 * 3 * n)] for n in range(5)]
+    (dimension,) = sweep["dimensions"]
+    assert (dimension["key"], dimension["kind"]) == ("train.optimizer.lr", "loguniform")
+    assert sweep["importance"]["by_key"].keys() == {"train.optimizer.lr"}
+    assert str(tmp_path) not in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from milescli.core.plug_points import CORRECTIONS
 from milescli.recipe.train import CorrectionSettings, Train
 from milescli.train.corrections import Correction, corrected
 from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 from tests.train.tokens import ragged
 
 
@@ -63,6 +66,29 @@ def test_ratios_are_bounded_as_their_mode_says(seed: int, level: str, mode: str)
         sequences = tokens.places.sequence[tokens.loss_mask].numpy()
         of_sequences = np.mean([made[sequences == s].mean() for s in np.unique(sequences)])
         assert normal * (of_tokens if level == "token" else of_sequences) == pytest.approx(made)
+
+
+@given(st.integers(0, 200), st.sampled_from([0.01, 0.1, 1.0]))
+def test_kpop_excludes_tokens_whose_probability_diverges_in_either_direction(
+    seed: int, bound: float
+) -> None:
+    tokens, log_ratio = _case(seed)
+    rng = np.random.default_rng(seed)
+    trainer = -rng.gamma(1.0, 1.0, size=len(log_ratio)) - 1e-3
+    engine = np.minimum(trainer - log_ratio.numpy(), -1e-3)
+    log_ratio = torch.from_numpy((trainer - engine).astype(np.float32))
+    tokens = replace(tokens, streams={Stream.ENGINE: torch.from_numpy(engine).float()})
+    mask = tokens.loss_mask.numpy()
+    p, q = np.exp(trainer)[mask], np.exp(engine)[mask]
+
+    def apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return a * np.log(a / b) + (1 - a) * np.log((1 - a) / (1 - b))
+
+    divergence = np.maximum(apart(p, q), apart(q, p))
+    clear = np.abs(divergence / bound - 1) > 1e-3
+    expected = np.where(divergence <= bound, p / q, 0.0)
+    made = _made(tokens, log_ratio, mode="binary_kl", high=bound)
+    assert made[clear] == pytest.approx(expected[clear], rel=1e-4)
 
 
 @given(st.integers(0, 200), st.sampled_from(["token", "sequence", "geometric"]))

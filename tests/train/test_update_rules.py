@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from milescli.core.plug_points import RULES
 from milescli.recipe.train import Optimizer
 from milescli.train.contract import check_rule
-from milescli.train.optimizers import UpdateRule
+from milescli.train.optimizers import UpdateRule, orthogonal, takes_matrices
 
 SETTINGS = Optimizer(lr=0.01, beta1=0.9, beta2=0.95)
 
@@ -56,6 +57,30 @@ def test_they_compute_what_torch_and_the_paper_do() -> None:
         momentum = 0.95 * momentum + 0.05 * grad
         weight = weight - 0.01 * (update + 0.1 * weight)
     torch.testing.assert_close(_after(RULES.load("lion"), grads, start), weight)
+
+
+@pytest.mark.parametrize("shape", [(12, 30), (30, 12), (16, 16)])
+def test_muon_computes_what_torch_does_for_a_matrix(shape: tuple[int, int]) -> None:
+    rng = torch.Generator().manual_seed(5)
+    start, grads = torch.randn(shape, generator=rng), torch.randn(9, *shape, generator=rng)
+    expected = _torch_after(
+        torch.optim.Muon, grads, start, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    rule = RULES.load("muon")
+    assert takes_matrices(rule) and not takes_matrices(RULES.load("lion"))
+    weight, first = start.clone(), torch.zeros_like(start)
+    for grad in grads:
+        momenta = rule.momentum(grad=grad, first=first, settings=SETTINGS)
+        weight.mul_(1 - 0.01 * 0.1).sub_(rule.direction(matrix=momenta), alpha=0.01)
+    torch.testing.assert_close(weight, expected)
+
+
+def test_the_direction_of_muon_is_near_an_orthogonal_matrix_of_adams_size() -> None:
+    matrix = torch.randn(24, 64, generator=torch.Generator().manual_seed(6))
+    values = torch.linalg.svdvals(orthogonal(matrix).float())
+    assert values.min() > 0.6 and values.max() < 1.3
+    made = RULES.load("muon").direction(matrix=matrix)
+    assert float(made.square().mean().sqrt()) == pytest.approx(0.2, rel=0.2)
 
 
 def test_all_that_ship_bear_the_contract() -> None:

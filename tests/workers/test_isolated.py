@@ -17,7 +17,8 @@ from milescli.core.errors import RecipeError
 from milescli.core.registry import PlugPoint
 from milescli.workers import isolated
 from milescli.workers.isolated import MAX_YIELDED, Isolated, close_lanes, resolve_isolated
-from tests.waiting import assert_gone
+from milescli.workers.worker import UserWorker
+from tests.waiting import assert_gone, until
 from tests.workers import bad_code
 
 ROOM = "tests.workers.bad_code"
@@ -33,6 +34,11 @@ PIECES = PlugPoint(
 def _ends_what_it_began() -> Iterator[None]:
     yield
     close_lanes()
+
+
+def _processes() -> list[UserWorker]:
+    """Of the lanes that have one."""
+    return [lane.process for lane in isolated.lanes() if lane.process is not None]
 
 
 def _piece(name: str, *, bound_s: float = 30.0) -> object:
@@ -129,8 +135,8 @@ def test_it_goes_where_its_caller_has_gone(tmp_path: Path, monkeypatch: pytest.M
 def test_a_process_that_ended_between_two_calls_is_not_replaced_in_silence() -> None:
     counting = _piece("counting")
     counting(number=2)
-    (lane,) = [lane for lane in isolated.lanes() if lane.process is not None]
-    os.kill(lane.process.pid, signal.SIGKILL)
+    (process,) = _processes()
+    os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(RecipeError, match="bad_code:counting` failed") as refused:
         counting(number=3)
     assert "its process ended with signal SIGKILL" in refused.value.why
@@ -142,13 +148,12 @@ def test_lanes_do_not_wait_for_each_other_and_leave_nothing_behind() -> None:
         waiting = threads.submit(lambda: slow(number=1))
         try:
             assert _piece("good")(number=1) == 2
+            until(lambda: len(_processes()) == 2, "the process of the slow lane")
             assert not waiting.done()
-            pids = [lane.process.pid for lane in isolated.lanes() if lane.process is not None]
-            assert len(pids) == 2
+            pids = [process.pid for process in _processes()]
         finally:
-            for lane in isolated.lanes():
-                if lane.process is not None:
-                    lane.process.end()
+            for process in _processes():
+                process.end()
         with pytest.raises(RecipeError):
             waiting.result()
     close_lanes()

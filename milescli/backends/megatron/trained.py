@@ -19,6 +19,7 @@ from milescli.backends.megatron.state.gathering import hf_buckets, merged_bucket
 from milescli.backends.megatron.state.saving import release_state
 from milescli.backends.megatron.state.shards import ShardPlan
 from milescli.backends.megatron.state.sleeping import Sleeper
+from milescli.backends.megatron.state.update_rules import Weights
 from milescli.backends.megatron.state.weights import TIED_OUTPUT
 from milescli.backends.megatron.step import stepping
 from milescli.backends.megatron.step.microbatch import Microbatch
@@ -95,7 +96,11 @@ class TrainedModel(LoadedModel):
                 self.adapters.begin_with(Path(recipe.model.adapter).expanduser())
         self.model = self.passes.model = optimizer.wrap(self.model)
         self.optimizer = optimizer.make_optimizer(
-            self.model, rule, dtype=dtype, on_host=plan.trainer.offload_optimizer
+            self.model,
+            rule,
+            weights=Weights(local=self.weights, mesh=mesh),
+            dtype=dtype,
+            on_host=plan.trainer.offload_optimizer,
         )
         self.sleeper = Sleeper(self.model, self.optimizer)
         self._save_timeout_s = recipe.machine.step_timeout_s

@@ -1,6 +1,7 @@
-"""Copies of folders in an object store. A record of sizes and digests is written first and one
-chosen object last, so that an upload that was cut short is seen to be incomplete, and the next one
-goes on with what is missing. What is fetched is compared with the record."""
+"""Copies of folders in an object store. A record of sizes and digests is written first (of files
+that are sent one by one, before each) and one chosen object last, so that an upload that was cut
+short is seen to be incomplete, and the next one goes on with what is missing. What is fetched is
+compared with the record."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from milescli.backends.stores.store import ObjectStore
 from milescli.core.errors import CheckpointError
@@ -25,6 +27,9 @@ class Stored:
     sha256: str
 
 
+NOTHING: Mapping[str, Stored] = MappingProxyType({})
+
+
 def upload(
     store: ObjectStore,
     files: Mapping[str, Path],
@@ -32,16 +37,18 @@ def upload(
     sha256: Mapping[str, str],
     last: str,
     below: str = "",
+    already: Mapping[str, Stored] = NOTHING,
     progress: Callable[[int], object] = lambda num_bytes: None,
 ) -> int:
     """Copy files to a folder of the store, by their paths in it; `last` is written last. `sha256`
     holds the digests that are known. Objects of an earlier copy that differ are removed first, and
-    equal ones are not sent again; `progress` counts them. Returns the bytes that were sent. Raises
-    StoreError, and OSError if a file cannot be read."""
+    equal ones are not sent again; `progress` counts them. `already`: other objects of the copy,
+    which `upload_one` has sent. Returns the bytes that were sent. Raises StoreError,
+    CheckpointError if one of `already` is gone, and OSError if a file cannot be read."""
     wanted = {
         name: Stored(size_bytes=file.stat().st_size, sha256=sha256.get(name) or sha256_of(file))
         for name, file in files.items()
-    }
+    } | dict(already)
     there = store.sizes(below)
     before = read_record(store, below) if RECORD in there else {}
     is_equal = {
@@ -49,20 +56,52 @@ def upload(
         for name, size in there.items()
         if name in wanted and before.get(name) == wanted[name] and size == wanted[name].size_bytes
     }
+    if gone := sorted(already.keys() - is_equal):
+        raise CheckpointError(
+            f"the object {store.url}/{_join(below, gone[0])} was lost while others were uploaded",
+            why="it is gone, or another upload has replaced it",
+            fix="repeat the command, which sends what is missing",
+        )
     if is_equal != wanted.keys():
         is_equal.discard(last)  # whatever is missing, the copy is not complete meanwhile
     ours = there.keys() & (before.keys() | wanted.keys())
     stale = sorted(ours - is_equal, key=lambda name: name != last)
     store.remove([_join(below, name) for name in stale])
     if before != wanted:
-        text = json.dumps({name: asdict(one) for name, one in sorted(wanted.items())}, indent=1)
-        store.write(_join(below, RECORD), text.encode())
+        _write_record(store, below, wanted)
     progress(sum(wanted[name].size_bytes for name in is_equal))
     sent = 0
     for name in sorted(wanted.keys() - is_equal, key=lambda name: (name == last, name)):
         store.put(files[name], _join(below, name), progress=progress)
         sent += wanted[name].size_bytes
     return sent
+
+
+def upload_one(
+    store: ObjectStore,
+    file: Path,
+    name: str,
+    *,
+    below: str = "",
+    progress: Callable[[int], object] = lambda num_bytes: None,
+) -> Stored:
+    """Copy one file of a folder whose others are not made yet; `upload` completes the copy. An
+    object that is there and equal by the record is not sent again. Raises as `upload`."""
+    own = Stored(size_bytes=file.stat().st_size, sha256=sha256_of(file))
+    record = read_record(store, below)
+    if record.get(name) == own and store.sizes(below).get(name) == own.size_bytes:
+        progress(own.size_bytes)
+        return own
+    # what is there is not what the record says, until it says so
+    store.remove([_join(below, name)])
+    _write_record(store, below, {**record, name: own})
+    store.put(file, _join(below, name), progress=progress)
+    return own
+
+
+def _write_record(store: ObjectStore, below: str, record: Mapping[str, Stored]) -> None:
+    text = json.dumps({name: asdict(one) for name, one in sorted(record.items())}, indent=1)
+    store.write(_join(below, RECORD), text.encode())
 
 
 def read_record(store: ObjectStore, below: str = "") -> dict[str, Stored]:

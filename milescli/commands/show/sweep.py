@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-
+from milescli.checkpoint.run_dir import RunDir
 from milescli.commands.show.plan import cost
 from milescli.console.output import Output
+from milescli.core.errors import CheckpointError
 from milescli.core.units import format_bytes
 from milescli.recipe.sweep import Sweep
 from milescli.report import make
+from milescli.report.subject import read_subject
 from milescli.sweep.folder import SweepDir, open_sweep
 from milescli.sweep.planning import PlannedTrial
 from milescli.sweep.results import (
@@ -20,8 +22,12 @@ from milescli.sweep.results import (
     markdown,
     read_results,
     rows_of,
+    shown_on_page,
     write_results,
 )
+
+RUNS_OF_PAGE = 6
+"""Trials, the best ones, whose whole runs an HTML report holds."""
 
 
 def show_planned(
@@ -108,23 +114,35 @@ def show_results(folder: SweepDir, result: SweepResult, *, output: Output) -> No
             {
                 f"miles launch {folder.shown}/winner.yaml": "train with the best settings",
                 f"miles report {Path(folder.shown).parent / result.winner.run}": "read about it",
-                f"miles report {folder.shown} --to sweep.md": "the table to share",
+                f"miles report {folder.shown} --to sweep.html": "the page to share",
             }
         )
 
 
 def report_sweep(path: Path, *, to: Path | None, force: bool, output: Output) -> None:
-    """Show the report of a sweep, or write it to a Markdown file. Raises BadParameter for another
-    kind of file."""
+    """Show the report of a sweep, or write it to a file. Raises CheckpointError for a page of a
+    sweep that has begun no trial."""
     folder = open_sweep(path)
     result = read_results(folder)
     write_results(folder, result)
-    made = markdown(result, folder)
     if to is None:
         show_results(folder, result, output=output)
         return
-    if make.is_html(to):
-        raise typer.BadParameter(f"`{to}`: the report of a sweep is Markdown; use FILE.md")
+    made = _page(folder, result) if make.is_html(to) else markdown(result, folder)
     make.write(to, made, force=force)
     output.json("report", {"path": str(to), **result.figures()})
     output.success(f"{to}: {headline(result)}")
+
+
+def _page(folder: SweepDir, result: SweepResult) -> str:
+    from milescli.web.saved import sweep_page
+
+    runs = [RunDir(folder.path.parent / one.run) for one in result.trials]
+    subjects = [read_subject(run) for run in runs if run.is_run][:RUNS_OF_PAGE]
+    if not subjects:
+        raise CheckpointError(
+            f"the sweep {folder.name} has begun no trial yet",
+            why="an HTML report shows the runs of trials",
+            fix=f"miles resume {folder.shown}   # begins them",
+        )
+    return sweep_page(shown_on_page(result, folder), subjects, made_s=time.time())

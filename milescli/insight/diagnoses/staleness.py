@@ -52,7 +52,6 @@ def stale_groups_wasted(case: Case) -> Finding | None:
             "raise rollout.max_staleness and add a correction (--set "
             "train.correction.kind=importance)",
             "use fewer engines: rollout runs too far ahead of the trainer",
-            "fewer engines: rollout runs too far ahead of the trainer",
         ),
         source="flow/wasted_tokens over all that was sampled",
         columns=(WASTED, STALE),

@@ -28,7 +28,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.evaluation.agreement import Agreement, Suspicion, agreement, suspicions
 from milescli.rollout.rewards import scorer_of
 from milescli.rollout.rewards.scoring import Response, Scoring
-from milescli.train.advantages import estimate
+from milescli.train.advantages import estimate, keeps_state
 from milescli.workers.isolated import resolve_isolated
 
 SERVED = "reward_model"
@@ -211,7 +211,7 @@ def _advantages(
     estimator = resolve_isolated(ADVANTAGES, recipe.train.advantage)
     name = recipe.train.advantage
     needs_more = any(getattr(estimator, f"needs_{what}", False) for what in ("greedy", "weights"))
-    if recipe.has_critic or needs_more:
+    if recipe.has_critic or needs_more or keeps_state(estimator):
         return [], f"`{name}` needs more than the rewards of kept samples"
     rows = list[list[float]]()
     for step in dict.fromkeys(steps):

@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, Union
+from typing import Any, Protocol, Union
 
 import numpy as np
 
@@ -26,12 +26,18 @@ AdvantageRows = Sequence[Sequence[Advantage]]
 
 
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
+NO_STATE: Mapping[str, float] = MappingProxyType({})
 
 
 class AdvantageEstimator(Protocol):
     """Defines a plug-in of `train.advantage`. An attribute `needs_greedy = True` requests
     `Group.greedy_reward`; `needs_weights = True` a further argument `weights`, which maps each name
-    in `Sample.reward_parts` to its weight in the reward."""
+    in `Sample.reward_parts` to its weight in the reward.
+
+    An estimator that keeps something from step to step has an attribute `next_state`, a function
+    (*, groups, settings, state) of what it keeps after the step: numbers by name, none at first.
+    Both get it as `state`, and change nothing in it; checkpoints store it. Such an estimator is
+    called once for all roles, and reads their rewards itself (`Sample.role_rewards`)."""
 
     def __call__(self, *, groups: Sequence[Group], settings: Train) -> AdvantageRows:
         """Of all groups of a step, before they are split into updates."""
@@ -44,13 +50,50 @@ def estimate(
     *,
     settings: Train,
     weights: Mapping[str, float] = NO_WEIGHTS,
+    state: Mapping[str, float] = NO_STATE,
 ) -> AdvantageRows:
     """Return the estimator's advantages, computed separately for each role with a reward of its
-    own. `weights` of the recipe's rewards. Raises RecipeError if they are not one finite number per
-    sample."""
+    own. `weights` of the recipe's rewards; `state`: what the estimator keeps. Raises RecipeError if
+    they are not one finite number per sample or token."""
+    if keeps_state(estimator):
+        return _estimated(estimator, groups, settings=settings, state=dict(state))
     if has_role_rewards(groups):
         return _by_role(estimator, groups, settings=settings, weights=weights)
-    return _estimated(estimator, groups, settings=settings, weights=weights)
+    return _estimated(estimator, groups, settings=settings, **_further(estimator, weights))
+
+
+def keeps_state(estimator: AdvantageEstimator) -> bool:
+    """Return True if the estimator keeps something from step to step."""
+    return hasattr(estimator, "next_state")
+
+
+def next_state(
+    estimator: AdvantageEstimator,
+    groups: Sequence[Group],
+    *,
+    settings: Train,
+    state: Mapping[str, float],
+) -> dict[str, float]:
+    """Return what the estimator keeps after a step with these groups. Raises RecipeError if it is
+    not finite numbers by name."""
+    made = estimator.next_state(  # type: ignore[attr-defined]
+        groups=groups, settings=settings, state=dict(state)
+    )
+    is_state = isinstance(made, Mapping) and all(
+        isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)
+        for name, value in made.items()
+    )
+    if is_state:
+        return {name: float(value) for name, value in made.items()}
+    raise RecipeError(
+        f"`next_state` of the advantage estimator `{name_of(estimator)}` returned {made!r}",
+        why="checkpoints store what it keeps as finite numbers by name",
+        fix=mend(estimator),
+    )
+
+
+def _further(estimator: AdvantageEstimator, weights: Mapping[str, float]) -> dict[str, Any]:
+    return {"weights": weights} if getattr(estimator, "needs_weights", False) else {}
 
 
 def _by_role(
@@ -69,7 +112,8 @@ def _by_role(
         numbers = [number for number, of_group in enumerate(views) if role in of_group]
         parts = [views[number][role] for number in numbers]
         own_groups = [part.group for part in parts]
-        given = _estimated(estimator, own_groups, settings=settings, weights=weights)
+        further = _further(estimator, weights)
+        given = _estimated(estimator, own_groups, settings=settings, **further)
         for number, part, values in zip(numbers, parts, given, strict=True):
             for (place, lines), value in zip(part.places, values, strict=True):
                 for order, line in enumerate(lines):
@@ -79,14 +123,9 @@ def _by_role(
 
 
 def _estimated(
-    estimator: AdvantageEstimator,
-    groups: Sequence[Group],
-    *,
-    settings: Train,
-    weights: Mapping[str, float],
+    estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train, **further: Any
 ) -> AdvantageRows:
-    more = {"weights": weights} if getattr(estimator, "needs_weights", False) else {}
-    rows = estimator(groups=groups, settings=settings, **more)
+    rows = estimator(groups=groups, settings=settings, **further)
     sizes, expected = [len(row) for row in rows], [len(group.samples) for group in groups]
     name = name_of(estimator)
     if sizes != expected:
@@ -118,13 +157,16 @@ def _fault(sample: Sample, value: Advantage) -> str | None:
 
     if isinstance(value, int | float | np.number):
         return None if math.isfinite(value) else f"{value}"
-    if not isinstance(value, Sequence) or not all(isinstance(row, np.ndarray) for row in value):
+    if not isinstance(value, Sequence) or not all(
+        isinstance(row, np.ndarray | float) for row in value
+    ):
         return f"{value!r}"
-    shapes = [row.shape for row in value]
     wanted = [(trajectory.num_tokens,) for trajectory in sample.trajectories]
-    if shapes != wanted:
+    shapes = [np.shape(row) for row in value]
+    filled = [shape or own for shape, own in zip(shapes, wanted, strict=False)]
+    if filled != wanted or len(shapes) != len(wanted):
         return f"arrays of shapes {shapes} for trajectories of {wanted}"
-    bad = [float(row[~np.isfinite(row)][0]) for row in value if not np.isfinite(row).all()]
+    bad = [float(x) for row in value for x in np.ravel(row)[~np.isfinite(np.ravel(row))]]
     return f"{bad[0]}" if bad else None
 
 
@@ -389,12 +431,13 @@ def _compared(
     ]
 
 
-def _spread(sample: Sample, own: dict[tuple[int, int], float]) -> list[np.ndarray]:
+def _spread(sample: Sample, own: Mapping[tuple[int, int], float]) -> list[np.ndarray]:
+    """[trajectories][num_tokens] the value of each turn at its tokens; 0 elsewhere."""
     made = []
     for index, trajectory in enumerate(sample.trajectories):
         row = np.zeros(trajectory.num_tokens, np.float32)
         for turn, (begin, end) in enumerate(_turns(trajectory)):
-            row[begin:end] = own[index, turn]
+            row[begin:end] = own.get((index, turn), 0.0)
         made.append(row)
     return made
 
@@ -405,52 +448,79 @@ def gigpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndar
     A turn's own: its return (`returns_of`), less the mean over the group's turns that answered the
     same observation, over their std unless `normalize_std` is none. An observation is the tokens
     and images between the turn before and this one; a turn that meets no other there gets 0."""
-    episodes = grpo(groups=groups, settings=settings)
-    return [_of_group(group, row, settings) for group, row in zip(groups, episodes, strict=True)]
+    rows = []
+    for group, episode in zip(groups, grpo(groups=groups, settings=settings), strict=True):
+        own = _met(group, settings, history=0)
+        weighted = {place: settings.turn_weight * value for place, value in own.items()}
+        made = _by_sample(group, weighted)
+        rows.append([[base + row for row in of] for base, of in zip(episode, made, strict=True)])
+    return rows
 
 
 gigpo.reads_tokens = True  # type: ignore[attr-defined]
 
 
-def _of_group(group: Group, episode: Sequence[float], settings: Train) -> list[list[np.ndarray]]:
-    turns = {
-        (i, j): _turns(trajectory)
-        for i, sample in enumerate(group.samples)
-        for j, trajectory in enumerate(sample.trajectories)
-    }
-    returns: dict[Place, float] = {
-        (i, j, t): value
-        for i, sample in enumerate(group.samples)
-        for (j, t), value in returns_of(sample, gamma=settings.gamma).items()
-    }
-    meetings: defaultdict[tuple[bytes, ...], list[Place]] = defaultdict(list)
-    for (i, j), spans in turns.items():
-        line = group.samples[i].trajectories[j]
-        ids = np.frombuffer(line.token_ids, np.int32)
-        before = 0
-        for t, (begin, end) in enumerate(spans):
-            shown = (s.sha256.encode() for s in line.image_spans if before <= s.start < begin)
-            meetings[ids[before:begin].tobytes(), *shown].append((i, j, t))
-            before = end
-    own = dict.fromkeys(returns, 0.0)
+def hgpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarray]]]:
+    """A of a turn = sum over k of (k + 1) A_k / sum over k of (k + 1); A_k as a turn's own in
+    `gigpo`, among the turns that also answered the same k observations before, k = 0 ..
+    `turn_history` (HGPO, arXiv 2602.22817): a longer equal history counts more. A k at which a turn
+    meets no other is left out; without any, it gets 0."""
+    rows = []
+    for group in groups:
+        sums: defaultdict[Place, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for history in range(settings.turn_history + 1):
+            for place, value in _met(group, settings, history=history).items():
+                sums[place][0] += (history + 1) * value
+                sums[place][1] += history + 1
+        own = {place: value / weight for place, (value, weight) in sums.items()}
+        rows.append(_by_sample(group, own))
+    return rows
+
+
+hgpo.reads_tokens = True  # type: ignore[attr-defined]
+
+
+def _met(group: Group, settings: Train, *, history: int) -> dict[Place, float]:
+    """For each turn that meets another at the same observation, with the same `history` ones before
+    it: its return, compared with theirs."""
+    meetings: defaultdict[tuple[tuple[bytes, ...], ...], list[Place]] = defaultdict(list)
+    returns: dict[Place, float] = {}
+    for i, sample in enumerate(group.samples):
+        own = returns_of(sample, gamma=settings.gamma)
+        returns |= {(i, j, t): value for (j, t), value in own.items()}
+        for j, line in enumerate(sample.trajectories):
+            seen = _observations(line)
+            for t in range(history, len(seen)):
+                meetings[tuple(seen[t - history : t + 1])].append((i, j, t))
+    compared = dict[Place, float]()
     for places in meetings.values():
         values = [returns[place] for place in places]
         if len(values) > 1:
             mean = statistics.fmean(values)
             scale = 1.0 if settings.normalize_std == "none" else std_of(values) + STD_FLOOR
-            own.update(
-                (place, (value - mean) / scale) for place, value in zip(places, values, strict=True)
-            )
-    made: list[list[np.ndarray]] = []
-    for i, sample in enumerate(group.samples):
-        rows = []
-        for j, trajectory in enumerate(sample.trajectories):
-            row = np.full(trajectory.num_tokens, episode[i], np.float32)
-            for t, (begin, end) in enumerate(turns[i, j]):
-                row[begin:end] += settings.turn_weight * own[i, j, t]
-            rows.append(row)
-        made.append(rows)
-    return made
+            compared |= {
+                place: (value - mean) / scale for place, value in zip(places, values, strict=True)
+            }
+    return compared
+
+
+def _observations(line: Trajectory) -> list[tuple[bytes, ...]]:
+    """[turns] the tokens before the turn that the policy did not sample, and the hashes of the
+    images among them."""
+    ids, before, seen = np.frombuffer(line.token_ids, np.int32), 0, []
+    for begin, end in _turns(line):
+        shown = (s.sha256.encode() for s in line.image_spans if before <= s.start < begin)
+        seen.append((ids[before:begin].tobytes(), *shown))
+        before = end
+    return seen
+
+
+def _by_sample(group: Group, own: Mapping[Place, float]) -> list[list[np.ndarray]]:
+    """[samples][trajectories][num_tokens] the value of each turn, at its tokens."""
+    of: list[dict[tuple[int, int], float]] = [{} for _ in group.samples]
+    for (i, j, t), value in own.items():
+        of[i][j, t] = value
+    return [_spread(sample, row) for sample, row in zip(group.samples, of, strict=True)]
 
 
 def _turns(trajectory: Trajectory) -> list[tuple[int, int]]:

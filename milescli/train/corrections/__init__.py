@@ -9,9 +9,9 @@ from typing import Protocol
 
 from milescli.platform.late import torch
 from milescli.recipe.train import Train
-from milescli.train.kl import MAX_LOG_RATIO
+from milescli.train.kl import MAX_LOG_RATIO, binary_kl
 from milescli.train.packed_tokens import PackedTokens
-from milescli.train.streams import require_each
+from milescli.train.streams import Stream, require_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +56,24 @@ def importance(*, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
     geometric mean, by `correction.level`; bounded by `correction.mode`:
 
     truncate: min(w, high) (TIS, fengyao.notion.site/off-policy-rl); clip: between low and high;
-    mask: 0 outside of [low, high] (IcePop, arXiv 2510.18855); none: 1.
+    mask: 0 outside of [low, high] (IcePop, arXiv 2510.18855); binary_kl: 0 for a token whose
+    max(KL(p || q), KL(q || p)) is above `high`, of the token against all others as one, p and q its
+    probability by trainer and engine (KPop, ringtech.notion.site/kpop); none: 1.
 
     Then, by their settings: divided by its mean over the step; 0 for sequences with a token below
     `veto`; 0 where the ratio at `reject_level` is outside of [reject_low, reject_high].
     """
     rule = settings.correction
     ratio = _ratio(log_ratio, rule.level, tokens)
-    weights = {
-        "truncate": ratio.clamp(max=rule.high),
-        "clip": ratio.clamp(rule.low, rule.high),
-        "mask": torch.where(_is_within(ratio, rule.low, rule.high), ratio, 0.0),
-        "none": torch.ones_like(ratio),
-    }[rule.mode]
+    if rule.mode == "binary_kl":
+        weights = torch.where(_divergence(log_ratio, tokens) <= rule.high, ratio, 0.0)
+    else:
+        weights = {
+            "truncate": ratio.clamp(max=rule.high),
+            "clip": ratio.clamp(rule.low, rule.high),
+            "mask": torch.where(_is_within(ratio, rule.low, rule.high), ratio, 0.0),
+            "none": torch.ones_like(ratio),
+        }[rule.mode]
     if rule.normalize:
         mean = _mean(weights, tokens, by_token=rule.level == "token")
         weights = weights / mean.clamp(min=_SMALLEST_MEAN)
@@ -84,7 +89,7 @@ def importance(*, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
         figures={
             "correction_ratio": ratio,
             "correction_bounded": (weights == 0).float()
-            if rule.mode == "mask"
+            if rule.mode in ("mask", "binary_kl")
             else (~_is_within(ratio, rule.low, rule.high)).float(),
             "correction_rejected": (~is_accepted).float(),
         },
@@ -99,6 +104,13 @@ def _ratio(log_ratio: torch.Tensor, level: str, tokens: PackedTokens) -> torch.T
             total = total / tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
         log_ratio = tokens.spread(total)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _divergence(log_ratio: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
+    """[S] the larger of the binary divergences from trainer to engine and back."""
+    engine = tokens[Stream.ENGINE]
+    trainer = engine + log_ratio
+    return torch.maximum(binary_kl(trainer, engine), binary_kl(engine, trainer))
 
 
 def _is_within(ratio: torch.Tensor, low: float, high: float) -> torch.Tensor:

@@ -15,7 +15,14 @@ from milescli.platform.late import torch
 from milescli.recipe.distill import teachers_by_source
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
-from milescli.train.advantages import Advantage, AdvantageEstimator, AdvantageRows, estimate
+from milescli.train.advantages import (
+    Advantage,
+    AdvantageEstimator,
+    AdvantageRows,
+    estimate,
+    keeps_state,
+    next_state,
+)
 from milescli.train.aggregation import Aggregation, share_of
 from milescli.train.base import (
     Figure,
@@ -77,6 +84,8 @@ _STD_FLOOR = 1e-8
 """Added to a variance before whitening by its root."""
 TRUNCATION = 2.0
 """Bound of the ratio trainer / engine of a token (TIS, fengyao.notion.site/off-policy-rl)."""
+_KEPT = "advantage."
+"""Before the name of a number that the advantage estimator keeps."""
 _SHOWN = "figure."
 """Before the name of a stream that is a figure."""
 
@@ -116,6 +125,9 @@ class Policy:
         if train.kl_coef:
             needs.add(Stream.REFERENCE)
         self.entropy = EntropyControl(train)
+        self.kept: dict[str, float] = {}
+        """What the advantage estimator keeps, before the step."""
+        self._kept_after: dict[str, float] | None = None
         self.truncation: float | None = None
         """Bound of trainer / engine; None: tokens are not weighted by it."""
         self.draws = Stream.UNIFORM in needs
@@ -149,8 +161,19 @@ class Policy:
 
     def advantages(self, items: Sequence[Group]) -> AdvantageRows:
         """Return the estimator's advantages of a step's groups, which need no tokens where each is
-        one number."""
-        return estimate(self.advantage, items, settings=self.settings, weights=self.reward_weights)
+        one number. What the estimator keeps changes when the step is done (`observe`), however
+        often its groups are packed."""
+        if keeps_state(self.advantage):
+            self._kept_after = next_state(
+                self.advantage, items, settings=self.settings, state=self.kept
+            )
+        return estimate(
+            self.advantage,
+            items,
+            settings=self.settings,
+            weights=self.reward_weights,
+            state=self.kept,
+        )
 
     def of_group(
         self,
@@ -355,18 +378,28 @@ class Policy:
 
     @property
     def state(self) -> dict[str, float]:
-        """Return the entropy control's state (`Adapting`)."""
+        """Return everything that changes from step to step (`Adapting`)."""
         truncation = {} if self.truncation is None else {"truncation": self.truncation}
-        return {**self.entropy.state, **truncation}
+        kept = {_KEPT + name: value for name, value in self.kept.items()}
+        return {**self.entropy.state, **truncation, **kept}
 
     def observe(self, report: StepReport) -> None:
-        """Adapt the entropy weight to a step's report (`Adapting`)."""
+        """Adapt the entropy weight to a step's report, and keep what the advantage estimator made
+        of its groups (`Adapting`)."""
         self.entropy.observe(report.figures.get("entropy"))
+        if self._kept_after is not None:
+            self.kept, self._kept_after = self._kept_after, None
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Restore what `state` returned (`Adapting`)."""
         self.entropy.restore(state)
         self.truncation = state.get("truncation")
+        self.kept = {
+            name.removeprefix(_KEPT): value
+            for name, value in state.items()
+            if name.startswith(_KEPT)
+        }
+        self._kept_after = None
 
     @staticmethod
     def _has_left(tokens: PackedTokens, advantages: torch.Tensor, *, bound: float) -> torch.Tensor:

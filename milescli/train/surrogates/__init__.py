@@ -9,7 +9,7 @@ from typing import Protocol
 
 from milescli.platform.late import torch
 from milescli.recipe.train import Train
-from milescli.train.kl import MAX_LOG_RATIO
+from milescli.train.kl import MAX_LOG_RATIO, binary_kl
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream, require_each
 
@@ -160,7 +160,6 @@ def sapo(
 
 MAX_WEIGHT = 20.0
 """Bound on the ratio that weighs a token, as in the authors' own runs."""
-_TINY = 1e-8
 
 
 def dppo_tv(
@@ -181,11 +180,11 @@ def dppo_kl(
     """As `dppo_tv`, bounded by the binary divergence KL(pi_old || pi) = q log(q / p) + (1 - q)
     log((1 - q) / (1 - p)); p, q: probability of the token now and before (arXiv
     2602.04879)."""
-    new, old = _probabilities(log_ratio, tokens)
-    rest = torch.log((1.0 - old + _TINY) / (1.0 - new + _TINY))
-    divergence = -old * log_ratio.detach() + (1.0 - old) * rest
-    rising = (divergence <= settings.clip_high) | (new <= old)
-    falling = (divergence <= settings.clip_low) | (new >= old)
+    assert tokens.logprobs is not None
+    new, move = tokens.logprobs.detach(), log_ratio.detach()
+    divergence = binary_kl(new - move, new)
+    rising = (divergence <= settings.clip_high) | (move <= 0)
+    falling = (divergence <= settings.clip_low) | (move >= 0)
     return _masked(log_ratio, advantages, tokens, torch.where(advantages > 0, rising, falling))
 
 

@@ -27,9 +27,10 @@ export function lineStyle(place) {
   return { stroke: colours[place % colours.length], dash: DASHES[place % DASHES.length] };
 }
 
-/** `lines`: [{name, place, xs, ys, dots}], xs ascending. `options`: {title, unit, about, smooth,
- * isLog, isTime, range: [low, high] of x or null, marks, at: x of the marked step, sync,
- * onZoom(low, high), onReset(), onPick(x), remove(), fetchAll()} */
+/** `lines`: [{name, place, xs, ys, dots, isLoose: dots without a line}], xs ascending. `options`:
+ * {title, unit, about, smooth, isLog, isTime, sayX(x), splitsX: places of its labels, range: [low,
+ * high] of x or null, marks, at: x of the marked step, sync, onZoom(low, high), onReset(),
+ * onPick(x), remove(), fetchAll()} */
 export class Chart {
   constructor(parent, lines, options) {
     Object.assign(this, { lines, options, plot: null, say: options.say ?? number,
@@ -194,7 +195,10 @@ export class Chart {
     const grid = { stroke: colour("line"), width: 1 };
     const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 },
       font: "12px system-ui, sans-serif" };
-    const across = options.isTime
+    const across = options.sayX
+      ? { values: (_, splits) => splits.map(options.sayX), space: 70,
+          ...(options.splitsX ? { splits: () => options.splitsX } : {}) }
+      : options.isTime
       ? { values: (_, splits) => splits.map((value) => seconds(value)), incrs: TIMES,
           space: 90 }
       : { values: (_, splits) => splits.map((value) =>
@@ -233,7 +237,8 @@ export class Chart {
     const style = lineStyle(line.place);
     if (line.dots) {
       const points = { show: true, size: 7, fill: style.stroke, stroke: style.stroke };
-      return [{ show: false }, { ...style, width: 1.25, points, spanGaps: true }];
+      return [{ show: false }, { ...style, width: 1.25, points, spanGaps: true,
+        ...(line.isLoose ? { paths: () => null } : {}) }];
     }
     const pale = this.options.smooth > 0;
     const few = line.xs.length <= 40;
@@ -299,7 +304,8 @@ export class Chart {
       const value = line.ys[at];
       const smooth = this.options.smooth > 0 && !line.dots && Number.isFinite(value)
         ? ` (smooth ${number(this.smoothAt(place, at))})` : "";
-      this.values[place].textContent = `${this.say(value)}${smooth}`;
+      const isResting = line.isLoose && !Number.isFinite(x); // its last dot is no latest value
+      this.values[place].textContent = isResting ? "" : `${this.say(value)}${smooth}`;
     });
   }
 

@@ -3,7 +3,7 @@
 import { saved } from "./saved.js";
 
 /** In the order of the keys 1 to 9, 0 and -. A saved page has no logs, no list of runs, no chat and no
- * rewards; that of two runs compares them. */
+ * rewards; that of two runs compares them, that of a sweep shows its trials. */
 export const PAGES = [
   ["overview", "Overview"],
   ["curves", "Curves"],
@@ -15,10 +15,11 @@ export const PAGES = [
   ...(saved ? [] : [["logs", "Logs"], ["runs", "All runs"],
     ["chat", "Chat"], ["rewards", "Rewards"]]),
   ...(saved?.comparison ? [["comparison", "Comparison"]] : []),
+  ...(saved?.sweep ? [["sweep", "Sweep"]] : []),
 ];
 /** The page itself: a bare # would be a skip link to tools that check for access. */
 const HERE = location.pathname.split("/").at(-1) || "./";
-const FIRST = saved?.comparison ? "comparison" : "overview";
+const FIRST = saved?.comparison ? "comparison" : saved?.sweep ? "sweep" : "overview";
 const ALWAYS = ["run", "page", "with", "base", "step"];
 
 class View {

@@ -15,6 +15,9 @@ from tests.backends.megatron.layouts import (
     ALGORITHM_EXAMPLES,
     ALGORITHM_LAYOUTS,
     FOUR,
+    MUON,
+    MUON_KEYS,
+    MUON_LAYOUTS,
     ONE,
     PACKED,
     PACKED_EXAMPLES,
@@ -38,6 +41,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Name -> Hugging Face folder."""
     root = tmp_path_factory.mktemp("models")
     return {name: str(make_model(root / name, name)) for name in MODELS}
+
+
+BY_MUON = {"optimizer": {"rule": "muon"}}
 
 
 class Worlds:
@@ -98,22 +104,27 @@ class Worlds:
             for case in MEMORY[which]
         ]
 
-    def adamw(self, name: str) -> str:
-        """Where the case of plain AdamW steps writes its weights."""
-        return str(self.root / f"{name.replace(' ', '-')}.safetensors")
+    def stepped(self, rule: str, name: str) -> str:
+        """Where the case of plain steps of AdamW or Muon writes its weights."""
+        return str(self.root / f"{rule}-{name.replace(' ', '-')}.safetensors")
 
     def _adamw(self, which: str) -> list[dict]:
+        rules = (
+            ("adamw", ADAMW["steps"], ADAMW_KEYS, ADAMW_LAYOUTS),
+            ("muon", MUON["steps"], MUON_KEYS, MUON_LAYOUTS),
+        )
         return [
             {
-                "name": f"adamw {name}",
+                "name": f"{rule} {name}",
                 "call": "adamw_steps",
                 "model": self.models[name.split()[0]],
                 "layout": layout,
-                "steps": ADAMW["steps"],
-                "optimizer": ADAMW_KEYS,
-                "save": self.adamw(name),
+                "steps": steps,
+                "optimizer": keys,
+                "save": self.stepped(rule, name),
             }
-            for name, layout in ADAMW_LAYOUTS[which].items()
+            for rule, steps, keys, layouts in rules
+            for name, layout in layouts[which].items()
         ]
 
     def _host_steps(self) -> list[dict]:
@@ -275,6 +286,8 @@ class Worlds:
             self._saving("dense three", "dense", {}, 0, 3, save="dense3"),
             self._saving("moe six", "moe", {}, 0, 6),
             self._saving("moe three", "moe", {}, 0, 3, save="moe3"),
+            self._saving("muon six", "moe", {}, 0, 6, train=BY_MUON),
+            self._saving("muon three", "moe", {}, 0, 3, save="muon3", train=BY_MUON),
             self._saving("glm three", "glm", {}, 0, 3, save="glm3"),
             self._saving("nemotron three", "nemotron", {}, 0, 3, save="nemotron3"),
             self._saving("sparse three", "sparse", {}, 0, 3, save="sparse3"),
@@ -322,6 +335,7 @@ class Worlds:
         return [
             self._saving("dense rest", "dense", {}, 3, 6, load="dense3"),
             self._saving("moe rest", "moe", {}, 3, 6, load="moe3"),
+            self._saving("muon rest", "moe", {}, 3, 6, load="muon3", train=BY_MUON),
             self._saving("dense bf16", "dense", {}, 3, 4, load="dense3", precision="bf16"),
         ]
 

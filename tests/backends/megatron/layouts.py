@@ -210,3 +210,24 @@ ADAMW_LAYOUTS = {
     },
 }
 """World -> model and name of the layout -> layout."""
+MUON = {
+    **ADAMW,
+    "muon": 0.8,
+    "steps": [
+        [[(place * place * (row + 3) + 7 * step) % 131 for place in range(60)] for row in range(8)]
+        for step in range(2)
+    ],
+}
+"""Gradients of fewer tokens than a matrix has rows have a null space, in which an orthogonal
+matrix is a matter of roundings."""
+MUON_KEYS = {**ADAMW_KEYS, "rule": "muon", "muon_momentum": MUON["muon"]}
+MUON_LAYOUTS = {
+    "one": {"dense": {}, "moe": {}},
+    "two": {
+        "dense tp2": {"tp": 2},
+        "dense dp2": {"dp": 2},
+        "moe ep2": {"ep": 2, "dp": 2},
+        "moe etp2": {"tp": 2, "etp": 2, "sequence_parallel": True},
+    },
+}
+"""The same with Muon."""

@@ -27,7 +27,8 @@ def main() -> None:
     """SETTINGS: {"steps", "lr", "weight_decay", "eps", "betas", "clip_grad"}; each step is a list
     of rows of tokens, of which all but the first are trained on, their losses averaged. With "dpo",
     DPO's beta, it is a list of (prompt, chosen response, rejected one). With "form", of weights
-    that are rounded to it. Prints the losses."""
+    that are rounded to it. With "muon", its momentum, torch's Muon takes the matrices of layers.
+    Prints the losses."""
     from transformers import AutoModelForCausalLM
 
     folder, settings = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
@@ -36,15 +37,21 @@ def main() -> None:
     )
     decayed = [weight for weight in model.parameters() if weight.dim() > 1]
     plain = [weight for weight in model.parameters() if weight.dim() <= 1]
+    matrices = _matrices(model) if settings.get("muon") else []
+    of_muon = {id(weight) for _, weight, _ in matrices}
     optimizer = torch.optim.AdamW(
         [
-            {"params": decayed, "weight_decay": settings["weight_decay"]},
+            {
+                "params": [weight for weight in decayed if id(weight) not in of_muon],
+                "weight_decay": settings["weight_decay"],
+            },
             {"params": plain, "weight_decay": 0.0},
         ],
         lr=settings["lr"],
         betas=tuple(settings["betas"]),
         eps=settings["eps"],
     )
+    muon = _muon(matrices, settings)
     beta, losses = settings.get("dpo"), []
     with torch.no_grad():
         before = [_margins(model, pairs) for pairs in settings["steps"]] if beta else []
@@ -57,15 +64,52 @@ def main() -> None:
                 logprobs = [_log_prob(model, row[:1], row[1:]) for row in rows]
                 loss = -torch.stack(logprobs).sum() / count
             losses.append(loss.item())
-            optimizer.zero_grad()
+            model.zero_grad()
             loss.backward()
         for weight in optimizer.state:
             # of entries of several positions, which short rows do not have: its momentum goes on
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip_grad"])
         optimizer.step()
+        for name, weight, views in matrices:
+            for view, grad in zip(views, _cut(name, weight.grad), strict=True):
+                view.grad = grad
+        if muon is not None:
+            muon.step()
     model.save_pretrained(sys.argv[3])
     print(json.dumps(losses))
+
+
+Matrices = list[tuple[str, torch.nn.Parameter, list[torch.nn.Parameter]]]
+"""Each weight of a layer that is a matrix, or holds those of experts; and its matrices."""
+
+
+def _matrices(model: torch.nn.Module) -> Matrices:
+    return [
+        (name, weight, [torch.nn.Parameter(view) for view in _cut(name, weight.data)])
+        for name, weight in model.named_parameters()
+        if ".layers." in name and weight.dim() > 1
+    ]
+
+
+def _cut(name: str, weight: torch.Tensor) -> list[torch.Tensor]:
+    if weight.dim() == 2:
+        return [weight]
+    halves = 2 if name.endswith("gate_up_proj") else 1
+    return [half for expert in weight for half in expert.chunk(halves)]
+
+
+def _muon(matrices: Matrices, settings: dict) -> torch.optim.Muon | None:
+    views = [view for _, _, own in matrices for view in own]
+    if not views:
+        return None
+    return torch.optim.Muon(
+        views,
+        lr=settings["lr"],
+        weight_decay=settings["weight_decay"],
+        momentum=settings["muon"],
+        adjust_lr_fn="match_rms_adamw",
+    )
 
 
 def _log_prob(model: torch.nn.Module, prompt: list[int], response: list[int]) -> torch.Tensor:

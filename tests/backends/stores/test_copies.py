@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.backends.stores.copies import RECORD, fetch, read_record, upload
+from milescli.backends.stores.copies import RECORD, fetch, read_record, upload, upload_one
 from milescli.backends.stores.store import ObjectStore, StoreError
 from milescli.core.errors import CheckpointError
 
@@ -120,3 +120,23 @@ def test_a_record_that_names_other_places_or_is_none_is_refused(
     store.write(f"x/{RECORD}", record.encode())
     with pytest.raises(CheckpointError, match="is damaged"):
         read_record(store, "x")
+
+
+def test_files_that_are_sent_one_by_one_are_part_of_the_copy(
+    store: Counting, tmp_path: Path
+) -> None:
+    files = files_in(tmp_path / "one")
+    first = files.pop("a.bin")
+    sent = {"a.bin": upload_one(store, first, "a.bin", below="x")}
+    assert read_record(store, "x") == sent and LAST not in store.sizes("x")
+    store.put_names = []
+    assert upload_one(store, first, "a.bin", below="x") == sent["a.bin"], "an upload again"
+    assert not store.put_names, "it is there"
+    upload(store, files, sha256={}, last=LAST, below="x", already=sent)
+    assert store.put_names == ["x/sub/b.bin", f"x/{LAST}"]
+    assert read_record(store, "x").keys() == {"a.bin", *files}
+    first.write_text("c" * 100)
+    other = upload_one(store, first, "a.bin", below="x")
+    assert store.read("x/a.bin") == b"c" * 100 and other != sent["a.bin"]
+    with pytest.raises(CheckpointError, match="was lost while others"):
+        upload(store, files, sha256={}, last=LAST, below="x", already=sent)

@@ -144,6 +144,8 @@ def _pieces(
         {"credit": "to_go"},
         {"advantage": "turns"},
         {"advantage": "gigpo", "normalize_std": "none"},
+        {"advantage": "hgpo"},
+        {"advantage": "rae"},
     ],
 )
 @given(_groups, st.integers(1, 4), st.integers(1, 3))

@@ -149,6 +149,35 @@ def test_gigpo_compares_turns_that_answered_the_same_observation() -> None:
     assert rows[2][0][3] == pytest.approx(episode[2]), "it met nobody at [6]"
 
 
+def test_hgpo_weighs_groups_by_the_history_that_their_turns_share() -> None:
+    # all begin at [1]; at [5] all three meet, but two of them came there by [6]
+    group = make_group(
+        [
+            _episode(([1], [2]), ([6], [3]), ([5], [4, 4]), reward=1.0, index=0),
+            _episode(([1], [2]), ([6], [9]), ([5], [8]), reward=0.0, index=1),
+            _episode(([1], [2]), ([7], [3]), ([5], [8]), reward=3.0, index=2),
+        ]
+    )
+    settings = Train(advantage="hgpo", normalize_std="none", gamma=1.0, turn_history=2)
+    (rows,) = estimate(resolve_isolated(ADVANTAGES, "hgpo"), [group], settings=settings)
+    level_0 = np.array([1.0, 0.0, 3.0]) - 4 / 3
+    shared = np.array([0.5, -0.5])  # of the two that came by [6], with 1 and with 2 before
+    for index, (line,) in enumerate(rows):
+        assert line[1] == pytest.approx(level_0[index]), "no turn was before"
+    for index in (0, 1):
+        at_5 = (level_0[index] + 2 * shared[index] + 3 * shared[index]) / 6
+        assert rows[index][0][5:] == pytest.approx(at_5)
+        assert rows[index][0][3] == pytest.approx(shared[index]), "[6], and [1] before: 1 and 2"
+    assert rows[2][0][5] == pytest.approx(level_0[2]), "it met them at [5] alone"
+    assert rows[2][0][3] == 0.0, "it met nobody at [7]"
+    plain = settings.model_copy(update={"turn_history": 0})
+    (flat,) = estimate(resolve_isolated(ADVANTAGES, "hgpo"), [group], settings=plain)
+    (whole,) = estimate(resolve_isolated(ADVANTAGES, "gigpo"), [group], settings=plain)
+    for sample, episode, own, both in zip(group.samples, level_0, flat, whole, strict=True):
+        mask = np.frombuffer(sample.trajectories[0].loss_mask, np.bool_)
+        assert (own[0] + episode)[mask] == pytest.approx(both[0][mask]), "without history: GiGPO's"
+
+
 def _of_turns(*rewards: float, beyond: float = 0.0, index: int) -> Sample:
     """Two tokens a turn, behind one that was not sampled; `beyond`: of the whole episode."""
     turns = [([1], [2, 3]) for _ in rewards]
@@ -182,13 +211,14 @@ def test_a_turn_is_not_credited_with_what_was_had_before_it() -> None:
     assert scaled[0][0][0][1:3] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["turns", "hgpo"])
 @given(BATCHES)
 def test_of_one_turn_without_rewards_of_its_own_it_is_grpo(
-    batch: list[list[tuple[float, int]]],
+    name: str, batch: list[list[tuple[float, int]]]
 ) -> None:
     groups = _groups(batch)
     for row, plain in zip(
-        estimate(resolve_isolated(ADVANTAGES, "turns"), groups, settings=Train(advantage="turns")),
+        estimate(resolve_isolated(ADVANTAGES, name), groups, settings=Train(advantage=name)),
         _of("grpo", groups),
         strict=True,
     ):
@@ -215,7 +245,9 @@ def test_advantages_of_tokens_that_do_not_fit_are_named(estimator, gave: str) ->
         estimate(estimator, groups, settings=Train())
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "opo", "gpg", "turns", "gigpo", "best_of_n"])
+@pytest.mark.parametrize(
+    "name", ["grpo", "rloo", "opo", "gpg", "turns", "gigpo", "hgpo", "best_of_n"]
+)
 def test_roles_with_rewards_of_their_own_are_compared_among_themselves(name: str) -> None:
     rewards = {"pro": [1.0, 0.0, 0.5], "contra": [-3.0, 3.0, 1.0], None: [0.0, 1.0, 0.0]}
 

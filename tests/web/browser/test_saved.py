@@ -9,7 +9,7 @@ import pytest
 from milescli.checkpoint.run_dir import open_run
 from milescli.report.compare import compare
 from milescli.report.subject import read_subject
-from milescli.web.saved import compare_page, run_page
+from milescli.web.saved import compare_page, run_page, sweep_page
 from tests.report.run_folders import make_planted, write_samples
 from tests.web.browser.conftest import Opener
 
@@ -77,6 +77,69 @@ def test_two_runs_open_at_their_comparison(runs: Path, tmp_path: Path, tab: Open
     told.until("document.querySelectorAll('.chart .legend li').length >= 2")
     told.settle()
     assert "quickstart-2" in told.text(".chart .legend")
+
+
+def _trial(number: int, accuracy: float | None, **settings: str) -> dict[str, object]:
+    return {
+        "run": f"quickstart-{number}",
+        "settings": settings,
+        "state": "done" if accuracy is not None else "failed",
+        "step": 10,
+        "accuracy": accuracy,
+        "interval": None,
+        "error": {} if accuracy is not None else {"error": EVIL, "why": ""},
+        "evaluations": [(0, 0.1), (10, accuracy or 0.2)],
+        "curve": [(1, 0.1), (2, 0.3), (3, 0.2)],
+        "is_comparable": accuracy is not None,
+    }
+
+
+def test_a_sweep_opens_at_its_trials_and_leads_to_their_runs(
+    runs: Path, tmp_path: Path, tab: Opener
+) -> None:
+    subjects = [read_subject(open_run(runs / f"quickstart-{n}")) for n in (1, 2)]
+    lr, rule = "train.optimizer.lr", "train.optimizer.rule"
+    sweep = {
+        "name": "swept",
+        "headline": f"best of 4 trials: quickstart-1 {EVIL}",
+        "notes": ["partly luck"],
+        "dimensions": [
+            {"key": rule, "kind": "choice", "values": ["adamw", "muon"], "low": 0, "high": 0},
+            {"key": lr, "kind": "loguniform", "values": [], "low": 1e-5, "high": 1e-2},
+        ],
+        "importance": {"method": "PED-ANOVA", "by_key": {lr: 0.8, rule: 0.2}, "num_trials": 4},
+        "trials": [
+            _trial(1, 0.9, **{lr: "1e-4", rule: "muon"}),
+            _trial(2, 0.7, **{lr: "1e-3", rule: "adamw"}),
+            _trial(3, 0.7, **{lr: "1e-3", rule: "adamw"}),
+            _trial(4, 0.2, **{lr: "1e-5", rule: "muon"}),
+            _trial(5, None, **{lr: "1e-2", rule: "muon"}),
+        ],
+        "winner": "quickstart-1",
+        "command": "miles launch runs/swept/winner.yaml",
+    }
+    file = tmp_path / "swept.html"
+    file.write_text(sweep_page(sweep, subjects, made_s=0.0), encoding="utf-8")
+    told = tab(file.as_uri())
+    page = told.open()
+    assert EVIL in told.text() and page.locator("img").count() == 0
+    titles = page.locator(".chart h2").all_inner_texts()
+    assert titles == [
+        "Held-out accuracy",
+        "Reward or loss of the steps",
+        f"{rule} against {lr}",
+        f"Accuracy by {lr}",
+        f"Accuracy by {rule}",
+    ]
+    assert page.locator("[aria-label=Trials] tbody tr").count() == 5
+    assert page.locator("[aria-label=Trials] tbody a").all_inner_texts() == [
+        "quickstart-1",
+        "quickstart-2",
+    ]
+    page.click("[aria-label=Trials] a:text-is('quickstart-2')")
+    told.until("location.hash.includes('page=overview')")
+    told.settle()
+    assert "quickstart-2" in told.text("#head")
 
 
 def test_what_a_model_wrote_is_text(tmp_path: Path, tab: Opener) -> None:

@@ -24,87 +24,12 @@ from megatron.core.optimizer import (
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
-from milescli.backends.megatron.state.host_adam import HostAdamW, move_to_host
-from milescli.core.errors import NotFiniteError, RecipeError
+from milescli.backends.megatron.state.host_adam import move_to_host
+from milescli.backends.megatron.state.update_rules import Weights, take_rule
+from milescli.core.errors import NotFiniteError
 from milescli.core.plug_points import RULES
 from milescli.recipe.train import Optimizer
-from milescli.train.optimizers import ADAMW, AdamStep, UpdateRule
-
-
-class RuleOptimizer(torch.optim.AdamW):
-    """Follows an update rule, with AdamW's type and states for callers that inspect them."""
-
-    rule: UpdateRule
-    settings: Optimizer
-
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:
-        """Update one weight after the other."""
-        assert closure is None, "Megatron gives none"
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    state = self._moments(weight)
-                    state["step"] += 1
-                    follow(self.rule, weight.data, weight.grad, state, group, self.settings)
-
-    def _moments(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        state = self.state[weight]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(weight, dtype=torch.float32)
-        return state
-
-
-class HostRule(HostAdamW):
-    """Follows an update rule in host memory."""
-
-    rule: UpdateRule
-    settings: Optimizer
-
-    def _update(
-        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: dict
-    ) -> None:
-        state["step"] += 1
-        follow(self.rule, weight, grad, state, group, self.settings)
-
-
-def follow(
-    rule: UpdateRule,
-    weight: torch.Tensor,
-    grad: torch.Tensor,
-    state: dict[str, torch.Tensor],
-    group: dict,
-    settings: Optimizer,
-) -> None:
-    """Update one weight. `state` is that of torch's AdamW, with its step count already raised."""
-    rule(
-        weight=weight,
-        grad=grad,
-        first=state["exp_avg"],
-        second=state["exp_avg_sq"],
-        step=int(state["step"]),
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        settings=settings,
-    )
-
-
-def take_rule(inner: MegatronOptimizer, rule: UpdateRule, settings: Optimizer) -> None:
-    """Make one of Megatron's new optimizers follow `rule`."""
-    kind = {torch.optim.AdamW: RuleOptimizer, HostAdamW: HostRule}.get(type(inner.optimizer))
-    if kind is None:
-        theirs = type(inner.optimizer).__name__
-        raise RecipeError(
-            f"the rule `{settings.rule}` cannot replace {theirs}",
-            why="if TransformerEngine or Apex is installed, Megatron-Core uses its optimizer, "
-            "which has its own states",
-            fix=["--set train.optimizer.rule=adamw", "pip uninstall transformer_engine apex"],
-        )
-    inner.optimizer.__class__ = kind
-    inner.optimizer.rule, inner.optimizer.settings = rule, settings
-
+from milescli.train.optimizers import ADAMW, AdamStep
 
 Lists = Sequence[Sequence[torch.Tensor]]
 
@@ -150,7 +75,12 @@ def wrap(model: GPTModel) -> DistributedDataParallel:
 
 
 def make_optimizer(
-    model: DistributedDataParallel, recipe: Optimizer, *, dtype: torch.dtype, on_host: bool = False
+    model: DistributedDataParallel,
+    recipe: Optimizer,
+    *,
+    weights: Weights,
+    dtype: torch.dtype,
+    on_host: bool = False,
 ) -> MegatronOptimizer:
     """Make AdamW, or the recipe's rule, with states sharded over the data-parallel ranks. The
     model's weights must be loaded, because bfloat16 weights are copied. `on_host` stores Adam's
@@ -176,7 +106,7 @@ def make_optimizer(
         rule = RULES.load(recipe.rule)
         for inner in inner_optimizers(optimizer):
             if inner.optimizer is not None:
-                take_rule(inner, rule, recipe)
+                take_rule(inner, rule, recipe, weights=weights)
     if next(model.parameters()).device.type != "cpu":
         fuse(optimizer)
         install_clipping()

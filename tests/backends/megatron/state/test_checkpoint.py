@@ -22,7 +22,7 @@ from tests.backends.megatron.conftest import Worlds
 from tests.conversion.making import to_hf
 
 
-@pytest.mark.parametrize("model", ["dense", "moe"])
+@pytest.mark.parametrize("model", ["dense", "moe", "muon"])
 def test_six_steps_equal_three_and_three_in_a_new_process_bit_for_bit(
     worlds: Worlds, model: str
 ) -> None:
