@@ -24,7 +24,7 @@ import psutil
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.core.events import EventBus
-from milescli.core.imports import search_garbage_rarely
+from milescli.core.imports import Origin, search_garbage_rarely
 from milescli.core.types import EngineAddress, Prompt, StopReason, VersionSpan, WeightVersion
 from milescli.data.file_prompts import FilePrompts
 from milescli.plan.collectors import ENGINES_PER_COLLECTOR
@@ -36,11 +36,21 @@ from milescli.rollout.base import Completion, GenerateRequest
 from milescli.rollout.collect.collector import Collector
 from milescli.runtime.collecting.collectors import Collectors
 from milescli.runtime.collecting.process import CollectorProcess
+from milescli.runtime.collecting.share import Share
 from milescli.runtime.inputs.model_facts import facts_of_recipe
 from milescli.runtime.recovery.restarts import Repairs, Restarts
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 
+FLEET = {"router_url": None}
+NOTHING: dict[str, Any] = {
+    "policies": {},
+    "version": WeightVersion(0),
+    "is_paused": False,
+    "with_greedy": False,
+    "journal": None,
+}
+"""Of what a run may have, and this has not."""
 NOBODY = EngineAddress(url="http://127.0.0.1:9", name="engine 0")
 
 
@@ -106,24 +116,24 @@ async def measure(
     """Take some steps, and print what each sample of them cost."""
     pids = list[int]()
 
+    arguments = {
+        "recipe": recipe,
+        "share": Share(count=count, on_node=count, other_nodes=()),
+        "origin": Origin.here(),
+        "cluster": cluster,
+        "tokenizer": Digits(),
+        "vocab_size": longest,
+        "longest": longest,
+        **NOTHING,
+    }
+
     async def start(number: int, engines: list[EngineAddress]) -> ActorHandle:
-        arguments = {
-            "recipe": recipe,
-            "tokenizer": Digits(),
-            "vocab_size": longest,
-            "fleet": {"router_url": None, "engines": engines},
-            "version": WeightVersion(0),
-            "is_paused": False,
-            "with_greedy": False,
-            "journal": None,
-            "longest": longest,
-        }
         handle = await cluster.spawn(
             f"collector {number}",
             "driver:StandInProcess",
             node=0,
             num_cpus=0.0,
-            kwargs=arguments,
+            kwargs={**arguments, "name": str(number), "fleet": {**FLEET, "engines": engines}},
             environment={},
         )
         pids.append(await handle.start(timeout_s=300.0))

@@ -50,6 +50,8 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/end_to_end/test_sweep.py": 0,
     "tests/end_to_end/test_taken_away.py": 0,
     "tests/end_to_end/test_collectors.py": 0,
+    "tests/end_to_end/test_collected_kinds.py": 0,
+    "tests/end_to_end/test_waves.py": 0,
     "tests/end_to_end/test_examples.py": 0,
     "tests/end_to_end/test_real_data.py": 0,
     "tests/end_to_end/test_agents.py": 0,
@@ -88,6 +90,8 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "test_a_tracked_run_that_was_killed_goes_on_where_it_was": 0,
     "tests/end_to_end/cluster/test_launch.py::"
     "test_a_run_over_two_nodes_outlives_whatever_dies_and_leaves_nothing": 0,
+    "tests/end_to_end/cluster/test_launch.py::"
+    "test_a_process_that_collects_plays_on_nodes_that_have_none": 0,
     "tests/end_to_end/cluster/test_doctor.py": 0,
     "tests/end_to_end/test_stops.py": 0,
     "tests/end_to_end/test_vision.py": 0,

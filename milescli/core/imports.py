@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from milescli.core.errors import RecipeError, nearest
@@ -64,6 +66,25 @@ def without_packages(*names: str) -> Iterator[None]:
     finally:
         for name in absent:
             sys.modules.pop(name, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the driver imports the user's code from, and where its relative paths begin."""
+
+    import_from: Sequence[str]
+    folder: str
+
+    @classmethod
+    def here(cls) -> Origin:
+        """Return that of this process."""
+        return cls(import_from=list(sys.path), folder=os.getcwd())
+
+    def adopt(self) -> None:
+        """Import from there in this process, too. The folder may not exist on its computer."""
+        sys.path += [entry for entry in self.import_from if entry not in sys.path]
+        with suppress(OSError):
+            os.chdir(self.folder)
 
 
 def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:

@@ -50,6 +50,11 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not _is_hidden(name, value)}
 
 
+def secrets_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what `without_secrets` leaves out."""
+    return {name: value for name, value in environ.items() if _is_hidden(name, value)}
+
+
 def _is_hidden(name: str, value: str) -> bool:
     return is_secret(name) or (not name.startswith(OURS) and holds_secret(value))
 
@@ -57,7 +62,7 @@ def _is_hidden(name: str, value: str) -> bool:
 @contextmanager
 def hidden_secrets() -> Iterator[None]:
     """Hide this process's secrets from processes that are started within the block."""
-    hidden = {name: value for name, value in os.environ.items() if _is_hidden(name, value)}
+    hidden = secrets_of(os.environ)
     for name in hidden:
         del os.environ[name]
     try:

@@ -23,9 +23,16 @@ class RoleView:
 def views_of(group: Group) -> dict[str | None, RoleView]:
     """Return the views by role with a reward of its own; None stands for roles that share the
     episode's. Every trajectory is in one of them."""
-    names = dict.fromkeys(role for sample in group.samples for role in sample.role_rewards)
-    views = {role: _view(group, role) for role in (None, *names)}
-    return {role: view for role, view in views.items() if view.places}
+    parts = _parts(group)
+    return {role: _view(group, role, parts[role]) for role in _in_order(group, parts)}
+
+
+def rewards_by_role(group: Group) -> dict[str | None, list[float | None]]:
+    """Return the rewards of the views of `views_of`, which takes longer."""
+    return {
+        role: [_reward(group.samples[place], role) for place, _ in places]
+        for role, places in _parts(group).items()
+    }
 
 
 def has_role_rewards(groups: Sequence[Group]) -> bool:
@@ -33,18 +40,43 @@ def has_role_rewards(groups: Sequence[Group]) -> bool:
     return any(sample.role_rewards for group in groups for sample in group.samples)
 
 
-def _view(group: Group, role: str | None) -> RoleView:
-    samples, places = list[Sample](), list[tuple[int, list[int]]]()
+_Places = list[tuple[int, list[int]]]
+
+
+def _parts(group: Group) -> dict[str | None, _Places]:
+    """By role with a reward of its own, or None: places as in a view."""
+    parts: dict[str | None, _Places] = {}
     for place, sample in enumerate(group.samples):
-        own = [
-            index
-            for index, line in enumerate(sample.trajectories)
-            if (line.role if line.role in sample.role_rewards else None) == role
-        ]
-        if own:
-            places.append((place, own))
-            reward = sample.reward if role is None else sample.role_rewards[role]
-            lines = [sample.trajectories[index] for index in own]
-            made = replace(sample, trajectories=lines, reward=reward, role_rewards={})
-            samples.append(made if role is None else replace(made, reward_parts={}))
+        own: dict[str | None, list[int]] = {}
+        for index, line in enumerate(sample.trajectories):
+            role = line.role if line.role in sample.role_rewards else None
+            own.setdefault(role, []).append(index)
+        for role, lines in own.items():
+            parts.setdefault(role, []).append((place, lines))
+    return parts
+
+
+def _in_order(group: Group, parts: dict[str | None, _Places]) -> list[str | None]:
+    """The episode's reward first, then roles in the order in which samples name them."""
+    names = dict.fromkeys(role for sample in group.samples for role in sample.role_rewards)
+    return [role for role in (None, *names) if role in parts]
+
+
+def _reward(sample: Sample, role: str | None) -> float | None:
+    return sample.reward if role is None else sample.role_rewards[role]
+
+
+def _view(group: Group, role: str | None, places: _Places) -> RoleView:
+    changes: dict[str, object] = {"role_rewards": {}}
+    if role is not None:
+        changes["reward_parts"] = {}
+    samples = [
+        replace(
+            sample := group.samples[place],
+            trajectories=[sample.trajectories[index] for index in lines],
+            reward=_reward(sample, role),
+            **changes,
+        )
+        for place, lines in places
+    ]
     return RoleView(group=replace(group, samples=samples), places=places)

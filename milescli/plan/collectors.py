@@ -3,9 +3,13 @@ on: the driver, or several of their own. Pure; called by `make`."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from milescli.core.errors import FitError
 from milescli.core.plug_points import (
     ADVANTAGES,
+    AGENTS,
     AGGREGATIONS,
     CURRICULA,
     FILTERS,
@@ -15,33 +19,35 @@ from milescli.core.plug_points import (
     SHAPINGS,
     TOOLS,
 )
-from milescli.models.facts import ModelFacts
+from milescli.core.units import MIB
 from milescli.plan.types import EngineLayout, Log
+from milescli.platform.machine import Machine
+from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import OF_TURNS
 
 ENGINES_PER_COLLECTOR = 256
 """One process asks as many engines: a sample takes 0.3 to 0.7 ms of its core, and 16,384 samples in
 a step of a minute are then a fifth of it for each of four."""
-_PLAYED_ANYWHERE = ("single_turn", "tools")
-"""Agents that need nothing of the driver."""
+COLLECTOR = 450 * MIB
+"""Main memory of a process that collects, without the samples that it keeps: Python, the tokenizer,
+the reward, and for agents that chat SGLang's parsers with torch."""
+HELPER = 100 * MIB
+"""Main memory of a process that runs environments, an agent or a server for one that collects:
+30 MiB of Python, and what a package of environments imports."""
+DRIVERS_PACKAGES = ("openenv",)
+"""Environments of packages that `miles env install` has put on the driver's node."""
 
 
-def choose_collectors(recipe: Recipe, facts: ModelFacts, engines: EngineLayout, log: Log) -> int:
-    """Return the number of processes that collect; 0: the driver. Raises FitError where the recipe
-    wants some and the run cannot have them."""
+def choose_collectors(recipe: Recipe, engines: EngineLayout, log: Log) -> int:
+    """Return the number of processes that collect; 0: the driver. Each of several adapters has as
+    many. Raises FitError where the recipe wants some and the run cannot have them."""
     wanted = recipe.machine.collectors
     num = -(-engines.num // ENGINES_PER_COLLECTOR) if wanted is None else wanted
     if not engines.num or (wanted is None and num == 1) or num == 0:
         return 0
-    why = why_in_driver(recipe, facts)
-    if why is not None and wanted:
-        raise FitError(
-            "this run collects its samples in the driver",
-            why=f"machine.collectors is {wanted}, but {why}",
-            fix="--set machine.collectors=null",
-        )
-    if why is not None:
+    refuse_pinned(recipe)
+    if (why := why_in_driver(recipe)) is not None:
         log.note("machine.collectors", 0, f"{num} would serve {engines.num} engines, but {why}")
         return 0
     reason = (
@@ -49,11 +55,25 @@ def choose_collectors(recipe: Recipe, facts: ModelFacts, engines: EngineLayout, 
         if wanted is None
         else "pinned by `machine.collectors`"
     )
+    if several := len(recipe.adapters):
+        num = several * -(-num // several)
+        reason += f", and as many for each of {several} adapters"
     log.note("machine.collectors", num, reason)
     return num
 
 
-def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
+def refuse_pinned(recipe: Recipe) -> None:
+    """Raises FitError where the recipe wants other processes to collect, and they cannot."""
+    wanted = recipe.machine.collectors
+    if wanted and (why := why_in_driver(recipe)) is not None:
+        raise FitError(
+            "this run collects its samples in the driver",
+            why=f"machine.collectors is {wanted}, but {why}",
+            fix="--set machine.collectors=null",
+        )
+
+
+def why_in_driver(recipe: Recipe) -> str | None:
     """Return why other processes cannot collect for this recipe; None: they can."""
     rollout, train = recipe.rollout, recipe.train
     hooks = [
@@ -62,7 +82,6 @@ def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
         if getattr(recipe.run.hooks, name) is not None
     ]
     own = {
-        "rollout.generation": rollout.generation in GENERATIONS.builtin,
         "rollout.filter": rollout.filter in FILTERS.builtin,
         "rollout.sample_filter": rollout.sample_filter in SAMPLE_FILTERS.builtin,
         "rollout.shaping": rollout.shaping in SHAPINGS.builtin,
@@ -72,17 +91,53 @@ def why_in_driver(recipe: Recipe, facts: ModelFacts) -> str | None:
         "train.aggregation": train.aggregation in AGGREGATIONS.builtin,
     }
     reasons = {
-        f"an agent (`{rollout.agent}`) plays its episodes beside the driver": rollout.agent
-        not in _PLAYED_ANYWHERE
-        or not all(name in TOOLS.builtin for name in rollout.tools),
-        "servers of `rollout.mcp` run beside the driver": bool(rollout.mcp),
-        f"the credit `{train.credit}` takes rewards of single turns": train.credit != "sample"
-        and rollout.agent != "single_turn",
         f"the objective `{train.objective}` makes its sequences there": train.objective != "policy",
-        f"`train.advantage={train.advantage}` reads tokens": train.advantage in OF_TURNS,
-        "several adapters share the engines": bool(recipe.adapters),
-        "the reward model is asked there": recipe.asks_reward_model,
+        f"`train.advantage={train.advantage}` with `train.normalize_std=batch` compares the tokens "
+        "of all groups": train.advantage in OF_TURNS and train.normalize_std == "batch",
         f"`run.hooks.{'`, `'.join(hooks)}` is given the samples": bool(hooks),
         **{f"`{key}` is your own and is given the samples": not ours for key, ours in own.items()},
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
+
+
+def collector_nodes(recipe: Recipe, count: int, nodes: Sequence[int]) -> list[int]:
+    """Return [count] the node of each process: all of the run's, in turn; or the driver's, which is
+    the first, where episodes need programs that only it is known to have."""
+    rollout = recipe.rollout
+    starts_servers = any(server.command for server in rollout.mcp.values())
+    in_package = rollout.plays_environment and rollout.environment.name in DRIVERS_PACKAGES
+    if starts_servers or in_package or rollout.agent in FOREIGN:
+        return [nodes[0]] * count
+    return [nodes[number % len(nodes)] for number in range(count)]
+
+
+def num_helpers(recipe: Recipe, num_collectors: int, *, num_cores: int) -> int:
+    """Return the number of processes that so many collectors of one node start beside themselves:
+    of environments, of the user's agent, of MCP servers, of another package."""
+    rollout = recipe.rollout
+    if not num_collectors:
+        return 0
+    own_agent = not all(
+        (
+            rollout.agent in AGENTS.builtin,
+            rollout.generation in GENERATIONS.builtin,
+            all(name in TOOLS.builtin for name in rollout.tools),
+        )
+    )
+    servers = sum(bool(server.command) for server in rollout.mcp.values())
+    each = own_agent + (rollout.agent in FOREIGN) + servers
+    played = rollout.environment.processes or max(1, num_cores // 2)
+    environments = max(num_collectors, played) if rollout.plays_environment else 0
+    return num_collectors * each + environments
+
+
+def collecting_bytes(
+    recipe: Recipe, machine: Machine, count: int, *, nodes: Sequence[int]
+) -> dict[int, int]:
+    """Return the bytes of main memory, by node, of so many processes that collect, and of those
+    that they start, without the samples that they keep. `nodes`: of the run."""
+    return {
+        node: own * COLLECTOR
+        + HELPER * num_helpers(recipe, own, num_cores=machine.nodes[node].cpu_cores)
+        for node, own in Counter(collector_nodes(recipe, count, nodes)).items()
+    }

@@ -5,7 +5,7 @@ caches. Pure; called by `make`."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product, takewhile
 from typing import get_args
@@ -15,7 +15,7 @@ from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.choices import shares_prompts
-from milescli.plan.collectors import choose_collectors
+from milescli.plan.collectors import choose_collectors, collecting_bytes
 from milescli.plan.devices import Reached
 from milescli.plan.memory import (
     MemoryModel,
@@ -27,7 +27,7 @@ from milescli.plan.memory import (
 )
 from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
 from milescli.plan.static_memory import STATE_COPIES, decided_by, note_copies
-from milescli.plan.transport import keeps_sent, store_bytes
+from milescli.plan.transport import sent_copies, store_bytes
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
@@ -42,9 +42,6 @@ detokenizer's processes."""
 ENGINE_KERNELS = 350 * MIB
 """Main memory that an engine rank adds after long sampling: kernels for as many numbers of requests
 and tokens as its caches hold."""
-COLLECTOR = 450 * MIB
-"""Main memory of a process that collects (`machine.collectors`), without the samples that it keeps:
-Python, torch, the tokenizer and the reward."""
 SESSION = 950 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
@@ -114,12 +111,12 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
     return int(prefill + 3 * 4 * engines.max_running_requests * facts.vocab_size)
 
 
-def of_others(node: int, *, copies: int, stored: int, num_collectors: int) -> ProcessMemory:
+def of_others(node: int, *, copies: int, stored: int, collecting: int) -> ProcessMemory:
     """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
     all ranks' states (`copies` bytes, including those beside the ranks). `stored`: bytes of a
-    step's samples in Ray's object store, which keeps the pages that it used. `num_collectors`:
-    processes that collect, on this node."""
-    base = SESSION + _in_keeper(copies) + num_collectors * COLLECTOR
+    step's samples in Ray's object store, which keeps the pages that it used. `collecting`:
+    bytes of the node's processes that collect."""
+    base = SESSION + _in_keeper(copies) + collecting
     phases: dict[Phase, int] = {"start": base, "step": base + stored, "publish": base + stored}
     return ProcessMemory(name="others", node=node, phases=phases)
 
@@ -226,8 +223,8 @@ def fit_main_memory(
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
-    num_collectors = choose_collectors(recipe, facts, engines, Log())
-    kept = keeps_sent(recipe, colocated=colocated)
+    num_collectors, numbers = choose_collectors(recipe, engines, Log()), _nodes_of(slots)
+    kept = sent_copies(recipe, colocated=colocated)
     stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
     of_cache = 4 if recipe.train.on_policy == "exact" else size
@@ -256,7 +253,7 @@ def fit_main_memory(
             slots,
             bucket=bucket,
             stored=stored,
-            num_collectors=num_collectors,
+            collecting=collecting_bytes(recipe, machine, num_collectors, nodes=numbers),
         )
         node = max(nodes, key=lambda node: node.total)
         if node.total + node.num_shards * least <= budget:
@@ -351,7 +348,7 @@ def _load(
     cap: int,
     size: int,
     teachers: Sequence[ModelFacts],
-    kept: bool,
+    kept: int,
 ) -> TrainerLoad:
     is_exact = recipe.train.on_policy == "exact"
     tokens = recipe.sequences_per_step * recipe.longest_sequence
@@ -370,7 +367,7 @@ def _load(
         bucket_bytes=0,
         packing=Packing(imbalance=recipe.train.expert_imbalance),
         on_host=True,
-        keeps_sent=kept,
+        sent_copies=kept,
         fused_swiglu=size == 4 or is_exact,
         keeps_float32=is_exact,
         reached=Reached(trainer_context=0),
@@ -387,11 +384,11 @@ def _nodes(
     *,
     bucket: int,
     stored: int,
-    num_collectors: int,
+    collecting: Mapping[int, int],
 ) -> list[_NodeLoad]:
     """[nodes] that the slots are on. `bucket`: bytes of weight sync; `stored`: bytes of a step's
-    samples in the object store of the driver's node; `num_collectors`: processes that collect, on
-    one node after the other."""
+    samples in the object store of the driver's node; `collecting`: bytes of the processes that
+    collect, by node."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = (
@@ -437,7 +434,7 @@ def _nodes(
                         compared=compared,
                         used=used,
                         sent=sent,
-                        kept=load.keeps_sent * published,
+                        kept=published if load.sent_copies else 0,
                     )
                     for engine, count in shards.items()
                 ),
@@ -445,7 +442,7 @@ def _nodes(
                     number,
                     copies=sum(rank.copies for rank in ranks.values()),
                     stored=0 if number else stored,
-                    num_collectors=len(range(number, num_collectors, num_nodes)),
+                    collecting=collecting.get(number, 0),
                 ),
             ],
             num_ranks=len(ranks),
@@ -453,9 +450,11 @@ def _nodes(
             engine_weights=shards.total() * weights,
         )
 
-    numbers = sorted({slot.node for slot in slots})
-    num_nodes = len(numbers)
-    return [load_of(number) for number in numbers]
+    return [load_of(number) for number in _nodes_of(slots)]
+
+
+def _nodes_of(slots: Sequence[Slot]) -> list[int]:
+    return sorted({slot.node for slot in slots})
 
 
 def _cache_tokens(

@@ -315,7 +315,7 @@ def _assembled(
             on_cpu=on_cpu,
             log=log,
         ),
-        collectors=choose_collectors(recipe, inputs.facts, engines, log),
+        collectors=choose_collectors(recipe, engines, log),
         engines_apart=recipe.engines_apart,
         trainer_format=formats.trainer,
         quantises_inputs=rounds_inputs,

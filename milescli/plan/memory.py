@@ -222,7 +222,7 @@ class MemoryModel:
                     + sum(weights + load.teachers_resident * used for weights, used in turns)
                     + copies
                     + saved
-                    + load.keeps_sent * self._sent_bytes(load.size) // layout.world_size,
+                    + load.sent_copies * self._sent_bytes(load.size) // layout.world_size,
                     copies=copies,
                     saved=saved,
                     turn=0

@@ -75,7 +75,7 @@ class Pair:
         received = space.memory.sent_weights(self.engines.layout, size=space.work.size)
         return max(
             self.trainer.needs.host * self._ranks_per_node + space.stored_bytes,
-            space.load.keeps_sent * received * space.devices_per_node,
+            bool(space.load.sent_copies) * received * space.devices_per_node,
         )
 
     @property

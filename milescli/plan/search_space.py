@@ -13,6 +13,7 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
+from milescli.plan.collectors import choose_collectors, collecting_bytes
 from milescli.plan.devices import Reached, reached, spec_of
 from milescli.plan.memory import (
     FRAGMENTS,
@@ -25,7 +26,8 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.static_memory import decided_by
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
-from milescli.plan.transport import keeps_sent, sends_whole, step_bytes
+from milescli.plan.transport import sends_whole, sent_copies, step_bytes
+from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
 from milescli.recipe.train import OF_MATRICES
@@ -57,7 +59,8 @@ class SearchSpace:
     colocated: bool
     has_engines: bool
     stored_bytes: int
-    """Bytes of a step's samples in the object store of the driver's node."""
+    """Bytes on the driver's node of a step's samples in the object store, and of processes that
+    collect."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -79,6 +82,14 @@ class SearchSpace:
         """Return the efficiency constants of the devices, without CUDA graphs if the recipe
         disables them."""
         return self.time.reached
+
+
+def _collecting(recipe: Recipe, machine: Machine) -> int:
+    """Bytes on the driver's node of processes that collect, if every device had an engine."""
+    num_devices = sum(len(node.devices) for node in machine.nodes)
+    most = EngineLayout(num=num_devices * recipe.has_engines)
+    count, nodes = choose_collectors(recipe, most, Log()), range(len(machine.nodes))
+    return collecting_bytes(recipe, machine, count, nodes=nodes).get(0, 0)
 
 
 def search_space(
@@ -141,7 +152,7 @@ def search_space(
             teachers=tuple(teachers),
             takes_copies=recipe.fault.copy_every > 0,
             saves_copy=recipe.checkpoint.async_save,
-            keeps_sent=keeps_sent(recipe, colocated=colocated),
+            sent_copies=sent_copies(recipe, colocated=colocated),
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),
@@ -159,7 +170,7 @@ def search_space(
         offload=False if train.optimizer.rule in OF_MATRICES else train.optimizer.offload,
         colocated=shared,
         has_engines=recipe.has_engines,
-        stored_bytes=step_bytes(recipe, table.facts),
+        stored_bytes=step_bytes(recipe, table.facts) + _collecting(recipe, machine),
     )
 
 

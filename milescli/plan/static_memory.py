@@ -303,8 +303,8 @@ class TrainerLoad:
     """Largest number of tokens of all images in a step, each counted once."""
     on_host: bool = False
     """True if the device is a CPU."""
-    keeps_sent: bool = False
-    """True if ranks keep a copy of the weights that they sent last (`transport.keeps_sent`)."""
+    sent_copies: int = 0
+    """Copies that ranks keep of the weights that they sent last (`transport.sent_copies`)."""
     fused_swiglu: bool = False
     """True if `activations.layer_bytes` may assume the fused SwiGLU of float32 on a CPU."""
     keeps_float32: bool = False

@@ -59,7 +59,7 @@ def plan_store(
 ) -> int:
     """Return the size of Ray's object store on the driver's node. Logs a remedy where /dev/shm is
     too small for a step."""
-    num_collectors = choose_collectors(recipe, facts, engines, Log())
+    num_collectors = choose_collectors(recipe, engines, Log())
     needed = store_bytes(recipe, facts, num_collectors=num_collectors)
     shm = machine.nodes[0].shm_bytes
     room = int(STORE_SHARE * shm) if shm else max(needed, LEAST_STORE)
@@ -83,12 +83,14 @@ def plan_store(
     return size
 
 
-def keeps_sent(recipe: Recipe, *, colocated: bool) -> bool:
-    """Return True if trainer and engines keep a copy of the weights that were sent last, from which
-    `weights.full_every` finds and applies changes."""
+def sent_copies(recipe: Recipe, *, colocated: bool) -> int:
+    """Return how many copies the trainer keeps of the weights that were sent last, from which
+    `weights.full_every` finds changes; where it keeps any, engines keep one. While waves are
+    updated, some have what was sent before."""
     channel = recipe.weights.channel
     is_apart = channel == "distributed" or (channel == "auto" and not colocated)
-    return recipe.has_engines and recipe.weights.full_every > 1 and is_apart
+    keeps = recipe.has_engines and recipe.weights.full_every > 1 and is_apart
+    return keeps * (2 if recipe.weights.wave_share < 1 else 1)
 
 
 def sends_whole(recipe: Recipe, memory: MemoryModel) -> bool:

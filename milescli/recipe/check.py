@@ -52,7 +52,6 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
     yield from evaluation.rules(recipe, origins)
     yield from train.rules(recipe)
     yield from machine.rules(recipe, origins)
-    yield from machine.wave_rules(recipe)
     yield from rewards.rules(recipe)
     yield from agents.rules(recipe)
     yield from data.row_rules(recipe)

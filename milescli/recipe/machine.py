@@ -267,23 +267,6 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
     )
 
 
-def wave_rules(recipe: Recipe) -> Iterator[Rule]:
-    """Yield the rules for publishes that pause a share of the engines at a time."""
-    weights = recipe.weights
-    yield Rule(
-        weights.wave_share < 1 and weights.full_every > 1,
-        "`weights.wave_share` and `weights.full_every` cannot be combined",
-        why="what changed is found for all engines at once",
-        fix=["--set weights.wave_share=1", "--set weights.full_every=1"],
-    )
-    yield Rule(
-        weights.wave_share < 1 and bool(recipe.adapters),
-        "`weights.wave_share` and `adapters` cannot be combined",
-        why="engines of several adapters are paused for an adapter, not one by one",
-        fix="--set weights.wave_share=1",
-    )
-
-
 def tracker_rules(settings: RunSettings) -> Iterator[Rule]:
     """Yield the rules for a run's trackers."""
     yield Rule(

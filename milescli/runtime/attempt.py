@@ -294,11 +294,13 @@ class Attempt:
     def devices_of(self, training: Training, trainer: Trainer, fleet: SglangFleet) -> Devices:
         """Return the turns of its trainer and engines on the devices. Adapters share the locks:
         one alone changes the engines."""
+        share = 1.0 if self.taking_turns else self.spec.recipe.weights.wave_share
         if training.adapter is not None:
             return AdapterDevices(
                 taking_turns=False,
                 trainer=trainer,
                 engines=fleet,
+                wave_share=share,
                 changing=self._changing,
                 turn=self._turn,
             )
@@ -307,7 +309,7 @@ class Attempt:
             trainer=trainer,
             engines=fleet,
             engines_asleep=self.taking_turns,
-            wave_share=1.0 if self.taking_turns else self.spec.recipe.weights.wave_share,
+            wave_share=share,
         )
 
     def keep_engines(self, fleet: WatchedFleet, name: str, *, join: Join) -> EngineKeeper:

@@ -4,7 +4,8 @@ engines of a LoRA run begin with."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,14 @@ from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WorkerKilled
+from milescli.core.imports import Origin
 from milescli.core.plug_points import CHANNELS
+from milescli.core.private import secrets_of
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.export.peft import is_adapter
 from milescli.models import table
 from milescli.models.adapter import SOLE_ADAPTER, adapter_table
+from milescli.plan.collectors import collector_nodes
 from milescli.plan.memory import trained_shape
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
@@ -30,6 +34,7 @@ from milescli.platform.late import torch
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
 from milescli.runtime.collecting.process import JournalPart
+from milescli.runtime.collecting.share import collector_name, part_of, share_of
 from milescli.runtime.engine_start import engine_folder
 from milescli.runtime.planning import engine_spec
 from milescli.runtime.recording.sample_journal import SampleJournal
@@ -241,32 +246,51 @@ class Builder:
         number: int,
         engines: Sequence[EngineAddress],
         *,
+        recipe: Recipe,
+        adapter: str | None,
         fleet: SglangFleet,
+        policies: Mapping[str, SglangFleet],
         journal: SampleJournal | None,
         with_greedy: bool,
     ) -> ActorHandle:
-        """Start a process that collects from these engines of the fleet."""
-        nodes, count = sorted({slot.node for slot in self.plan.slots}), self.plan.collectors
-        part = None
+        """Start a process that collects from these engines of the fleet by this recipe, that of an
+        adapter where there are several. `policies`: clients of those that play a role."""
+        all_nodes, adapters = sorted({slot.node for slot in self.plan.slots}), [*self.spec.adapters]
+        count = self.plan.collectors // max(1, len(adapters))
+        place = number + (count * adapters.index(adapter) if adapter else 0)
+        nodes, part = collector_nodes(recipe, self.plan.collectors, all_nodes), None
+        name = collector_name(number, adapter)
         if journal is not None:
             part = JournalPart(
-                folder=journal.part(f"collector-{number}"),
+                folder=journal.part(part_of(number)),
                 identity=journal.identity,
                 bound_bytes=journal.bound_bytes / (1 + count),
             )
         collector = await self.cluster.spawn(
-            f"collector {number}",
+            name,
             COLLECTOR_TARGET,
-            node=nodes[number % len(nodes)],
+            node=nodes[place],
             num_cpus=0.0,
             kwargs={
-                "recipe": _share_of(self.recipe, count),
+                "name": name,
+                "recipe": recipe,
+                "share": share_of(place, nodes=nodes, all_nodes=all_nodes, count=count),
+                "origin": Origin.here(),
+                "cluster": self.cluster,
                 "tokenizer": self.spec.inputs.tokenizer,
                 "vocab_size": self.spec.inputs.facts.vocab_size,
                 "fleet": {
                     "router_url": None,
                     "engines": list(engines),
-                    **self._asking(),
+                    **self._asking(adapter=adapter),
+                },
+                "policies": {
+                    name: {
+                        "router_url": None,
+                        "engines": list(served.engines),
+                        **self._asking(serves_policy=False),
+                    }
+                    for name, served in policies.items()
                 },
                 "version": fleet.version,
                 "is_paused": fleet.is_paused,
@@ -276,7 +300,9 @@ class Builder:
             environment={},
         )
         try:
-            await collector.start(timeout_s=self.recipe.machine.start_timeout_s)
+            await collector.start(
+                timeout_s=self.recipe.machine.start_timeout_s, secrets=secrets_of(os.environ)
+            )
         except BaseException:
             await self.cluster.kill([collector])
             raise
@@ -435,16 +461,6 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
     if plays_role:
         return replace(made, speculation=None, exact=False, input_format=None)
     return made
-
-
-def _share_of(recipe: Recipe, count: int) -> Recipe:
-    """Return the recipe for one of so many processes: together they ask served teachers as much at
-    once as it says."""
-    distill = recipe.train.distill
-    each = max(1, distill.server.concurrency // count)
-    server = distill.server.model_copy(update={"concurrency": each})
-    own = distill.model_copy(update={"server": server})
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"distill": own})})
 
 
 def check_engines(spec: RunSpec) -> None:

@@ -11,6 +11,7 @@ from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, StepDone, WorkerMemory
 from milescli.core.imports import search_garbage_rarely
 from milescli.core.types import EVALUATION, ROLLOUT, Group, StepReport
+from milescli.plan.collectors import why_in_driver
 from milescli.platform.memory_record import last_look
 from milescli.rollout.collect.ahead import open_collector
 from milescli.rollout.collect.selectors import from_state
@@ -73,7 +74,10 @@ class GroupWork:
         for name, served in engines.policies.items():
             keep_frozen(served, name, engines, builder, repairs=attempt.repairs)
         self.environments = await spread_environments(
-            self.spec.recipe, attempt.session.resources, tell=self._warn
+            self.spec.recipe,
+            attempt.session.cluster,
+            sorted(attempt.session.resources.agents),
+            tell=self._warn,
         )
         await self._join(run, devices)
         if self.collectors is not None:
@@ -98,24 +102,36 @@ class GroupWork:
 
     def _collectors(self, fleet: SglangFleet) -> Collectors | None:
         """Return the processes that collect, where the plan has some."""
-        training, session = self.training, self.attempt.session
-        if not self.spec.plan.collectors:
+        training, session, engines = self.training, self.attempt.session, self.attempt.engines
+        recipe, adapter = self.spec.recipe, training.adapter
+        if not (count := self.spec.plan.collectors):
             return None
-        return Collectors(
+        if (why := why_in_driver(recipe)) is not None:  # of one of several adapters
+            self._warn(f"the driver collects the samples of the adapter `{adapter}`: {why}")
+            return None
+        collectors = Collectors(
             partial(
                 session.builder.start_collector,
+                recipe=recipe,
+                adapter=adapter,
                 fleet=fleet,
                 journal=training.journal,
+                policies=engines.policies,
                 with_greedy=getattr(training.objective, "needs_greedy", False),
             ),
             session.cluster.kill,
-            count=self.spec.plan.collectors,
-            recipe=self.spec.recipe,
+            count=count // max(1, len(self.attempt.spec.adapters)),
+            recipe=recipe,
             fleet=fleet,
             journal=training.journal,
             repairs=self.attempt.repairs,
             warn=self._warn,
+            adapter=adapter,
+            policies=engines.policies,
+            scorer=lambda: None if engines.scorer is None else engines.scorer.ranks[0],
         )
+        engines.on_scorer = collectors.use_scorer
+        return collectors
 
     async def _pack(self, run: Run, items: list[Group]) -> tuple[TrainBatch, dict[Place, int]]:
         """Pack groups whose tokens other processes have; those that are written to disk come

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from milescli.core.role_views import has_role_rewards, views_of
+from milescli.core.role_views import has_role_rewards, rewards_by_role, views_of
 from milescli.core.types import Sample
 from tests.samples import make_group, make_sample, make_trajectory
 
@@ -26,6 +26,7 @@ def test_each_trajectory_is_in_the_view_of_its_reward() -> None:
     assert views["pro"].places == [(0, [0, 3]), (1, [0])] and views["pro"].group.rewards == [1, 2]
     assert views["contra"].places == [(0, [1])] and views["contra"].group.rewards == [-1]
     assert views[None].places == [(0, [2])] and views[None].group.rewards == [0.5]
+    assert rewards_by_role(group) == {role: view.group.rewards for role, view in views.items()}
 
 
 def test_where_no_role_has_a_reward_the_view_is_the_group() -> None:

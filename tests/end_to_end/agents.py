@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar
 
 import httpx
@@ -33,7 +34,8 @@ async def dialogue(prompt: Prompt, session: Session) -> Outcome:
             assert asked.status_code == 200, asked.text
         said.append(reply.message["content"])
         messages += [reply.message, {"role": "user", "content": more}]
-    return Outcome(text=" ".join(said), figures={"said": float(len(said))})
+    figures = {"said": float(len(said)), "has_secret": float("SOME_SERVICE_TOKEN" in os.environ)}
+    return Outcome(text=" ".join(said), figures=figures)
 
 
 class Echo:
@@ -58,3 +60,25 @@ class Echo:
             raise OSError("the board is away")
         self.num_turns += 1
         return Step(observation="Go on.", reward=self.num_turns, ended=self.num_turns == 3)
+
+
+class Letters:
+    """An environment that pays for each turn the share of its characters that differ; what it shows
+    next is one of two texts."""
+
+    reward_range = (0.0, 3.0)
+
+    def __init__(self) -> None:
+        self.num_turns = 0
+
+    def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
+        """Begins alike for all samples of a prompt."""
+        self.num_turns = 0
+        return f"Say something about {seed}."
+
+    def step(self, action: str) -> Step:
+        """Three turns."""
+        self.num_turns += 1
+        reward = len(set(action)) / max(len(action), 1)
+        shown = "Go on." if len(action) % 2 else "And then?"
+        return Step(observation=shown, reward=reward, ended=self.num_turns == 3)

@@ -233,14 +233,14 @@ def processes_of_run(driver: int) -> list[psutil.Process]:
     raise AssertionError(f"process {driver} has no child with a token")
 
 
-def actor_of(driver: int, log: str) -> psutil.Process:
+def actor_of(driver: int, log: str, *, mark: str = "ray::") -> psutil.Process:
     """The process of a run that writes this log, as `trainer-rank-0.log`, and is one of Ray's
-    actors."""
+    actors, or has another mark in its command line."""
     [actor] = [
         one
         for one in processes_of_run(driver)
         if any(Path(file.path).name == log for file in one.open_files())
-        and "ray::" in " ".join(one.cmdline())
+        and mark in " ".join(one.cmdline())
     ]
     return actor
 

@@ -29,6 +29,13 @@ def _launch(name: str, **changes: str) -> list[str]:
 @pytest.fixture(scope="module")
 def judge(workplace: Workplace) -> str:
     """The name of a run that trained a reward model."""
+    return train_judge(workplace)
+
+
+def train_judge(workplace: Workplace) -> str:
+    """Make that run, unless it is there."""
+    if workplace.run("judge").exists():
+        return "judge"
     sets = ("train.objective=reward_model", "data.train=task:sums-mistakes", "data.prompts=null")
     sets += ("data.demonstrations=null", "data.eval=null", "warmup.steps=0", "train.batch_size=4")
     sets += ("data.max_row_tokens=96",)

@@ -16,7 +16,7 @@ from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models import scratch
 from milescli.recipe.model import ScratchModel
 from tests.chaos.oracle import OF_ENGINES
-from tests.end_to_end.runs import Workplace, actor_of, learned, step_done
+from tests.end_to_end.runs import Workplace, actor_of, learned, saved, step_done
 
 RECIPE = """\
 model: {path: base}
@@ -36,6 +36,8 @@ OWN = {
     "second": "run: {seed: 2}\ntrain: {steps: 6, kl_coef: 0.0, optimizer: {lr: 0.01}}\n"
     "rollout: {prompts_per_step: 2}\n",
 }
+LAUNCH = ("launch", "--recipe", "several.yaml", "--adapter", "first=first.yaml")
+LAUNCH += ("--adapter", "second=second.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +49,9 @@ def several(workplace: Workplace) -> Workplace:
     model = ScratchModel(**shape, ffn_hidden_size=128, vocab_size=300)
     scratch.make_model(model, folder, 0)
     (workplace.folder / "several.yaml").write_text(RECIPE)
-    options = []
     for name, text in OWN.items():
         (workplace.folder / f"{name}.yaml").write_text(text)
-        options += ["--adapter", f"{name}={name}.yaml"]
-    launch = ("launch", "--recipe", "several.yaml", "--name", "both", *options)
-    process = workplace.start(*launch)
+    process = workplace.start(*LAUNCH, "--name", "both")
     second = "both/adapters/second"
     workplace.wait_for(second, step_done(3), process)
     actor_of(process.pid, "trainer-rank-0.log").send_signal(signal.SIGKILL)
@@ -104,6 +103,33 @@ def _merged(base: str, own: str) -> dict:
         return into
 
     return put(yaml.safe_load(base), yaml.safe_load(own))
+
+
+def test_neither_processes_that_collect_for_each_nor_waves_change_a_number(
+    several: Workplace, tmp_path: Path
+) -> None:
+    """Not where the driver is killed, nor where such a process dies."""
+    collected = ("--name", "apart", "--set", "machine.collectors=4")
+    collected += ("--set", "engines.num=2", "--set", "weights.wave_share=0.5")
+    process, second = several.start(*LAUNCH, *collected), "apart/adapters/second"
+    for happened in (saved(2), step_done(2)):
+        several.wait_for(second, happened, process)
+    process.send_signal(signal.SIGKILL)
+    several.finish(process)
+    past = len(several.events(second))
+    process = several.start("resume", "apart")
+    several.wait_for(second, step_done(4), process, after=past)
+    actor_of(process.pid, "collector-1-of-second.log").kill()
+    finished = several.finish(process)
+    assert finished.code == 0, finished
+    for name in OWN:
+        ours, theirs = (f"{run}/adapters/{name}" for run in ("apart", "both"))
+        assert _learned(several, ours) == _learned(several, theirs)
+        weights = _weights(several, ours, tmp_path / f"ours-{name}")
+        others = _weights(several, theirs, tmp_path / f"theirs-{name}")
+        assert all(torch.equal(weights[key], others[key]) for key in others)
+    events = several.events("apart")
+    assert "collector 1 of second" in [e["worker"] for e in events if "Replaced" in e["event"]]
 
 
 def test_the_run_tells_of_all(several: Workplace) -> None:

@@ -89,6 +89,14 @@ def test_copies_of_sent_weights_are_counted_on_both_sides(process: str) -> None:
     assert grown == pytest.approx(0.6e9 * 4, rel=0.3), f"{grown / MIB:.0f} MiB"
 
 
+def test_waves_need_what_was_sent_before_until_the_last_is_updated() -> None:
+    cpu = ("machine.gpus=0", "engines.num=1", "weights.channel=distributed", *DELTA)
+    once, waves = (_plan("qwen3-0.6b", *cpu, *more) for more in ((), ("weights.wave_share=0.5",)))
+    grown = _in_step(waves, "trainer-rank") - _in_step(once, "trainer-rank")
+    assert grown == pytest.approx(0.6e9 * 4, rel=0.3), f"{grown / MIB:.0f} MiB"
+    assert _in_step(waves, "engine") == _in_step(once, "engine")
+
+
 def test_shared_memory_keeps_no_copies() -> None:
     cpu = ("machine.gpus=0", "engines.num=1")
     without = _plan("qwen3-0.6b", *cpu)

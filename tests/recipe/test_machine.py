@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.machine import RunSettings, metrics_address, tracker_rules, wave_rules
-from milescli.recipe.schema import Recipe
+from milescli.recipe.machine import RunSettings, metrics_address, tracker_rules
 from milescli.recipe.section import refuse
 
 
@@ -38,16 +37,3 @@ def test_what_is_no_address_is_refused_with_one(text: str) -> None:
 def test_a_project_has_a_name() -> None:
     with pytest.raises(RecipeError, match=r"`run\.project` is empty"):
         refuse(tracker_rules(RunSettings(project=" ")))
-
-
-@pytest.mark.parametrize(
-    ("other", "name"),
-    [
-        ({"weights": {"wave_share": 0.5, "full_every": 4}}, "full_every"),
-        ({"weights": {"wave_share": 0.5}, "adapters": {"a": {}}}, "adapters"),
-    ],
-)
-def test_waves_exclude_what_needs_all_engines_at_once(other: dict[str, object], name: str) -> None:
-    with pytest.raises(RecipeError, match=name):
-        refuse(wave_rules(Recipe.model_validate(other)))
-    refuse(wave_rules(Recipe.model_validate({"weights": {"wave_share": 0.5}})))

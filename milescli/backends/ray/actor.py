@@ -7,9 +7,10 @@ from __future__ import annotations
 import asyncio
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from milescli.backends.ray.nodes import DEATH_NOTICE_S, ClusterNode, find_dead, node_died
@@ -20,6 +21,7 @@ from milescli.core.silence import sounds_like_lost_peer
 from milescli.core.units import MIB, format_bytes
 from milescli.platform.memory_record import last_look
 
+NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 STATUS = "status"
 """The method of a look without one: it says nothing of what the process did."""
 LOOK_TIMEOUT_S = 3.0
@@ -61,9 +63,11 @@ class ActorHandle:
         first, *parts = call.remote(method, args, {})
         return await _bounded(self, first, method, timeout_s), parts
 
-    async def start(self, *, timeout_s: float) -> int:
-        """Build the hosted object; returns its pid."""
-        ref = self.actor.start.remote(pickle.dumps(self.kwargs), str(self.log_path))
+    async def start(self, *, timeout_s: float, secrets: Mapping[str, str] = NO_SECRETS) -> int:
+        """Build the hosted object; returns its pid. `secrets`: variables that its environment gets
+        from here, where it runs the user's code or asks others; they are in no file."""
+        kwargs, log_path = pickle.dumps(self.kwargs), str(self.log_path)
+        ref = self.actor.start.remote(kwargs, log_path, dict(secrets))
         return await _bounded(self, ref, "start", timeout_s)
 
     async def look(self, method: str | None = None, *, timeout_s: float = LOOK_TIMEOUT_S) -> Any:

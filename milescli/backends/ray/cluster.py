@@ -30,9 +30,9 @@ ACTORS_PER_SLOT = 2
 """A trainer rank and an engine, one of Ray's CPUs each, whatever they use."""
 LEAVE_TIMEOUT_S = 15.0
 """For Ray to let this process go; it waits for its own processes."""
-CALLS_AT_ONCE = 8
-"""Number of concurrent calls of one actor: `run` on its work thread, `status` and `peek` beside
-it."""
+CALLS_AT_ONCE = 256
+"""Number of concurrent calls of one actor: `run` on its work thread, one after the other, `status`
+and `peek` beside it. Every process that collects may wait for the reward model's."""
 
 
 class Cluster:
@@ -62,6 +62,11 @@ class Cluster:
         self._spawned: list[ActorHandle] = []
         self._ahead: dict[str, Any] = {}
         """By name, actors that wait for whoever spawns them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process of the run starts processes in the same places, which are its own: they
+        end with it."""
+        return {**vars(self), "_spawned": [], "_ahead": {}, "_started": False}
 
     def start(self, plan: Plan, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start or join Ray; on the calling (main) thread, since Ray's processes end with it.

@@ -56,9 +56,10 @@ class Host:
         with without_garbage_search():
             return getattr(importlib.import_module(module), attribute)
 
-    async def start(self, kwargs: bytes, log_path: str) -> int:
+    async def start(self, kwargs: bytes, log_path: str, secrets: dict[str, str]) -> int:
         """Build the target object from pickled `kwargs`, on the work thread; returns the pid. What
-        the process prints from now on is in the log."""
+        the process prints from now on is in the log. `secrets` are added to the environment."""
+        os.environ.update(secrets)
         _redirect_output(Path(log_path))
         faulthandler.enable()
         await self._on_work_thread("start", lambda: self._build(kwargs))

@@ -4,8 +4,6 @@ the node's actor, and come back from it, in one message. Used by the runtime, fo
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -24,6 +22,7 @@ from milescli.backends.ray.process_host import (
     Settled,
 )
 from milescli.core.errors import MilesError, WorkerDied
+from milescli.core.imports import Origin
 from milescli.workers.async_worker import QuickCall
 from milescli.workers.worker import CallFailed
 
@@ -114,7 +113,7 @@ class NodeProcesses:
             PROCESS_HOST,
             node=self._number,
             num_cpus=0.0,
-            kwargs={"import_from": list(sys.path), "folder": os.getcwd()},
+            kwargs={"origin": Origin.here()},
             environment={},
         )
         try:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from milescli.core.errors import MilesError
+from milescli.core.imports import Origin
 from milescli.workers.async_worker import QuickCalls
 from milescli.workers.worker import CallFailed
 
@@ -65,12 +65,9 @@ class ProcessHost:
     """Hosts processes. All methods but the first two run in the actor's event loop; none waits for
     a call."""
 
-    def __init__(self, *, import_from: Sequence[str], folder: str) -> None:
-        """Set the driver's `sys.path` as `import_from`, and its working folder, which may not exist
-        here."""
-        sys.path += [entry for entry in import_from if entry not in sys.path]
-        with contextlib.suppress(OSError):
-            os.chdir(folder)
+    def __init__(self, *, origin: Origin) -> None:
+        """Import the user's code from where the driver does."""
+        origin.adopt()
         self._processes: dict[int, QuickCalls] = {}
         self._settled: list[Settled] = []
         self._has_settled = asyncio.Event()

@@ -4,7 +4,7 @@ that the driver makes of them. `runtime.collecting` moves them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -44,8 +44,9 @@ class Line(NamedTuple):
     num_loss_tokens: int
     version_spans: list[VersionSpan]
     """One for each weight version; their places mean nothing."""
-    role: None = None
-    rewards: None = None
+    role: str | None = None
+    rewards: tuple[()] | None = None
+    """Empty where the trajectory has rewards of single turns."""
 
 
 @dataclass(slots=True)
@@ -58,7 +59,6 @@ class CountedSample:
     trajectories: list[Line]
     stop_reason: StopReason
     reward: float
-    num_loss_tokens: int
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
     guesses: Guesses = NO_GUESSES
@@ -68,13 +68,19 @@ class CountedSample:
     role_rewards: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def num_loss_tokens(self) -> int:
+        """Sampled by the policy, over all trajectories."""
+        lines = self.trajectories
+        return lines[0][1] if len(lines) == 1 else sum([line[1] for line in lines])
+
+    @property
     def oldest_version(self) -> WeightVersion:
         """Version of the oldest token."""
         return min(span.version for line in self.trajectories for span in line.version_spans)
 
 
 _STOPS = tuple(StopReason)
-_RARE = ("reward_parts", "figures", "guesses", "num_failed")
+_RARE = ("reward_parts", "role_rewards", "figures", "guesses", "num_failed")
 """Fields of a sample that most samples leave as they are."""
 _USUAL = {
     each.name: {} if each.default is MISSING else each.default
@@ -112,6 +118,11 @@ class GroupNumbers:
     """[L] int32"""
     versions: np.ndarray
     """[L, 2] int64 weight versions of the oldest and of the newest token."""
+    roles: Sequence[str | None]
+    """Those of all trajectories."""
+    marks: np.ndarray
+    """[L, 2] int32 place in `roles`, and 1 where the trajectory has rewards of turns; empty where
+    no trajectory has either."""
     rare: Mapping[int, Mapping[str, Any]]
     """By place of the sample: fields of `Sample` that differ from their defaults."""
 
@@ -120,7 +131,10 @@ class GroupNumbers:
         """Return the numbers of groups, by their tickets."""
         samples = [sample for group in groups.values() for sample in group.samples]
         lines = [line for sample in samples for line in sample.trajectories]
-        assert all(line.role is line.rewards is None for line in lines), "these are not sent"
+        roles = list(dict.fromkeys(line.role for line in lines))
+        places = {role: place for place, role in enumerate(roles)}
+        is_marked = roles != [None] or any(line.rewards is not None for line in lines)
+        marks = [(places[line.role], line.rewards is not None) for line in lines if is_marked]
         versions = [[span.version for span in line.version_spans] for line in lines]
         rare = {
             place: own
@@ -139,6 +153,8 @@ class GroupNumbers:
             num_tokens=np.array([line.num_tokens for line in lines], np.int32),
             num_loss_tokens=np.array([line.num_loss_tokens for line in lines], np.int32),
             versions=np.array([(min(each), max(each)) for each in versions], np.int64),
+            roles=roles,
+            marks=np.array(marks, np.int32),
             rare=rare,
         )
 
@@ -153,11 +169,13 @@ class GroupNumbers:
             map(tuple, self.versions.tolist()),
             strict=True,
         )
+        marks, names = iter(self.marks.tolist()), self.roles
+        is_marked = self.marks.size > 0
         columns = (self.indices, self.seeds, self.rewards, self.stops, self.num_lines)
         for index, seed, reward, stop, count in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            lines, total = list[Line](), 0
+            lines = list[Line]()
             for _ in range(count):
                 size, trained, seen = next(sizes)
                 own = spans.get(seen)
@@ -165,9 +183,12 @@ class GroupNumbers:
                     own = spans[seen] = [
                         VersionSpan(start=0, end=0, version=each) for each in dict.fromkeys(seen)
                     ]
-                lines.append(Line(size, trained, own))
-                total += trained
-            samples.append(CountedSample(index, seed, lines, _STOPS[stop], reward, total))
+                if is_marked:
+                    role, is_paid = next(marks)
+                    lines.append(Line(size, trained, own, names[role], () if is_paid else None))
+                else:
+                    lines.append(Line(size, trained, own))
+            samples.append(CountedSample(index, seed, lines, _STOPS[stop], reward))
         for place, unusual in self.rare.items():
             for name, value in unusual.items():
                 setattr(samples[place], name, value)

@@ -12,7 +12,7 @@ from statistics import fmean, pvariance
 from typing import Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.role_views import has_role_rewards, views_of
+from milescli.core.role_views import has_role_rewards, rewards_by_role
 from milescli.core.types import Group, Prompt, Sample, StopReason
 from milescli.core.user_code import mend
 from milescli.recipe.data import Data
@@ -152,8 +152,8 @@ def pass_rate(*, group: Group, settings: Rollout) -> bool:
 
 def has_zero_variance(group: Group) -> bool:
     """Return whether all rewards of the group are equal, and those of each role."""
-    views = views_of(group).values() if has_role_rewards([group]) else ()
-    return all(len(set(each.rewards)) <= 1 for each in (group, *(view.group for view in views)))
+    of_roles = rewards_by_role(group).values() if has_role_rewards([group]) else ()
+    return all(len(set(rewards)) <= 1 for rewards in (group.rewards, *of_roles))
 
 
 class SampleFilter(Protocol):

@@ -5,11 +5,9 @@ filters and batches stay the work of `rollout.collect`."""
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,14 +17,17 @@ from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import WaitTimeout, WorkerDied
-from milescli.core.events import PublishStats
-from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
+from milescli.core.types import EngineAddress, Group, Prompt
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.collector import Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers
+from milescli.runtime.collecting.following import Following
 from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order, as_row
+from milescli.runtime.collecting.share import collector_name, part_of
+from milescli.runtime.collecting.workers import Asked, Worker, Workers
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.restarts import Repairs, beyond
+from milescli.train.advantages import AdvantageRows
 from milescli.train.base import Outline, ScatteredShard, TrainBatch
 from milescli.train.objectives.policy import Policy
 from milescli.train.packing import lay_out
@@ -35,46 +36,6 @@ BYTES_PER_TOKEN = 13
 """Of a sequence on its way to a rank, about: what a watch of the ranks compares."""
 Start = Callable[[int, list[EngineAddress]], Awaitable[ActorHandle]]
 """Starts the process with this number, which asks these engines."""
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A group that a process makes, or has made and keeps."""
-
-    position: int
-    epoch: int
-    prompt: Prompt
-    step: int
-    future: asyncio.Future[Group | None]
-
-    @property
-    def group(self) -> Group | None:
-        """Return the group where it is made."""
-        future = self.future
-        is_made = future.done() and not future.cancelled() and future.exception() is None
-        return future.result() if is_made else None
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One process."""
-
-    number: int
-    handle: ActorHandle | None = None
-    """None: another is being started."""
-    asked: dict[int, _Asked] = field(default_factory=dict)
-    """By ticket, until they are released."""
-    orders: list[int] = field(default_factory=list)
-    cancelled: list[int] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
-    """Tickets, until they are sent."""
-    again: set[int] = field(default_factory=set)
-    """Tickets that its predecessor had, and that it has not reported yet."""
-    engines: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By URL: requests that wait for it, and time.monotonic when it replied last."""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    """There is a process, and it has been sent all that the one before was asked."""
 
 
 class Collectors:
@@ -92,14 +53,25 @@ class Collectors:
         journal: SampleJournal | None,
         repairs: Repairs,
         warn: Callable[[str], None],
+        adapter: str | None = None,
+        policies: Mapping[str, SglangFleet] | None = None,
+        scorer: Callable[[], ActorHandle | None] = lambda: None,
     ) -> None:
+        """`adapter`: the one of several that they collect for. `policies`: who plays roles that are
+        not trained, by their names in `rollout.policies`. `scorer` returns the process that holds
+        the reward model now."""
         self._start, self._kill = start, kill
         self._fleet, self._journal, self._repairs, self._warn = fleet, journal, repairs, warn
-        self._workers = [_Worker(number) for number in range(count)]
-        self._tasks = list[asyncio.Task[None]]()
-        self._later = set[asyncio.Task[Any]]()
-        self._failure: BaseException | None = None
         self._timeout_s, self._run = recipe.machine.step_timeout_s, recipe.run.name or "RUN"
+        self._workers = Workers(count, timeout_s=self._timeout_s)
+        self._following = Following(self._workers, fleet)
+        self._frozen = {
+            name: Following(self._workers, served, policy=name)
+            for name, served in (policies or {}).items()
+        }
+        self._adapter, self._scorer = adapter, scorer
+        self._tasks = list[asyncio.Task[None]]()
+        self._failure: BaseException | None = None
         self._silence_s = REPORT_EVERY_S + SLOW * recipe.machine.silence_s
         self._tickets: dict[tuple[int, int], int] = {}
         """(epoch, index of the prompt) -> ticket, of groups that are not released."""
@@ -110,58 +82,44 @@ class Collectors:
     async def open(self) -> None:
         """Start all processes. Raises what ends the start of one."""
         await asyncio.gather(*(self._begin(worker) for worker in self._workers))
-        self._fleet.followers = self
+        for following in (self._following, *self._frozen.values()):
+            following.begin()
         if self._journal is not None:
             self._journal.on_checkpoint = self._checkpoint
         for worker in self._workers:
             for serve in (self._send, self._receive):
                 self._tasks.append(asyncio.create_task(self._served(worker, serve)))
 
-    async def _begin(self, worker: _Worker) -> None:
-        handle = await self._start(worker.number, self._engines_of(worker))
+    async def _begin(self, worker: Worker) -> None:
+        handle = await self._start(worker.number, self._following.engines_of(worker))
         await handle.run("open", timeout_s=self._timeout_s)
         worker.handle = handle
-        await self._follow(worker)
+        await self._following.catch_up(worker)
+        for name, following in self._frozen.items():
+            await self._workers.call(worker, "use", following.engines_of(worker), name)
+        if (scorer := self._scorer()) is not None:
+            await self._workers.call(worker, "use_scorer", scorer)
         worker.ready.set()
 
-    async def _follow(self, worker: _Worker) -> None:
-        """Bring a process to what the fleet does now: it may have paused, or continued with new
-        weights, while the process started and heard nothing."""
-        fleet, done, closed = self._fleet, None, frozenset[str]()
-        while done != (now := (fleet.is_paused, fleet.version, fleet.closed)):
-            if fleet.is_paused:
-                await self._call(worker, "pause")
-            else:
-                await self._call(worker, "reopen", fleet.version)
-            if opened := closed - now[2]:
-                await self._call(worker, "reopen_some", opened)
-            if now[2]:
-                await self._call(worker, "pause_some", now[2])
-            done, closed = now, now[2]
+    def use_scorer(self, process: ActorHandle) -> None:
+        """Let all ask this process for scores from now on: another has died."""
+        for worker in self._workers:
+            self._workers.tell(worker, "use_scorer", process)
 
     async def close(self) -> None:
         """End all processes. Idempotent."""
-        if self._fleet.followers is self:
-            self._fleet.followers = None
-        for task in (*self._tasks, *self._later):
+        for following in (self._following, *self._frozen.values()):
+            following.end()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._later, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._workers.forget()
         handles = [worker.handle for worker in self._workers if worker.handle is not None]
         closing = (handle.run("close", timeout_s=CLOSE_TIMEOUT_S) for handle in handles)
         await asyncio.gather(*closing, return_exceptions=True)
         await self._kill(handles)
         for worker in self._workers:
             worker.handle = None
-
-    def _engines_of(self, worker: _Worker) -> list[EngineAddress]:
-        """A process's share of the engines, which keeps to their numbers; all, where none of the
-        share lives. It asks them directly: a router may be on another computer."""
-        engines, count = list(self._fleet.engines), len(self._workers)
-        own = [one for one in engines if int(one.name.split()[-1]) % count == worker.number]
-        return own or engines
-
-    def _worker(self, ticket: int) -> _Worker:
-        return self._workers[ticket % len(self._workers)]
 
     def _new_ticket(self, position: int) -> int:
         """A number that no other order has: one that is given up may be reported still, while the
@@ -177,9 +135,9 @@ class Collectors:
     ) -> Group | None:
         if self._failure is not None:
             raise self._failure
-        worker = self._worker(ticket := self._new_ticket(position))
+        worker = self._workers.of(ticket := self._new_ticket(position))
         future: asyncio.Future[Group | None] = asyncio.get_running_loop().create_future()
-        worker.asked[ticket] = _Asked(position, epoch, prompt, progress.step, future)
+        worker.asked[ticket] = Asked(position, epoch, prompt, progress.step, future)
         self._tickets[epoch, prompt.index] = ticket
         worker.orders.append(ticket)
         worker.wake.set()
@@ -198,7 +156,7 @@ class Collectors:
         progress.last_done = time.monotonic()
         return group
 
-    def _forget(self, worker: _Worker, ticket: int) -> None:
+    def _forget(self, worker: Worker, ticket: int) -> None:
         if (asked := worker.asked.pop(ticket, None)) is not None:
             place = asked.epoch, asked.prompt.index
             if self._tickets.get(place) == ticket:
@@ -225,7 +183,7 @@ class Collectors:
     def _ticket(self, group: Group) -> int:
         return self._tickets[group.epoch, group.prompt.index]
 
-    async def _served(self, worker: _Worker, serve: Callable[[_Worker], Awaitable[None]]) -> None:
+    async def _served(self, worker: Worker, serve: Callable[[Worker], Awaitable[None]]) -> None:
         """Serve as long as the run lasts, by one process after the other."""
         while True:
             await worker.ready.wait()
@@ -245,33 +203,24 @@ class Collectors:
                 self._fail(failure)
                 raise
 
-    async def _send(self, worker: _Worker) -> None:
+    async def _send(self, worker: Worker) -> None:
         await worker.wake.wait()
         worker.wake.clear()
         await asyncio.sleep(0)  # all that is asked at one moment goes together
         orders = [self._order(worker, ticket) for ticket in worker.orders]
         cancelled, released = worker.cancelled, worker.released
         worker.orders, worker.cancelled, worker.released = [], [], []
-        await self._call(worker, "take", orders, cancelled, released)
+        await self._workers.call(worker, "take", orders, cancelled, released)
 
-    def _order(self, worker: _Worker, ticket: int) -> tuple[Any, ...]:
+    def _order(self, worker: Worker, ticket: int) -> tuple[Any, ...]:
         asked, journal = worker.asked[ticket], self._journal
         position, step = asked.position, asked.step
         recorded = journal.recorded(step, position) if journal is not None else None
         return tuple(Order(ticket, position, asked.epoch, as_row(asked.prompt), step, recorded))
 
-    async def _call(self, worker: _Worker, method: str, *args: Any) -> Any:
-        handle = worker.handle
-        if handle is None:
-            raise _ended(worker)
-        return await handle.run(method, *args, timeout_s=self._timeout_s)
-
-    async def _receive(self, worker: _Worker) -> None:
-        handle = worker.handle
-        if handle is None:
-            raise _ended(worker)
+    async def _receive(self, worker: Worker) -> None:
         try:
-            report: Finished = await handle.run("finished", timeout_s=self._silence_s)
+            report: Finished = await worker.call("finished", timeout_s=self._silence_s)
         except WaitTimeout as error:
             raise WorkerDied(error.what, why=error.why, fix=error.fixes) from None
         now = time.monotonic()
@@ -293,15 +242,15 @@ class Collectors:
         if report.numbers is not None:
             self._note(worker, report.numbers)
 
-    def _distrust(self, worker: _Worker, journal: SampleJournal) -> None:
+    def _distrust(self, worker: Worker, journal: SampleJournal) -> None:
         """Let no process use what was recorded, of which this one could not read a part."""
         if num_groups := journal.distrust():
             self._warn(f"{num_groups} groups of the journal are sampled again, too")
         for other in self._workers:
             if other is not worker:
-                self._begin_later(self._tell(other, "distrust"))
+                self._workers.tell(other, "distrust")
 
-    def _note(self, worker: _Worker, numbers: GroupNumbers) -> None:
+    def _note(self, worker: Worker, numbers: GroupNumbers) -> None:
         tickets = numbers.tickets.tolist()
         of = dict.fromkeys(tickets, (0, NO_PROMPT))
         asked = {ticket: one for ticket in tickets if (one := worker.asked.get(ticket))}
@@ -326,20 +275,18 @@ class Collectors:
                 if not asked.future.done():
                     asked.future.set_exception(error)
 
-    async def _replace(
-        self, worker: _Worker, error: WorkerDied, handle: ActorHandle | None
-    ) -> None:
+    async def _replace(self, worker: Worker, error: WorkerDied, handle: ActorHandle | None) -> None:
         """Start another process in the place of one that died, and ask it for all that is not
         released: what the journal has is not sampled again, and the rest has the same seeds."""
-        name, began = f"collector {worker.number}", time.monotonic()
+        name, began = collector_name(worker.number, self._adapter), time.monotonic()
         if refusal := self._repairs.begin(name, error):
             raise beyond(error, refusal)
         if handle is not None:
             await self._kill([handle])
         if (journal := self._journal) is not None:
-            await in_thread(lambda: journal.read_part(name.replace(" ", "-")))
+            await in_thread(lambda: journal.read_part(part_of(worker.number)))
         await self._begin(worker)
-        await self._call(worker, "use", self._engines_of(worker))
+        await self._workers.call(worker, "use", self._following.engines_of(worker), None)
         worker.orders, worker.again = list(worker.asked), set(worker.asked)
         worker.cancelled, worker.released = [], []
         worker.wake.set()
@@ -349,7 +296,7 @@ class Collectors:
         source = ", ".join(part for part in (source, again) if part)
         self._repairs.done(name, began=began, source=source, lost_samples=lost)
 
-    def _counted(self, worker: _Worker) -> tuple[int, int]:
+    def _counted(self, worker: Worker) -> tuple[int, int]:
         """Samples that are complete and not released: those that the journal has, and others."""
         kept = lost = 0
         for one in worker.asked.values():
@@ -365,9 +312,12 @@ class Collectors:
         """Return the batch of a step, whose sequences go from those who have them to the ranks.
         `settings`: see `packing.lay_out`."""
 
-        def laid_out() -> tuple[list[Outline], Any, Any]:
+        in_driver = not policy.advantages_read_tokens
+
+        def laid_out() -> tuple[list[Outline], Any, AdvantageRows]:
             outlines = policy.outlines(items)
-            return outlines, lay_out(outlines, **settings), policy.advantages(items)
+            rows = policy.advantages(items) if in_driver else [()] * len(items)
+            return outlines, lay_out(outlines, **settings), rows
 
         changed = len(self._changed)
         tickets = [self._ticket(group) for group in items]
@@ -384,11 +334,18 @@ class Collectors:
         cuts: dict[int, list[Any]] = {worker.number: [] for worker in self._workers}
         for number, (group, row) in enumerate(zip(items, rows, strict=True)):
             learned = [sample.is_learned for sample in group.samples]
-            own, ticket = [float(value) for value in row], tickets[number]
-            cuts[self._worker(ticket).number].append((ticket, number, firsts[number], own, learned))
-        state = dict(policy.state)
+            rewards = [] if in_driver else group.rewards
+            own, ticket = list(row) if in_driver else None, tickets[number]
+            # sent as a plain tuple, as an order is
+            cut = (ticket, number, firsts[number], own, rewards, learned)
+            cuts[self._workers.of(ticket).number].append(cut)
+        told = {
+            "state": dict(policy.state),
+            "ranks": ranks,
+            "has_turn_rewards": policy.has_turn_rewards(items),
+        }
         pieces = await all_or_first_error(
-            self._pieces(worker, Cut(state=state, groups=cuts[worker.number], ranks=ranks))
+            self._pieces(worker, Cut(groups=cuts[worker.number], **told))
             for worker in self._workers
             if cuts[worker.number]
         )
@@ -415,7 +372,7 @@ class Collectors:
         """Raise WorkerDied where a shaped or sifted copy is of samples that are lost."""
         gone = 0
         for group, ticket in zip(items, tickets, strict=True) if self._changed else ():
-            known = self._worker(ticket).asked[ticket].group
+            known = self._workers.of(ticket).asked[ticket].group
             assert known is not None, ticket
             ours, theirs = ([one.trajectories for one in each.samples] for each in (group, known))
             gone += ours != theirs
@@ -429,7 +386,7 @@ class Collectors:
             fix=f"miles resume {self._run}   # from the newest checkpoint",
         )
 
-    async def _pieces(self, worker: _Worker, cut: Cut) -> list[Any]:
+    async def _pieces(self, worker: Worker, cut: Cut) -> list[Any]:
         """[dp] references."""
         tickets = {ticket for ticket, *_ in cut.groups}
         _, pieces = await self._when_made(
@@ -441,7 +398,7 @@ class Collectors:
         )
         return pieces
 
-    async def _when_made(self, worker: _Worker, tickets: set[int], call: Any) -> Any:
+    async def _when_made(self, worker: Worker, tickets: set[int], call: Any) -> Any:
         """Call what needs these groups; where the process dies meanwhile, once more when its
         successor has made them again."""
         while True:
@@ -464,79 +421,18 @@ class Collectors:
         whole = list[Group]()
         for ticket, group in ((self._ticket(group), group) for group in groups):
             ask = partial(_whole_from, decided={ticket: group}, timeout_s=self._timeout_s)
-            made = await self._when_made(self._worker(ticket), {ticket}, ask)
+            made = await self._when_made(self._workers.of(ticket), {ticket}, ask)
             whole.append(replace(made[ticket], prompt=group.prompt))
         return whole
-
-    # ------------------------------------------------------------------ what the fleet does
-
-    async def pause(self) -> PublishStats:
-        return self._sum(await self._of_all("pause"))
-
-    async def pause_some(self, urls: Collection[str]) -> PublishStats:
-        return self._sum(await self._of_all("pause_some", frozenset(urls)))
-
-    async def reopen_some(self, urls: Collection[str]) -> None:
-        await self._of_all("reopen_some", frozenset(urls))
-
-    @staticmethod
-    def _sum(stats: Sequence[PublishStats]) -> PublishStats:
-        return PublishStats(
-            num_running=sum(one.num_running for one in stats),
-            discarded_tokens=sum(one.discarded_tokens for one in stats),
-            retractions=sum(one.retractions for one in stats),
-            held_requests=sum(one.held_requests for one in stats),
-        )
-
-    async def reopen(self, version: WeightVersion) -> None:
-        await self._of_all("reopen", version)
-
-    def use(self, engines: Sequence[EngineAddress]) -> None:
-        for worker in self._workers:
-            self._begin_later(self._tell(worker, "use", self._engines_of(worker)))
-
-    def num_waiting(self, url: str) -> int:
-        known = (worker.engines.get(url) for worker in self._workers)
-        return sum(one[0] for one in known if one is not None)
-
-    def silent_s(self, url: str) -> float:
-        known = (worker.engines.get(url) for worker in self._workers)
-        last = max((one[1] for one in known if one is not None), default=-math.inf)
-        return time.monotonic() - last
-
-    async def _tell(self, worker: _Worker, method: str, *args: Any) -> None:
-        with suppress(WorkerDied):  # its successor begins with what there is then
-            await self._call(worker, method, *args)
 
     def _checkpoint(self) -> None:
         journal = self._journal
         assert journal is not None
 
         async def tell() -> None:
-            await self._of_all("checkpoint", await in_thread(journal.oldest_kept))
+            await self._workers.call_all("checkpoint", await in_thread(journal.oldest_kept))
 
-        self._begin_later(tell())
-
-    def _begin_later(self, call: Any) -> None:
-        task = asyncio.ensure_future(call)
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
-
-    async def _of_all(self, method: str, *args: Any) -> list[Any]:
-        """Results of those that live: one that is started anew knows."""
-        handles = [worker.handle for worker in self._workers if worker.handle is not None]
-        results = await asyncio.gather(
-            *(handle.run(method, *args, timeout_s=self._timeout_s) for handle in handles),
-            return_exceptions=True,
-        )
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, WorkerDied):
-                raise result
-        return [result for result in results if not isinstance(result, BaseException)]
-
-
-def _ended(worker: _Worker) -> WorkerDied:
-    return WorkerDied(f"collector {worker.number} has ended", why="it is replaced", fix=[])
+        self._workers.later(tell())
 
 
 async def _whole_from(
@@ -547,8 +443,9 @@ async def _whole_from(
 
 SLOW = 4.0
 """Times `machine.silence_s` that a process may take for a report: it may be busy."""
-CLOSE_TIMEOUT_S = 15.0
-"""For a process to write what its journal waits for."""
+CLOSE_TIMEOUT_S = 60.0
+"""For a process to write what its journal waits for, and to end what it has started: packages may
+have containers to clean up."""
 NOTICE_S = 0.05
 NO_PROMPT = Prompt(index=-1, token_ids=[], text="")
 """Of groups that nobody waits for any more."""

@@ -14,13 +14,17 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from milescli.agents.foreign.host import close_hosts
+from milescli.agents.mcp_tools import close_servers
+from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.cluster import Cluster
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
 from milescli.checkpoint.journal import Place
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError
 from milescli.core.events import PublishStats
-from milescli.core.imports import search_garbage_rarely
+from milescli.core.imports import Origin, search_garbage_rarely
 from milescli.core.types import EngineAddress, Group, Prompt, WeightVersion
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.schema import Recipe
@@ -29,13 +33,19 @@ from milescli.rollout.collect.collector import Collector, Progress
 from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
 from milescli.rollout.collect.group_record import GroupHead
 from milescli.rollout.episode.episode import training_episodes
+from milescli.runtime.collecting.following import FollowedScorer
+from milescli.runtime.collecting.share import Share, shared_recipe
+from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
 from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
-from milescli.runtime.inputs.given_models import served_teachers
+from milescli.runtime.inputs.given_models import by_role, served_teachers
 from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
+from milescli.runtime.recovery.engines import ScoreClient
+from milescli.train.advantages import Advantage
 from milescli.train.base import ShardPiece, TrainSequence
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 from milescli.train.packing import images_of
+from milescli.workers.isolated import close_lanes
 
 GATHER_S, MOST_GATHER_S, GATHER_OF_A_GROUP_S = 0.05, 0.5, 0.0005
 """Groups that are done within so many seconds are reported together: the first, and the third for
@@ -80,15 +90,31 @@ class Finished:
     """Records of the journal that could not be read."""
 
 
+class GroupCut(NamedTuple):
+    """Says what is cut of one group."""
+
+    ticket: int
+    number: int
+    """Of the group in the step."""
+    first: int
+    """Number of its first sequence."""
+    advantages: Sequence[Advantage] | None
+    """[samples] None: they are estimated of its tokens, by `rewards`."""
+    rewards: Sequence[float]
+    """[samples] as the driver shaped them; empty where there are advantages."""
+    learned: Sequence[bool]
+    """[samples] which are learned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """Asks for the sequences of groups that a step is trained on."""
 
     state: Mapping[str, float]
     """Of the objective, where it changes from step to step."""
-    groups: Sequence[tuple[int, int, int, Sequence[float], Sequence[bool]]]
-    """Of each group: its ticket, its number in the step, the number of its first sequence, the
-    advantage of each sample, and which samples are learned."""
+    groups: Sequence[GroupCut]
+    has_turn_rewards: bool
+    """The step has rewards of single turns, which its credit is given."""
     ranks: Sequence[np.ndarray]
     """[dp] numbers of the sequences that each data-parallel rank gets."""
 
@@ -108,20 +134,32 @@ class CollectorProcess:
     def __init__(
         self,
         *,
+        name: str,
         recipe: Recipe,
+        share: Share,
+        origin: Origin,
+        cluster: Cluster,
         tokenizer: ChatTokenizer,
         vocab_size: int,
         fleet: Mapping[str, Any],
+        policies: Mapping[str, Mapping[str, Any]],
         version: WeightVersion,
         is_paused: bool,
         with_greedy: bool,
         journal: JournalPart | None,
     ) -> None:
-        """`fleet`: arguments of SglangFleet; `version`: what its engines hold. `is_paused`: weights
-        are being sent to them."""
+        """`name`: of this process; `share`: its part of what the run has. `fleet`: arguments of
+        SglangFleet, and `policies` those of each that plays a role; `version`: what the engines
+        hold. `is_paused`: weights are being sent to them."""
+        origin.adopt()
+        self._name, self._share, self._cluster = name, share, cluster
+        self._recipe = recipe = shared_recipe(recipe, share)
         self._fleet = SglangFleet(**fleet)
         self._fleet.reopen(version)
-        self._fleet.on_death = lambda _: None  # the driver's fleet finds it, too, and replaces it
+        self._policies = {name: SglangFleet(**served) for name, served in policies.items()}
+        for own in (self._fleet, *self._policies.values()):
+            own.on_death = lambda _: None  # the driver's fleet finds it, too, and replaces it
+        self._scorer = FollowedScorer(cluster, recipe.machine)
         self._warnings, self._lost = list[str](), 0
         self._journal: SampleJournal | None = None
         if journal is not None:
@@ -137,11 +175,12 @@ class CollectorProcess:
         episodes = training_episodes(
             recipe,
             engine=self.engine,
-            scorer=scorer_of(recipe, None),
+            scorer=scorer_of(recipe, ScoreClient(self._scorer)),
             decode=tokenizer.decode,
             vocab_size=vocab_size,
             chat_form=chat_form_of(recipe, tokenizer),
             teachers=served_teachers(recipe, tokenizer),
+            policies=by_role(recipe, self._policies),
             tell=FirstFew(self._warnings.append),
         )
         self._collector = Collector(
@@ -162,6 +201,7 @@ class CollectorProcess:
         self._unscored = list[int]()
         self._news, self._made = asyncio.Event(), asyncio.Event()
         self._starts_paused = is_paused
+        self._environments: SpreadEnvironments | None = None
 
     @property
     def engine(self) -> RolloutEngine:
@@ -169,10 +209,18 @@ class CollectorProcess:
         return self._fleet
 
     async def open(self) -> None:
-        """Begin on the event loop of the calls."""
+        """Begin on the event loop of the calls. Raises WorkerDied or WaitTimeout where a node takes
+        no environments."""
         search_garbage_rarely()
+        self._environments = await spread_environments(
+            self._recipe,
+            self._cluster,
+            self._share.other_nodes,
+            tell=self._warnings.append,
+            name=f"environments of {self._name}",
+        )
         if self._starts_paused:
-            await self._fleet.pause()
+            await self._fleet.stop_requests()
 
     async def take(
         self, orders: Sequence[tuple[Any, ...]], cancelled: Sequence[int], released: Sequence[int]
@@ -232,8 +280,9 @@ class CollectorProcess:
             unscored=unscored,
             warnings=warnings,
             engines={
-                each.url: (self._fleet.num_waiting(each.url), self._fleet.silent_s(each.url))
-                for each in self._fleet.engines
+                each.url: (fleet.num_waiting(each.url), fleet.silent_s(each.url))
+                for fleet in (self._fleet, *self._policies.values())
+                for each in fleet.engines
             },
             lost_records=self._lost - lost,
         )
@@ -251,14 +300,14 @@ class CollectorProcess:
     def _pieces(self, cut: Cut) -> list[ShardPiece]:
         self._objective.restore(cut.state)
         made = dict[int, TrainSequence]()
-        for ticket, number, first, row, learned in cut.groups:
-            group = self._groups[ticket]
-            samples = [
-                sample if is_learned else replace(sample, is_learned=False)
-                for sample, is_learned in zip(group.samples, learned, strict=True)
-            ]
-            own = self._objective.of_group(replace(group, samples=samples), row, number=number)
-            made |= dict(enumerate(own, start=first))
+        for one in map(GroupCut._make, cut.groups):
+            group, row = self._decided(one), one.advantages
+            if row is None:
+                (row,) = self._objective.advantages([group])
+            own = self._objective.of_group(
+                group, row, number=one.number, has_turn_rewards=cut.has_turn_rewards
+            )
+            made |= dict(enumerate(own, start=one.first))
         png = images_of(self._groups[ticket] for ticket, *_ in cut.groups)
         pieces = list[ShardPiece]()
         for numbers in cut.ranks:
@@ -267,6 +316,18 @@ class CollectorProcess:
             pieces.append(ShardPiece(own, {image: png[image] for image in shown}))
         return pieces
 
+    def _decided(self, cut: GroupCut) -> Group:
+        """Return the group with what the driver decided of it."""
+        group = self._groups[cut.ticket]
+        samples = [
+            sample if is_learned else replace(sample, is_learned=False)
+            for sample, is_learned in zip(group.samples, cut.learned, strict=True)
+        ]
+        if cut.advantages is None:
+            pairs = zip(samples, cut.rewards, strict=True)
+            samples = [replace(sample, reward=reward) for sample, reward in pairs]
+        return replace(group, samples=samples)
+
     async def whole(self, decided: Mapping[int, Group]) -> dict[int, Group]:
         """Return groups with their tokens, by ticket; rewards are those that were decided."""
         return {
@@ -274,31 +335,36 @@ class CollectorProcess:
         }
 
     async def pause(self) -> PublishStats:
-        """Pause its requests, as `SglangFleet.pause`."""
-        return await self._fleet.pause()
+        """Pause its requests, as `SglangFleet.pause`; the driver orders the engines."""
+        return await self._fleet.stop_requests()
 
     async def reopen(self, version: WeightVersion) -> None:
         """Let its requests continue."""
         self._fleet.reopen(version)
 
     async def pause_some(self, urls: frozenset[str]) -> PublishStats:
-        """Pause some engines, as `SglangFleet.pause_some`."""
-        return await self._fleet.pause_some(urls)
+        """Pause some engines, as `SglangFleet.pause_some`; the driver orders them."""
+        return await self._fleet.stop_some(urls)
 
     async def reopen_some(self, urls: frozenset[str]) -> None:
         """Send to these engines again."""
         await self._fleet.reopen_some(urls)
 
-    async def use(self, engines: Sequence[EngineAddress]) -> None:
-        """Ask these engines from now on."""
-        urls, own = {each.url for each in engines}, {each.url for each in self._fleet.engines}
+    async def use(self, engines: Sequence[EngineAddress], policy: str | None) -> None:
+        """Ask these engines from now on, for what plays a role; None: for the policy."""
+        fleet = self._fleet if policy is None else self._policies[policy]
+        urls, own = {each.url for each in engines}, {each.url for each in fleet.engines}
         for gone in own - urls:
             error = EngineDied(f"{gone} is not used any more", why="it was replaced", fix=[])
             error.url = gone
-            self._fleet.remove(error)
+            fleet.remove(error)
         for engine in engines:
             if engine.url not in own:
-                self._fleet.add(engine)
+                fleet.add(engine)
+
+    async def use_scorer(self, process: ActorHandle) -> None:
+        """Ask this process for scores of the reward model from now on."""
+        self._scorer.follow(process)
 
     async def distrust(self) -> None:
         """Use nothing of what is recorded: see `SampleJournal.distrust`."""
@@ -316,7 +382,12 @@ class CollectorProcess:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await self._fleet.close()
+        if self._environments is not None:
+            self._environments.end()
+        for fleet in (self._fleet, *self._policies.values()):
+            await fleet.close()
+        for end in (close_lanes, close_servers, close_hosts):
+            await in_thread(end)
         if (journal := self._journal) is not None:
             await in_thread(journal.close)
 

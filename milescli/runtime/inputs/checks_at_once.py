@@ -12,6 +12,7 @@ from milescli.checkpoint.run_dir import refuse_taken
 from milescli.core.errors import RecipeError, nearest
 from milescli.data.chat_template import AUTO, own_template
 from milescli.models import ModelFacts
+from milescli.plan.collectors import refuse_pinned
 from milescli.recipe.alerts import KEY_ON, MOMENTS
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.machine import RunSettings
@@ -43,6 +44,10 @@ def _files(subject: Subject) -> None:
 
 def _plugins(subject: Subject) -> None:
     check_at_once(subject.recipe)
+
+
+def _collectors(subject: Subject) -> None:
+    refuse_pinned(subject.recipe)
 
 
 def _template(subject: Subject) -> None:
@@ -113,6 +118,11 @@ OF_RECIPE = (
         name="plug-ins",
         compares="names and parameters of plug-ins with those that a run calls",
         run=_plugins,
+    ),
+    Check(
+        name="collectors",
+        compares="`machine.collectors` with what is given the tokens of samples",
+        run=_collectors,
     ),
     Check(
         name="chat template",

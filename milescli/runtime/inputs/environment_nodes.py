@@ -7,22 +7,22 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from milescli.agents.environment import EnvironmentAgent
 from milescli.agents.environment_fleet import OtherNode
+from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.everywhere import each_node
 from milescli.backends.ray.node_processes import NodeProcesses
 from milescli.cluster.nodes import RunNodes
-from milescli.cluster.resources import NodeResources
 from milescli.core.errors import RecipeError
+from milescli.plan.collectors import DRIVERS_PACKAGES
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.episode.agents import plays_here
 from milescli.rollout.episode.episode import load_agent
-from milescli.runtime.inputs.run_inputs import RunInputs
 
-BESIDE_THE_DRIVER = ("openenv",)
-"""Environments of packages that `miles env install` has put on the driver's node."""
-
+if TYPE_CHECKING:  # processes that collect need nothing of it
+    from milescli.runtime.inputs.run_inputs import RunInputs
 
 TRY_THERE = "milescli.agents.environment:try_there"
 TRY_TIMEOUT_S = 180.0
@@ -52,7 +52,7 @@ def require_environments(recipe: Recipe, inputs: RunInputs, nodes: RunNodes) -> 
 def _lives_on_nodes(rollout: Rollout) -> bool:
     """True if the rollout's episodes are played in environments that may be on other nodes."""
     plays = rollout.plays_environment and plays_here(rollout)
-    return plays and rollout.environment.name not in BESIDE_THE_DRIVER
+    return plays and rollout.environment.name not in DRIVERS_PACKAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +72,21 @@ class SpreadEnvironments:
 
 
 async def spread_environments(
-    recipe: Recipe, resources: NodeResources, *, tell: Callable[[str], None]
+    recipe: Recipe,
+    cluster: Cluster,
+    others: Sequence[int],
+    *,
+    tell: Callable[[str], None],
+    name: str = "environments",
 ) -> SpreadEnvironments | None:
-    """Environments of the recipe live on all nodes of the run from now on. None: it has none, or
-    they stay with the driver. Raises WorkerDied or WaitTimeout where a node does not take them."""
-    others = sorted(resources.agents)
+    """Environments of the recipe live on the nodes `others`, too, from now on. None: it has none,
+    or they stay with the driver. `name`: of their processes. Raises WorkerDied or WaitTimeout where
+    a node does not take them."""
     if not others or not _lives_on_nodes(recipe.rollout):
         return None
     agent = load_agent(recipe.rollout)
     assert isinstance(agent, EnvironmentAgent), "it plays in an environment"
-    nodes = [
-        NodeProcesses(resources.cluster, number=number, tell=tell, name="environments")
-        for number in others
-    ]
+    nodes = [NodeProcesses(cluster, number=number, tell=tell, name=name) for number in others]
     timeout_s = recipe.machine.start_timeout_s
     cores = await asyncio.gather(*(node.start(timeout_s=timeout_s) for node in nodes))
     agent.fleet.spread(

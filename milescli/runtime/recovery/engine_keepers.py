@@ -31,6 +31,7 @@ from milescli.recipe.machine import MachineSettings
 from milescli.runtime.build import SCORER_NAME, Builder
 from milescli.runtime.recovery.engines import EngineActors, Engines, ScoreClient
 from milescli.runtime.recovery.healing_trainer import HealingTrainer
+from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.recovery.restarts import Repairs, beyond
 
 ASKED_AFTER_S = 5.0
@@ -397,9 +398,16 @@ def keep_scorer(engines: Engines, builder: Builder, *, repairs: Repairs) -> None
     was, and scores again what the dead one had not scored."""
     if engines.scorer is None:
         return
+
+    async def restart() -> RankGroup:
+        new = engines.scorer = await builder.start_scorer()
+        if engines.on_scorer is not None:
+            engines.on_scorer(new.ranks[0])
+        return new
+
     ranks = HealingTrainer(
         engines.scorer,
-        restart=builder.start_scorer,
+        restart=restart,
         repairs=repairs,
         silence_s=builder.recipe.machine.silence_s,
         name=SCORER_NAME,

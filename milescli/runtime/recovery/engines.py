@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -119,6 +119,8 @@ class Engines:
     """Holds the reward model, where the recipe asks one; from `keep_scorer` on it is kept alive."""
     scores: ScoreClient | None = None
     scorer_keeper: Keeper | None = None
+    on_scorer: Callable[[ActorHandle], None] | None = None
+    """Told of the process that takes the place of a reward model's that died."""
     keepers: list[Keeper] = field(default_factory=list)
     """Keepers of each fleet that is kept alive; none: the death of an engine is an error."""
 

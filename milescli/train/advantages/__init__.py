@@ -18,9 +18,9 @@ from milescli.core.types import Group, Sample, Trajectory
 from milescli.core.user_code import mend, name_of
 from milescli.recipe.train import Train
 
-Advantage = Union[float, "Sequence[np.ndarray]"]
-"""The advantage of one sample: a number, which all of its tokens share, or for each of its
-trajectories [num_tokens]."""
+Advantage = Union[float, "Sequence[float | np.ndarray]"]
+"""The advantage of one sample: a number, which all of its tokens share; or for each of its
+trajectories such a number, or [num_tokens]."""
 AdvantageRows = Sequence[Sequence[Advantage]]
 """[groups][samples of the group]"""
 
@@ -103,12 +103,9 @@ def _by_role(
     settings: Train,
     weights: Mapping[str, float],
 ) -> AdvantageRows:
-    """For each sample [num_tokens] of each trajectory."""
-    import numpy as np
-
-    rows = [
-        [[np.zeros(line.num_tokens, np.float32) for line in one.trajectories] for one in each]
-        for each in (group.samples for group in groups)
+    """For each sample a list of what each trajectory has."""
+    rows: list[list[list[float | np.ndarray]]] = [
+        [[0.0] * len(one.trajectories) for one in group.samples] for group in groups
     ]
     views = [views_of(group) for group in groups]
     for role in dict.fromkeys(role for of_group in views for role in of_group):
@@ -121,7 +118,7 @@ def _by_role(
             for (place, lines), value in zip(part.places, values, strict=True):
                 for order, line in enumerate(lines):
                     own = value[order] if isinstance(value, Sequence) else value
-                    rows[number][place][line][:] = own
+                    rows[number][place][line] = own
     return rows
 
 
@@ -160,13 +157,16 @@ def _fault(sample: Sample, value: Advantage) -> str | None:
 
     if isinstance(value, int | float | np.number):
         return None if math.isfinite(value) else f"{value}"
-    if not isinstance(value, Sequence) or not all(isinstance(row, np.ndarray) for row in value):
+    if not isinstance(value, Sequence) or not all(
+        isinstance(row, np.ndarray | float) for row in value
+    ):
         return f"{value!r}"
-    shapes = [row.shape for row in value]
     wanted = [(trajectory.num_tokens,) for trajectory in sample.trajectories]
-    if shapes != wanted:
+    shapes = [np.shape(row) for row in value]
+    filled = [shape or own for shape, own in zip(shapes, wanted, strict=False)]
+    if filled != wanted or len(shapes) != len(wanted):
         return f"arrays of shapes {shapes} for trajectories of {wanted}"
-    bad = [float(row[~np.isfinite(row)][0]) for row in value if not np.isfinite(row).all()]
+    bad = [float(x) for row in value for x in np.ravel(row)[~np.isfinite(np.ravel(row))]]
     return f"{bad[0]}" if bad else None
 
 
@@ -401,6 +401,9 @@ def returns_of(sample: Sample, *, gamma: float) -> dict[tuple[int, int], float]:
     return made
 
 
+turns.reads_tokens = True  # type: ignore[attr-defined]
+
+
 def _sum_of(trajectory: Trajectory, span: tuple[int, int]) -> float:
     rewards = trajectory.rewards
     return float(sum(rewards[span[0] : span[1]])) if rewards is not None else 0.0
@@ -454,6 +457,9 @@ def gigpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndar
     return rows
 
 
+gigpo.reads_tokens = True  # type: ignore[attr-defined]
+
+
 def hgpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarray]]]:
     """A of a turn = sum over k of (k + 1) A_k / sum over k of (k + 1); A_k as a turn's own in
     `gigpo`, among the turns that also answered the same k observations before, k = 0 ..
@@ -469,6 +475,9 @@ def hgpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarr
         own = {place: value / weight for place, (value, weight) in sums.items()}
         rows.append(_by_sample(group, own))
     return rows
+
+
+hgpo.reads_tokens = True  # type: ignore[attr-defined]
 
 
 def _met(group: Group, settings: Train, *, history: int) -> dict[Place, float]:

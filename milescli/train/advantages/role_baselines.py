@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from milescli.core.types import Group
 from milescli.recipe.train import Train
 from milescli.train.advantages import NO_STATE
@@ -15,24 +13,19 @@ from milescli.train.advantages import NO_STATE
 
 def rae(
     *, groups: Sequence[Group], settings: Train, state: Mapping[str, float] = NO_STATE
-) -> list[list[float | list[np.ndarray]]]:
+) -> list[list[float | list[float]]]:
     """A = R - b, b = `baseline_decay` b + (1 - `baseline_decay`) R first, one b for each role and
     game, 0 at first (role-conditioned advantage estimation of SPIRAL, arXiv 2506.24119, section
     3.3). R: the role's reward where it has its own, else the sample's. Samples move b in their
     order. A game is an entry of `data.mix`. A role whose tokens are not trained moves no b."""
-    rows: list[list[float | list[np.ndarray]]] = []
+    rows: list[list[float | list[float]]] = []
     walk = _walk(groups, settings, dict(state))
     for group in groups:
-        row: list[float | list[np.ndarray]] = []
+        row: list[float | list[float]] = []
         for sample in group.samples:
             values = next(walk)
-            if len({line.role for line in sample.trajectories}) < 2:
-                row.append(values[0])
-                continue
-            sizes = [line.num_tokens for line in sample.trajectories]
-            row.append(
-                [np.full(n, value, np.float32) for n, value in zip(sizes, values, strict=True)]
-            )
+            is_one = len({line.role for line in sample.trajectories}) < 2
+            row.append(values[0] if is_one else values)
         rows.append(row)
     return rows
 

@@ -133,18 +133,15 @@ class Policy:
         self.draws = Stream.UNIFORM in needs
         self.needs_greedy = getattr(self.advantage, "needs_greedy", False)
         """Groups come with the reward of a greedy response."""
+        self.advantages_read_tokens = getattr(self.advantage, "reads_tokens", False)
+        """They are estimated of each group by itself, unless `normalize_std` is batch."""
         self.needs = frozenset(needs - {Stream.UNIFORM})
         self.credits_samples = train.credit == "sample" and credit is None
         """Each token has what the driver gave its sample."""
 
     def sequences(self, items: Sequence[Group]) -> list[TrainSequence]:
         """Return one sequence per trajectory; updates never split a group."""
-        has_turn_rewards = not self.credits_samples and any(
-            trajectory.rewards is not None
-            for group in items
-            for sample in group.samples
-            for trajectory in sample.trajectories
-        )
+        has_turn_rewards = self.has_turn_rewards(items)
         return [
             sequence
             for index, (group, row) in enumerate(zip(items, self.advantages(items), strict=True))
@@ -152,6 +149,15 @@ class Policy:
                 group, row, number=index, has_turn_rewards=has_turn_rewards
             )
         ]
+
+    def has_turn_rewards(self, items: Sequence[Group]) -> bool:
+        """Return True if the credit is given rewards of single turns, which a step has."""
+        return not self.credits_samples and any(
+            trajectory.rewards is not None
+            for group in items
+            for sample in group.samples
+            for trajectory in sample.trajectories
+        )
 
     def advantages(self, items: Sequence[Group]) -> AdvantageRows:
         """Return the estimator's advantages of a step's groups, which need no tokens where each is

@@ -185,3 +185,32 @@ def test_nothing_listens_beyond_loopback(session, with_toys) -> None:
 
 def _is_loopback(address: str) -> bool:
     return address.startswith(("127.", "::ffff:127.")) or address == "::1"
+
+
+def test_what_a_process_starts_itself_ends_with_it_and_secrets_are_in_its_memory(session) -> None:
+    cluster, *_ = session
+
+    async def use() -> None:
+        parent = await cluster.spawn(
+            "parent",
+            f"{TOY[:-3]}Parent",
+            node=0,
+            num_cpus=0.0,
+            kwargs={"cluster": cluster},
+            environment={},
+        )
+        try:
+            pid = await parent.start(timeout_s=60, secrets={"MY_TOKEN": "not-for-everybody"})
+            child = psutil.Process(await parent.run("spawn", TOY, timeout_s=120))
+            assert await parent.run("environment", "MY_TOKEN", timeout_s=120) == "not-for-everybody"
+            for process in (psutil.Process(pid), child):
+                assert "MY_TOKEN" not in process.environ()
+                assert "not-for-everybody" not in " ".join(process.cmdline())
+            assert "not-for-everybody" not in repr(parent)
+            files = [file for file in cluster.temp_dir.rglob("*") if file.is_file()]
+            assert not [file for file in files if b"not-for-everybody" in file.read_bytes()]
+        finally:
+            await cluster.kill([parent])
+        assert not psutil.wait_procs([child], timeout=120)[1]
+
+    asyncio.run(use())

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 
+from milescli.backends.ray.cluster import Cluster
 from milescli.core.errors import DataError, WaitTimeout
 from tests.waiting import runs, until
 
@@ -69,6 +70,24 @@ class Toy:
     def pid(self) -> int:
         """To be killed by."""
         return os.getpid()
+
+    def environment(self, name: str) -> str | None:
+        """What a variable is here."""
+        return os.environ.get(name)
+
+
+class Parent:
+    """Starts a process of its own."""
+
+    def __init__(self, *, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    async def spawn(self, target: str) -> int:
+        """The pid of another."""
+        child = await self.cluster.spawn(
+            "child", target, node=0, num_cpus=0.0, kwargs={"number": 1}, environment={}
+        )
+        return await child.start(timeout_s=60)
 
     def environment(self, name: str) -> str | None:
         """What a variable is here."""

@@ -182,6 +182,29 @@ def test_a_run_over_two_nodes_outlives_whatever_dies_and_leaves_nothing(
     _goes_on_without_a_node(run)
 
 
+def test_a_process_that_collects_plays_on_nodes_that_have_none(own_cluster: SmallCluster) -> None:
+    """Its environments live on both, and end with it; so does it with the driver."""
+    (own_cluster.shared / "tiny.yaml").write_text(TINY)
+    run, there = TwoNodes(own_cluster, "apart"), own_cluster.nodes[1]
+    sets = ("train.steps=9999", "machine.collectors=1", "data.eval=null")
+    endless = [option for key in sets for option in ("--set", key)] + IN_ENVIRONMENTS
+    run.start("launch", "--recipe", "tiny.yaml", "--name", run.name, "--nodes", "2", *endless)
+    log = "environments-of-collector-0-on-node-1.log"
+    host = _writer(there, log)
+    assert _environments(host.children())
+    assert _environments(_writer(own_cluster.nodes[0], "collector-0.log").children())
+    host.kill()
+    run.wait_for("Notice", part="the environments of collector 0 on node 1 ended")
+    run.wait_for_steps(len(run.steps) + 2)
+    _writer(own_cluster.nodes[0], "collector-0.log").kill()
+    run.wait_for("WorkerReplaced", worker="collector 0")
+    run.wait_for_steps(len(run.steps) + 2)
+    assert _environments(_writer(there, log).children())
+    finished = run.signal(signal.SIGTERM)
+    assert finished.code == 75, finished
+    assert not wait_until_gone(lambda: _left(own_cluster), seconds=300)
+
+
 def _shows_no_key_and_listens_to_nobody_else(run: TwoNodes) -> None:
     engines = [
         process

@@ -4,6 +4,7 @@ them: statistics, filters, advantages and batches are the same."""
 from __future__ import annotations
 
 import pickle
+from array import array
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.core.types import Group, Guesses, Prompt, StopReason, WeightVersion
+from milescli.core.types import (
+    Group,
+    Guesses,
+    Prompt,
+    StopReason,
+    Trajectory,
+    WeightVersion,
+)
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
 from milescli.rollout.collect.rollout_stats import summarise
@@ -24,25 +32,40 @@ from milescli.train.packing import lay_out, pack
 from tests.samples import make_group, make_sample, make_trajectory
 
 RECIPE = Recipe.model_validate({"rollout": {"max_response_tokens": 8}})
+ROLES = (None, "solver", "critic")
+
+
+def _line(size: int, role: str | None, paid: float | None, version: int) -> Trajectory:
+    made = make_trajectory([1, 2], range(size), version=version)
+    rewards = None if paid is None else array("f", [0.0] * (size + 1) + [paid])
+    return replace(made, role=role, rewards=rewards)
+
+
 _samples = st.builds(
-    lambda sizes, reward, version, stop, learned, guessed, index: replace(
-        make_sample(
-            *(make_trajectory([1, 2], range(size), version=version) for size in sizes),
-            reward=reward,
-            index=index,
-        ),
+    lambda lines, reward, version, stop, learned, guessed, index, roles: replace(
+        make_sample(*(_line(*line, version) for line in lines), reward=reward, index=index),
+        role_rewards={
+            role: reward + place
+            for place, role in enumerate(ROLES)
+            if roles and role in [line[1] for line in lines] and role is not None
+        },
         stop_reason=stop,
         is_learned=learned,
         guesses=Guesses(num_passes=guessed, num_guessed=guessed),
         reward_parts={"math": reward} if guessed else {},
     ),
-    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    lines=st.lists(
+        st.tuples(st.integers(1, 8), st.sampled_from(ROLES), st.sampled_from([None, 0.5])),
+        min_size=1,
+        max_size=3,
+    ),
     reward=st.floats(-2, 2),
     version=st.integers(0, 3),
     stop=st.sampled_from(StopReason),
     learned=st.booleans(),
     guessed=st.integers(0, 2),
     index=st.just(0),
+    roles=st.booleans(),
 )
 
 
@@ -96,18 +119,35 @@ def _pieces(
     policy: Policy, groups: list[Group], light: list[Group], ranks: list[list[int]], parts: int
 ) -> list[list[dict[int, TrainSequence]]]:
     """[processes][ranks] what processes cut that have every `parts`-th group."""
-    rows, pieces = policy.advantages(light), []
+    of_tokens = policy.advantages_read_tokens
+    rows, pieces = policy.advantages(groups if of_tokens else light), []
+    given = policy.has_turn_rewards(light)
     for process in range(parts):
         made, first = dict[int, TrainSequence](), 0
         for number, (group, row) in enumerate(zip(groups, rows, strict=True)):
             if number % parts == process:
-                made |= dict(enumerate(policy.of_group(group, row, number=number), start=first))
+                if of_tokens:  # of each group by itself, where its tokens are
+                    assert str(policy.advantages([group])) == str([row])
+                own = policy.of_group(group, row, number=number, has_turn_rewards=given)
+                made |= dict(enumerate(own, start=first))
             first += sum(len(one.trajectories) for one in group.samples)
         pieces.append([{n: made[n] for n in own if n in made} for own in ranks])
     return pieces
 
 
-@pytest.mark.parametrize("train", [{}, {"aggregation": "token_mean"}, {"entropy_target": 0.3}])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {"aggregation": "token_mean"},
+        {"entropy_target": 0.3},
+        {"credit": "to_go"},
+        {"advantage": "turns"},
+        {"advantage": "gigpo", "normalize_std": "none"},
+        {"advantage": "hgpo"},
+        {"advantage": "rae"},
+    ],
+)
 @given(_groups, st.integers(1, 4), st.integers(1, 3))
 @settings(max_examples=40, deadline=None)
 def test_a_batch_of_pieces_is_that_of_whole_groups(

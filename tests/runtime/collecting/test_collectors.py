@@ -13,6 +13,7 @@ import pytest
 
 from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus, WorkerReplaced
+from milescli.core.imports import Origin
 from milescli.core.types import EngineAddress, Group, Image, ImageSpan, Prompt, WeightVersion
 from milescli.data.file_prompts import FilePrompts
 from milescli.recipe.schema import Recipe
@@ -21,6 +22,7 @@ from milescli.rollout.collect.collector import Collector
 from milescli.rollout.episode.episode import training_episodes
 from milescli.runtime.collecting.collectors import Collectors
 from milescli.runtime.collecting.process import CollectorProcess, JournalPart
+from milescli.runtime.collecting.share import Share
 from milescli.runtime.inputs.episode_parts import scorer_of
 from milescli.runtime.recording.sample_journal import Identity, SampleJournal
 from milescli.runtime.recovery.restarts import Repairs, Restarts
@@ -140,10 +142,15 @@ class _Rig:
         is_second = len(self.handles) > 1
         kind = type("_Later", (_Process,), {"weights": self.later}) if is_second else _Process
         process = kind(
+            name=f"collector {number}",
             recipe=self.recipe,
+            share=Share(count=2, on_node=1, other_nodes=()),
+            origin=Origin.here(),
+            cluster=None,
             tokenizer=_Tokenizer(),
             vocab_size=16,
             fleet={"router_url": None, "engines": engines},
+            policies={},
             version=WeightVersion(0),
             is_paused=False,
             with_greedy=False,

@@ -85,6 +85,6 @@ def test_what_stays_beside_the_driver(
     asked: list[Sequence[str]], recipe: Any, others: list[int]
 ) -> None:
     _require(recipe, DRIVER, *[OTHER] * len(others))
-    resources: Any = SimpleNamespace(agents=dict.fromkeys(others))
-    spread = asyncio.run(spread_environments(recipe, resources, tell=lambda _: None))
+    cluster: Any = None  # not asked
+    spread = asyncio.run(spread_environments(recipe, cluster, others, tell=lambda _: None))
     assert spread is None and asked == []

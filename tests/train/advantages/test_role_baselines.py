@@ -76,7 +76,7 @@ def test_each_role_of_each_game_has_a_moving_average(
             expected = own - (weights * np.array([both[role] for both in earlier])).sum()
             values = np.ravel(rows[place][0][role])
             assert values == pytest.approx(expected, abs=1e-5)
-        assert rows[place][0][2][0] == rows[place][0][0][0], "the same role"
+        assert rows[place][0][2] == rows[place][0][0], "the same role"
 
 
 @given(GAMES, GAMES)

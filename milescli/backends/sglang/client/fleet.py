@@ -127,7 +127,7 @@ class SglangFleet:
         self.closed = frozenset[str]()
         """URLs of engines that are paused while others sample."""
         self._open = asyncio.Event()
-        self._open.set()
+        self._set_open()
         self._idle = asyncio.Event()
         self._idle.set()
         self._in_flight = 0
@@ -349,14 +349,20 @@ class SglangFleet:
         """Pause all engines. Raises WaitTimeout if requests do not end: aborted ones after
         `order_timeout_s`, others after `response_timeout_s`. Requests of other fleets to the same
         engines wait until `resume`, and then continue undisturbed."""
+        stats = await self.stop_requests()
+        if self._shares_engines:
+            await self._order_all("/pause_generation", {"mode": "in_place"})
+        return stats
+
+    async def stop_requests(self) -> PublishStats:
+        """Send nothing until `reopen`, and wait until nothing of this fleet is in flight, as
+        `pause` does. What other fleets ask the same engines goes on."""
         num_running, began = self._in_flight - self._batcher.give_back(), time.monotonic()
         self._is_paused = True
         self._set_open()
         followed = self.followers.pause() if self.followers is not None else _no_requests()
         own = self._drain() if self._on_update == "drain" else self._abort()
         _, others = await asyncio.gather(own, followed)
-        if self._shares_engines:
-            await self._order_all("/pause_generation", {"mode": "in_place"})
         return self._stats(others, num_running=num_running, began=began)
 
     def _stats(self, others: PublishStats, *, num_running: int, began: float) -> PublishStats:
@@ -408,6 +414,13 @@ class SglangFleet:
     async def pause_some(self, urls: Collection[str]) -> PublishStats:
         """Pause some engines while the others sample: what they ran goes on there, or begins anew,
         or ends first, as `pause` has it. Not behind a router. Raises as `pause`."""
+        stats = await self.stop_some(urls)
+        if self._shares_engines:
+            await self._order_all("/pause_generation", {"mode": "in_place"}, urls)
+        return stats
+
+    async def stop_some(self, urls: Collection[str]) -> PublishStats:
+        """Do the same, as `stop_requests` does of all engines."""
         began, urls = time.monotonic(), frozenset(urls)
         self.closed |= urls
         for url in urls:
@@ -438,7 +451,10 @@ class SglangFleet:
 
     async def resume_some(self, urls: Collection[str], version: WeightVersion) -> None:
         """Ready these engines, which hold `version`, as `resume` does, and send to them again."""
-        await self._for_all(lambda engine: self._ready_one(engine, version), urls)
+        if self._shares_engines:
+            await self._order_all("/continue_generation", {}, urls)
+        else:
+            await self._for_all(lambda engine: self._ready_one(engine, version), urls)
         await self.reopen_some(urls)
 
     async def reopen_some(self, urls: Collection[str]) -> None:
@@ -520,8 +536,10 @@ class SglangFleet:
     async def _order(self, engine: EngineAddress, path: str, body: dict[str, object]) -> None:
         await self.http.order(engine, path, body, timeout_s=self._order_timeout_s)
 
-    async def _order_all(self, path: str, body: dict[str, object]) -> None:
-        await self._for_all(lambda engine: self._order(engine, path, body))
+    async def _order_all(
+        self, path: str, body: dict[str, object], urls: Collection[str] | None = None
+    ) -> None:
+        await self._for_all(lambda engine: self._order(engine, path, body), urls)
 
     async def _for_all(
         self, order: Callable[[EngineAddress], Awaitable[None]], urls: Collection[str] | None = None

@@ -1,0 +1,117 @@
+"""The processes that collect, as the driver calls them: each by itself, or all that live. Owned by
+`collectors`; `following` uses them too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from milescli.backends.ray.actor import ActorHandle
+from milescli.core.errors import WorkerDied
+from milescli.core.types import Group, Prompt
+
+
+@dataclass(slots=True)
+class Asked:
+    """A group that a process makes, or has made and keeps."""
+
+    position: int
+    epoch: int
+    prompt: Prompt
+    step: int
+    future: asyncio.Future[Group | None]
+
+    @property
+    def group(self) -> Group | None:
+        """Return the group where it is made."""
+        future = self.future
+        is_made = future.done() and not future.cancelled() and future.exception() is None
+        return future.result() if is_made else None
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One process."""
+
+    number: int
+    handle: ActorHandle | None = None
+    """None: another is being started."""
+    asked: dict[int, Asked] = field(default_factory=dict)
+    """By ticket, until they are released."""
+    orders: list[int] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    """Tickets, until they are sent."""
+    again: set[int] = field(default_factory=set)
+    """Tickets that its predecessor had, and that it has not reported yet."""
+    engines: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By URL: requests that wait for it, and time.monotonic when it replied last."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """There is a process, and it has been sent all that the one before was asked."""
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Call the process. Raises WorkerDied where there is none, and as `ActorHandle.run`."""
+        if self.handle is None:
+            raise WorkerDied(f"collector {self.number} has ended", why="it is replaced", fix=[])
+        return await self.handle.run(method, *args, timeout_s=timeout_s)
+
+
+class Workers:
+    """All of them. Belongs to one event loop."""
+
+    def __init__(self, count: int, *, timeout_s: float) -> None:
+        """`timeout_s` bounds each call."""
+        self._all = [Worker(number) for number in range(count)]
+        self.timeout_s = timeout_s
+        self._later = set[asyncio.Task[Any]]()
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def of(self, ticket: int) -> Worker:
+        """Return who makes the group of this ticket."""
+        return self._all[ticket % len(self._all)]
+
+    async def call(self, worker: Worker, method: str, *args: Any) -> Any:
+        """Call one process. Raises as `Worker.call`."""
+        return await worker.call(method, *args, timeout_s=self.timeout_s)
+
+    async def call_all(self, method: str, *args: Any) -> list[Any]:
+        """Return the results of those that live: one that is started anew knows."""
+        living = [worker for worker in self if worker.handle is not None]
+        results = await asyncio.gather(
+            *(self.call(worker, method, *args) for worker in living), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, WorkerDied):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
+
+    def tell(self, worker: Worker, method: str, *args: Any) -> None:
+        """Call one process, and do not wait for it: its successor begins with what there is
+        then."""
+
+        async def call() -> None:
+            with suppress(WorkerDied):
+                await self.call(worker, method, *args)
+
+        self.later(call())
+
+    def later(self, call: Awaitable[Any]) -> None:
+        """Begin what nobody waits for."""
+        task = asyncio.ensure_future(call)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def forget(self) -> None:
+        """Give up what was begun so."""
+        for task in (later := list(self._later)):
+            task.cancel()
+        await asyncio.gather(*later, return_exceptions=True)
