@@ -130,7 +130,7 @@ class GroupWork:
             policies=engines.policies,
             scorer=lambda: None if engines.scorer is None else engines.scorer.ranks[0],
         )
-        engines.on_scorer = collectors.use_scorer
+        engines.on_scorer.append(collectors.use_scorer)
         return collectors
 
     async def _pack(self, run: Run, items: list[Group]) -> tuple[TrainBatch, dict[Place, int]]:

@@ -401,8 +401,8 @@ def keep_scorer(engines: Engines, builder: Builder, *, repairs: Repairs) -> None
 
     async def restart() -> RankGroup:
         new = engines.scorer = await builder.start_scorer()
-        if engines.on_scorer is not None:
-            engines.on_scorer(new.ranks[0])
+        for tell in engines.on_scorer:
+            tell(new.ranks[0])
         return new
 
     ranks = HealingTrainer(

@@ -119,7 +119,7 @@ class Engines:
     """Holds the reward model, where the recipe asks one; from `keep_scorer` on it is kept alive."""
     scores: ScoreClient | None = None
     scorer_keeper: Keeper | None = None
-    on_scorer: Callable[[ActorHandle], None] | None = None
+    on_scorer: list[Callable[[ActorHandle], None]] = field(default_factory=list)
     """Told of the process that takes the place of a reward model's that died."""
     keepers: list[Keeper] = field(default_factory=list)
     """Keepers of each fleet that is kept alive; none: the death of an engine is an error."""
