@@ -22,7 +22,8 @@ PURE_TOO := tests/core tests/platform tests/console tests/data tests/rollout tes
 RUNS := tests/end_to_end tests/doctor
 RUNS_REAL := tests/end_to_end/real_models
 SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion tests/agents tests/export \
-  tests/insight tests/jobs tests/listings tests/profiling tests/sandbox tests/web
+  tests/insight tests/jobs tests/listings tests/profiling tests/sandbox tests/web tests/autopsy \
+  tests/cluster tests/simulate tests/sweep
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
 GFX ?= GFX942

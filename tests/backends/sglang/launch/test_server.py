@@ -34,6 +34,7 @@ from milescli.profiling.summary import LOOP, read_stacks, split
 from milescli.recipe.model import ScratchModel
 from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.sglang.conftest import make_qwen3, start_service
+from tests.backends.sglang.warm_engines import engine_of
 
 CONFIG = {
     "vocab_size": 131,
@@ -318,7 +319,7 @@ def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkey
 
 @pytest.mark.engine
 def test_an_engine_that_cannot_start_is_named_with_its_last_words(tmp_path):
-    server = EngineServer(spec(tmp_path))
+    server = engine_of(spec(tmp_path))
     server.start()
     try:
         with pytest.raises(WorkerDied, match="engine 0 ended while it started") as caught:
