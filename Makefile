@@ -17,12 +17,12 @@ PURE_TOO := tests/core tests/platform tests/console tests/data tests/rollout tes
   tests/weights tests/checkpoint tests/commands tests/chaos tests/trackers tests/workers tests/report \
   $(wildcard tests/test_*.py)
 # `make test` runs three sets at once, which take about as long: whole runs, that of a real model
-# among them, and the doctor; tests that start few processes; and all the others, which start engines
-# and trainers. Each waits as often as it computes
-RUNS := tests/end_to_end tests/doctor
+# among them, the doctor and the listings; tests that start few processes; and all the others, which
+# start engines and trainers. Each waits as often as it computes
+RUNS := tests/end_to_end tests/doctor tests/listings
 RUNS_REAL := tests/end_to_end/real_models
 SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion tests/agents tests/export \
-  tests/insight tests/jobs tests/listings tests/profiling tests/sandbox tests/web tests/autopsy \
+  tests/insight tests/jobs tests/backends/stores tests/profiling tests/sandbox tests/web tests/autopsy \
   tests/cluster tests/simulate tests/sweep
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
