@@ -5,10 +5,8 @@ The verbs live in their own files.
 
 from __future__ import annotations
 
-import atexit
 import difflib
 import errno
-import gc
 import os
 import platform
 import re
@@ -191,13 +189,6 @@ def _program() -> Any:
     return program
 
 
-def _leave_garbage() -> None:
-    """Else Python looks for some among all that torch and Ray made before it ends: a second. Where
-    Triton was imported it must, or Triton says on 30 lines what it believes to be leaked."""
-    if "triton" not in sys.modules:
-        gc.freeze()
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code. The only place that ends the program."""
     try:
@@ -213,7 +204,6 @@ def _run(argv: list[str] | None) -> int:
     is_heard = open_standard_streams()
     if argv is None:
         _outlive_readers(sys.argv[1:])
-        atexit.register(_leave_garbage)
         # else nothing is put in order where no run has begun that would catch it
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as SIGHUP is by `nohup`

@@ -33,14 +33,18 @@ def without_garbage_search() -> Iterator[None]:
 
 def _freeze() -> None:
     gc.freeze()
-    atexit.unregister(_thaw)
-    atexit.register(_thaw)
+    atexit.unregister(_before_end)
+    atexit.register(_before_end)
 
 
-def _thaw() -> None:
-    """Else Triton says on 30 lines what it believes to be leaked at the end of the process."""
+def _before_end() -> None:
+    """Keep Python from searching all that torch and Ray have made when it ends, which takes a
+    second. Where Triton was imported it must search: else Triton prints 30 lines about objects that
+    it believes to be leaked."""
     if "triton" in sys.modules:
         gc.unfreeze()
+    else:
+        gc.freeze()
 
 
 UNTRACED_OBJECTS = 20_000

@@ -452,17 +452,19 @@ def _explained(part: Path) -> Iterator[None]:
 
 
 def _require_space(part: Path, job: _Job, *, at_once: int | None) -> int:
-    """Before hours are spent. `at_once`: bytes of weights that lie there at a time; None: all.
-    Returns the bytes of all."""
-    needed = 0
+    """Return the bytes of all weights. `at_once`: largest size of a file, where one lies there at a
+    time (a larger tensor has a file of its own); None: all do. Raises CheckpointError, before hours
+    are spent, where the disk has no room for them."""
+    sizes = list[int]()
     for name, shape in job.table.hf_shapes().items():
         choice = job.choices.get(name)
         form = choice.form if choice else None
-        needed += (
+        sizes.append(
             FORMATS[form].bytes_of(shape) if form else math.prod(shape) * job.dtypes[name].itemsize
         )
+    needed = sum(sizes)
     free = shutil.disk_usage(part).free
-    at_a_time = needed if at_once is None else min(needed, at_once)
+    at_a_time = needed if at_once is None else min(needed, max(at_once, *sizes))
     if at_a_time > free:
         raise CheckpointError(
             f"the disk of `{part.parent}` is too small",

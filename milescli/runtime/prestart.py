@@ -71,8 +71,8 @@ def prestart_engines(
 
 @contextmanager
 def lend_engines(recipe: Recipe, plan: Plan, facts: ModelFacts) -> Iterator[Mapping[str, str]]:
-    """Within it a warm process exists for all runs of this recipe that inherit the variables which
-    this yields; none where the plan has no use for one."""
+    """Start a warm process for all runs of this recipe, and end it afterwards. Yields the
+    environment variables that name it, or none where the plan has no use for one."""
     own = _engine_variables(recipe, plan, facts)
     if own is None:
         yield {}
@@ -87,8 +87,8 @@ def lend_engines(recipe: Recipe, plan: Plan, facts: ModelFacts) -> Iterator[Mapp
 
 
 def _engine_variables(recipe: Recipe, plan: Plan, facts: ModelFacts) -> dict[str, str] | None:
-    """Return what all engines of a run on a CPU have in their environment, but for its key and its
-    token; None where no warm process could give one."""
+    """Return the environment variables of a run's engines on a CPU, without its key and token; None
+    where no engine can be forked from a warm process."""
     family = cpu_family(facts)
     if plan.device_kind != "cpu" or family is None or not plan.engines.num:
         return None

@@ -94,8 +94,8 @@ class TrialPlanner:
 
     @contextmanager
     def shared(self, settings: Settings) -> Iterator[Mapping[str, str]]:
-        """Within it exists what trials like this one share: on a CPU, a process from which their
-        engines are forked. Yield the variables by which they find it."""
+        """Start what trials with these settings share, on a CPU a process from which their engines
+        are forked, and end it afterwards. Yields the environment variables that name it."""
         from milescli.runtime.prestart import lend_engines
 
         loaded = self.load(settings, name=None)

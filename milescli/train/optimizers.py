@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from milescli.core.errors import RecipeError
 from milescli.core.plug_points import SCHEDULES
@@ -213,32 +213,12 @@ class Muon:
     """M = `muon_momentum` M + (1 - `muon_momentum`) g; W -= lr 0.2 sqrt(max(rows, columns)) O, O =
     the nearest orthogonal matrix of g + `muon_momentum` (M - g), about: five Newton-Schulz
     iterations in bfloat16 (K. Jordan, kellerjordan.github.io/posts/muon). The scale makes the
-    update as large as AdamW's, whose learning rate fits (arXiv 2502.16982, section 2.2). AdamW of
-    what is no matrix of a layer."""
+    update as large as AdamW's, so that its learning rate fits (arXiv 2502.16982, section 2.2).
+    AdamW updates what is no matrix of a layer."""
 
-    def __call__(
-        self,
-        *,
-        weight: torch.Tensor,
-        grad: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        step: int,
-        lr: float,
-        weight_decay: float,
-        settings: Optimizer,
-    ) -> None:
-        """Update what is no matrix of a layer."""
-        adamw(
-            weight=weight,
-            grad=grad,
-            first=first,
-            second=second,
-            step=step,
-            lr=lr,
-            weight_decay=weight_decay,
-            settings=settings,
-        )
+    def __call__(self, **step: Any) -> None:
+        """Update what is no matrix of a layer, as AdamW does."""
+        adamw(**step)
 
     def momentum(
         self, *, grad: torch.Tensor, first: torch.Tensor, settings: Optimizer

@@ -15,7 +15,7 @@ NOT_SERVED = "-1"
 
 
 def main() -> None:
-    """Returns when the raylet has ended."""
+    """Write the files, then wait for the end of the raylet."""
     raylet = os.getppid()
     given = dict(word.split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
     for port in PORTS:

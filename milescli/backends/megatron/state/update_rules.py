@@ -4,7 +4,7 @@ by matrix. Used by `optimizer`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +31,13 @@ class RuleOptimizer(torch.optim.AdamW):
     def step(self, closure: object = None) -> None:
         """Update one weight after the other."""
         assert closure is None, "Megatron gives none"
+        self.follow_all(but=())
+
+    def follow_all(self, *, but: Collection[int]) -> None:
+        """Follow the rule for each weight whose `id` is not in `but`."""
         for group in self.param_groups:
             for weight in group["params"]:
-                if weight.grad is not None:
+                if weight.grad is not None and id(weight) not in but:
                     state = self.moments(weight)
                     state["step"] += 1
                     follow(self.rule, weight.data, weight.grad, state, group, self.settings)
@@ -116,20 +120,14 @@ class MatrixOptimizer(RuleOptimizer):
         """Update all weights. Collective over the ranks that hold parts of them."""
         assert closure is None, "Megatron gives none"
         parts = self._parts()
-        of_matrices = {id(part) for part, _ in parts.values()}
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None and id(weight) not in of_matrices:
-                    state = self.moments(weight)
-                    state["step"] += 1
-                    follow(self.rule, weight.data, weight.grad, state, group, self.settings)
+        self.follow_all(but={id(part) for part, _ in parts.values()})
         for buffer in self.inner.buffers:
             for parameter in buffer.params:  # in the same order on all ranks
                 if parameter in self.matrices:
                     self._update(parameter, *parts.get(parameter, (None, None)))
 
     def _parts(self) -> dict[torch.Tensor, tuple[torch.Tensor, dict]]:
-        """Of each matrix that this rank holds a part of: the part, and its group."""
+        """Return, for each matrix that this rank holds a part of, that part and its group."""
         return {
             parameter: (self.param_groups[at]["params"][order], self.param_groups[at])
             for parameter, (at, order) in self.inner.model_param_group_index_map.items()
@@ -156,7 +154,8 @@ class MatrixOptimizer(RuleOptimizer):
             part.add_(made.reshape(-1)[own], alpha=-group["lr"])
 
     def _direction(self, momenta: torch.Tensor, entry: Entry) -> torch.Tensor:
-        """Of what this rank has of the parameter, whose matrices are made whole for it."""
+        """Return the rule's direction for this rank's cut of a parameter. `momenta` has the shape
+        of that cut; its matrices are gathered from the ranks that hold the other cuts."""
         mesh, sharding = self.mesh, entry.rule.sharding
         group, size, place = {
             "none": (None, 1, 0),

@@ -88,8 +88,8 @@ class WarmProcess:
             self._process = self._pipe = None
 
     def lend(self, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-        """Listen for requests of several runs; returns the variable by which they find this
-        process. `environment`: what the engines of a run that may use it want."""
+        """Listen for requests of several runs; returns the environment variable that names this
+        process to them. `environment`: variables that the engines of such a run must have."""
         path = self.listen(folder)
         _wants_file(path).write_text(json.dumps(dict(environment)), encoding="utf-8")
         return {LENT_VARIABLE: str(path)}
@@ -111,8 +111,8 @@ class LentWarmProcess:
 
 
 def lent(environment: Mapping[str, str]) -> LentWarmProcess | None:
-    """Return the warm process that this process may share, if there is one that fits.
-    `environment`: what the engines of this run want."""
+    """Return the warm process that this run may share, if its engines have the same variables.
+    `environment`: variables of this run's engines."""
     if not (path := os.environ.get(LENT_VARIABLE)):
         return None
     try:

@@ -158,6 +158,9 @@ class _Server:
         ]
         if unlike:
             return f"it was started with other values of {', '.join(sorted(unlike))}"
+        token = wanted.get(TOKEN_VARIABLE, "")
+        if token and len(self.environment.get(TOKEN_VARIABLE, "")) != len(token):
+            return f"it was started without a {TOKEN_VARIABLE} that another can replace"
         if (threads := len(os.listdir("/proc/self/task"))) != 1:
             return f"it has {threads} threads, and cannot be forked"
         return None
@@ -196,14 +199,11 @@ def become(request: dict) -> None:
 
 
 def _show_token(token: str) -> None:
-    """Overwrite the token where /proc/PID/environ reads it, in the memory that the process began
-    with: by it a run finds its engines, also those that somebody else's process forked."""
+    """Overwrite the token, which has the same length (`_refusal`), in the memory that
+    /proc/PID/environ reads: by it a run finds its engines, also those that another run's process
+    forked."""
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
-    before, mark, behind = ctypes.string_at(start, end - start).partition(
-        f"{TOKEN_VARIABLE}=".encode()
-    )
-    if not mark or len(behind.partition(b"\0")[0]) != len(token):
-        raise ValueError(f"{TOKEN_VARIABLE} of the warm process has another length, or is missing")
+    before, mark, _ = ctypes.string_at(start, end - start).partition(f"{TOKEN_VARIABLE}=".encode())
     ctypes.memmove(start + len(before + mark), token.encode(), len(token))
 
 

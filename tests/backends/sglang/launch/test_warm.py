@@ -138,6 +138,9 @@ def test_other_variables_than_those_of_its_imports_are_refused(
     wanted = own_environment(replace(spec, cpu_threads=77)) | {"TMPDIR": "/tmp"}
     with pytest.raises(NotForked, match="other values of MKL_NUM_THREADS, OMP_NUM_THREADS"):
         fork_engine(warm[1], arguments=[], environment=wanted, log=spec.log_path)
+    longer = own_environment(spec) | {"TMPDIR": "/tmp", TOKEN_VARIABLE: f"{TOKEN}0"}
+    with pytest.raises(NotForked, match=f"without a {TOKEN_VARIABLE} that another can replace"):
+        fork_engine(warm[1], arguments=[], environment=longer, log=spec.log_path)
 
 
 def test_where_the_warm_process_has_ended_the_engine_starts_afresh_and_says_so(
