@@ -61,6 +61,8 @@ Watch = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 Deliver = Callable[[Path, str, Callable[[int], object]], object]
 """(file, name, progress): takes over a complete file of weights, by its name in the folder, and
 tells `progress` of its bytes; afterwards it is removed."""
+_OTHER_FOLDER = "--to DIR   # on another disk"
+_OTHER_SCRATCH = "export TMPDIR=DIR   # on another disk; then export again"
 _NOT_CARRIED = ("README.md", "hf_quant_config.json")
 """The base model's card, which is not this one's, and what ModelOpt says of its quantisation."""
 
@@ -354,7 +356,7 @@ def _notes(source: Source | None, choices: Mapping[str, Choice]) -> list[str]:
 
 
 def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
-    with _explained(part):
+    with _explained(part, fix=_OTHER_FOLDER):
         return write_tensors(part, job.stored(), max_shard_bytes=max_shard_bytes)
 
 
@@ -380,7 +382,7 @@ def _stream(
     alone = part / "shard"  # a folder that holds one file can be read back by itself
     alone.mkdir()
     (alone / CONFIG_NAME).write_text(json.dumps(config), encoding="utf-8")
-    with _explained(part):
+    with _explained(part, fix=_OTHER_SCRATCH):
         for shard in shard_files(
             part, job.stored(), max_shard_bytes=max_shard_bytes, may_end=is_whole
         ):
@@ -437,7 +439,8 @@ class _Again:
 
 
 @contextmanager
-def _explained(part: Path) -> Iterator[None]:
+def _explained(part: Path, *, fix: str) -> Iterator[None]:
+    """Raise CheckpointError, with this fix, where files cannot be written."""
     try:
         yield
     except MilesError:
@@ -447,7 +450,7 @@ def _explained(part: Path) -> Iterator[None]:
         raise CheckpointError(
             f"the disk of `{part.parent}` is full" if full else f"cannot write to `{part.parent}`",
             why=f"{error}; the incomplete files were removed",
-            fix="--to DIR   # on another disk",
+            fix=fix,
         ) from error
 
 
@@ -471,9 +474,7 @@ def _require_space(part: Path, job: _Job, *, at_once: int | None) -> int:
             why=f"the weights need {format_bytes(at_a_time)}"
             + ("" if at_once is None else " at a time")
             + f", but {format_bytes(free)} are free",
-            fix="--to DIR   # on another disk"
-            if at_once is None
-            else "export TMPDIR=DIR   # on another disk; then export again",
+            fix=_OTHER_FOLDER if at_once is None else _OTHER_SCRATCH,
         )
     return needed
 

@@ -103,3 +103,15 @@ def test_too_small_a_disk_is_told_with_what_it_needs_at_a_time(
         exported(base, f"file://{tmp_path}/store/model")
     assert "at a time" in refused.value.why and "TMPDIR" in refused.value.fixes[0]
     assert not list((tmp_path / "store").rglob("*.safetensors"))
+
+
+def test_a_disk_that_fills_while_files_are_sent_is_the_scratch_disk(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("milescli.export.folder.shard_files", full)
+    with pytest.raises(CheckpointError, match="is full") as refused:
+        exported(base, f"file://{tmp_path}/store/model")
+    assert "TMPDIR" in refused.value.fixes[0]
