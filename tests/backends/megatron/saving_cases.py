@@ -3,6 +3,7 @@ of the state while training goes on, and of memory."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 import resource
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from milescli.core.errors import CheckpointError
+from milescli.platform.allocation import give_back_freed_memory, keep_freed_memory
 from tests.backends.megatron.harness import policy_shard, trainer
 from tests.backends.megatron.snapshot_cases import held_hashes
 
@@ -166,9 +168,11 @@ def memory_of_save(
     *, rank: int, size: int, port: int, model: str, layout: dict, save: str
 ) -> list[dict[str, int]]:
     """[ranks] bytes: of the training state, of the rank's file, and by how much the process grew
-    at most while it saved, and loaded."""
+    at most while it saved, and loaded, with small pieces."""
+    from milescli.backends.megatron.state import checkpoint
     from milescli.backends.megatron.state.snapshot import tensors_of
 
+    checkpoint.PIECE_BYTES = 2**22
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
     made.step(policy_shard(made, 0), 1e-2)
     buffers = made.model.buffers
@@ -184,13 +188,19 @@ def memory_of_save(
 
 
 def _growth(work: Callable[[], object]) -> int:
-    """By how many bytes this process grows at most while it does it."""
+    """By how many bytes this process grows at most while it does it. What it freed and retained
+    until now counts as growth again, so that the blocks which happen to fit change nothing."""
 
     def held(name: str) -> int:
         text = Path("/proc/self/status").read_text()
         return 1024 * int(re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)[1])
 
+    mmap_threshold = -3  # of malloc.h; larger blocks are the system's again when freed
+    ctypes.CDLL(None).mallopt(mmap_threshold, 2**20)
+    give_back_freed_memory()
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak until now
     before = held("VmRSS")
     work()
-    return held("VmHWM") - before
+    peak = held("VmHWM")
+    keep_freed_memory()
+    return peak - before

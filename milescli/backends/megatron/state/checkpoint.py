@@ -30,8 +30,9 @@ from milescli.checkpoint.torch_dist.metadata import read_metadata
 from milescli.core.errors import CheckpointError
 from milescli.models.adapter import write_shape
 
-PIECE_BYTES = 2**28
-"""Largest piece: so many bytes are held twice when one is read, or comes from a device."""
+PIECE_BYTES = 2**26
+"""Largest piece. Up to five are held a second time where pieces are read (measured: torch's reader
+still has earlier ones), and one where they come from a device."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(offsets, sizes)"""
 
