@@ -83,17 +83,21 @@ def test_a_line_without_end_is_never_in_memory_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     SPECIAL["a hole of 100 MB"][0](path)
     probe = (
-        "import resource, sys\n"
+        "import sys\n"
         "from pathlib import Path\n"
         "from milescli.data.tables import Table\n"
-        "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "from tests.memory import peak_bytes\n"
         "table = Table(Path(sys.argv[1]))\n"
-        "before = most()\n"
+        "before = peak_bytes()\n"
         "((line, reason),) = table.records()\n"
-        "print(line, reason, most() - before, sep='|')\n"
+        "print(line, reason, peak_bytes() - before, sep='|')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", probe, str(path)], capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", probe, str(path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     line, reason, grown = done.stdout.split("|")
     assert (line, reason) == ("1", "longer than 16 MiB"), done.stderr

@@ -4,7 +4,6 @@ of the state while training goes on, and of memory."""
 from __future__ import annotations
 
 import ctypes
-import re
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from milescli.core.errors import CheckpointError
 from milescli.platform.allocation import give_back_freed_memory, keep_freed_memory
 from tests.backends.megatron.harness import policy_shard, trainer
 from tests.backends.megatron.snapshot_cases import held_hashes
+from tests.memory import forget_peak, peak_bytes, resident_bytes
 
 
 def saving_cases(models: dict[str, str], folder: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -190,17 +190,12 @@ def memory_of_save(
 def _growth(work: Callable[[], object]) -> int:
     """By how many bytes this process grows at most while it does it. What it freed and retained
     until now counts as growth again, so that the blocks which happen to fit change nothing."""
-
-    def held(name: str) -> int:
-        text = Path("/proc/self/status").read_text()
-        return 1024 * int(re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)[1])
-
     mmap_threshold = -3  # of malloc.h; larger blocks are the system's again when freed
     ctypes.CDLL(None).mallopt(mmap_threshold, 2**20)
     give_back_freed_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak until now
-    before = held("VmRSS")
+    forget_peak()
+    before = resident_bytes()
     work()
-    peak = held("VmHWM")
+    peak = peak_bytes()
     keep_freed_memory()
     return peak - before
