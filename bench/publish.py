@@ -7,8 +7,8 @@ sends what it holds, and each engine rank takes its own cut. `whole`: every rank
 and each engine rank is given all of it, as a format of one's own still does. Prints the median
 seconds of a publish, the bytes that the ranks send, those that the plan predicts (pieces alone),
 and by how much a rank's memory peaks above what it has before a publish (the larger of the two).
---quick: a model of a few thousand weights, to
-try the benchmark itself.
+--quick: a model of a few thousand weights, to try the benchmark itself. `--channel rdma` needs
+Mooncake, and MC_FORCE_TCP=1 where there is no RDMA device.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from pathlib import Path
 from own_run import open_run
 from sides import ORDER_TIMEOUT_S, SideDied, exit_on_term, side_environment
 
+from milescli.core.plug_points import CHANNELS
 from milescli.core.types import WeightVersion
 from milescli.core.units import MIB
 from milescli.models.scratch import make_model
 from milescli.plan.choices import SIZES
 from milescli.plan.memory import memory_of
-from milescli.plan.transport import transfer
+from milescli.plan.transport import OFFERED_IN, transfer
 from milescli.recipe.model import ScratchModel
 from milescli.runtime.recovery.engines import Engines
 
@@ -103,7 +104,7 @@ async def publishes(
                 spec.plan.trainer,
                 spec.plan.engines,
                 size=SIZES[spec.plan.precision],
-                shared=channel == "tensor",
+                shared=channel in OFFERED_IN,
             ).sent
             return statistics.median(seconds[1:]), sent, predicted, max(peaks[1:]) / MIB
         finally:
@@ -151,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--layout", choices=LAYOUTS, action="append")
-    parser.add_argument("--channel", choices=("tensor", "distributed"), action="append")
+    parser.add_argument("--channel", choices=CHANNELS.builtin, action="append")
     parser.add_argument("--publishes", type=int, default=5)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -326,6 +326,8 @@ CHANNELS = PlugPoint(
     builtin={
         "tensor": "milescli.backends.sglang.weights.channels:TensorChannel",
         "distributed": "milescli.backends.sglang.weights.channels:DistributedChannel",
+        "disk": "milescli.backends.sglang.weights.elsewhere:DiskChannel",
+        "rdma": "milescli.backends.sglang.weights.elsewhere:RdmaChannel",
     },
     off="auto",
     runs_in="rank",

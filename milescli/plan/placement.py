@@ -4,6 +4,7 @@ channel that carries weights between them. Pure; called by `make`."""
 from __future__ import annotations
 
 from milescli.core.errors import FitError
+from milescli.plan.transport import OFFERED_IN
 from milescli.plan.types import EngineLayout, Log, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
@@ -148,12 +149,11 @@ def choose_channel(
             why=f"engines on node {', '.join(map(str, alone))} have no trainer rank next to them",
             fix=["--set weights.channel=distributed", "--set engines.placement=colocated"],
         )
-    if recipe.weights.channel != "auto":
-        log.note("weights.channel", recipe.weights.channel, "pinned by `weights.channel`")
-        return recipe.weights.channel
     channel = "distributed"
     why = "trainer and engines have devices of their own"
-    if alone and colocated:
+    if recipe.weights.channel != "auto":
+        channel, why = recipe.weights.channel, "pinned by `weights.channel`"
+    elif alone and colocated:
         why = f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them"
     elif colocated:
         channel, why = (
@@ -174,8 +174,8 @@ def choose_channel(
             ],
         )
     log.note("weights.channel", channel, why)
-    if recipe.weights.full_every > 1 and channel == "tensor":
-        log.note("weights.full_every", 1, "shared memory hands over all weights each time")
+    if recipe.weights.full_every > 1 and (place := OFFERED_IN.get(channel)) is not None:
+        log.note("weights.full_every", 1, f"all weights are in {place} each time")
     if recipe.weights.wave_share < 1 and colocated and not on_cpu:
         log.note("weights.wave_share", 1, "engines that take turns with the trainer sleep together")
     return channel

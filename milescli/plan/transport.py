@@ -93,6 +93,14 @@ def sent_copies(recipe: Recipe, *, colocated: bool) -> int:
     return keeps * (2 if recipe.weights.wave_share < 1 else 1)
 
 
+OFFERED_IN = {
+    "tensor": "shared memory",
+    "disk": "files of the run",
+    "rdma": "memory that Mooncake reads",
+}
+"""Channel -> where engines find the pieces that they take."""
+
+
 def sends_whole(recipe: Recipe, memory: MemoryModel) -> bool:
     """Return True if weights are published as whole tensors: those of an adapter beside the model,
     and formats whose scales cover a matrix, or that are the user's own."""
@@ -114,12 +122,12 @@ def note_transfer(
     nothing where there are no engines. `size`: bytes of a weight."""
     if not engines.num:
         return
-    ranks = trainer.world_size
-    moved = transfer(memory, trainer, engines, size=size, shared=channel == "tensor")
-    if not moved.trees:
+    ranks, place = trainer.world_size, OFFERED_IN.get(channel)
+    moved = transfer(memory, trainer, engines, size=size, shared=place is not None)
+    if place is not None:
         said = (
             f"each trainer rank (of {ranks}) offers about {format_bytes(moved.sent // ranks)} in "
-            f"shared memory, of which each engine rank copies its {format_bytes(moved.received)}"
+            f"{place}, of which each engine rank reads its {format_bytes(moved.received)}"
         )
     else:
         said = (

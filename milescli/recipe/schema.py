@@ -36,7 +36,8 @@ class Weights(Section):
 
     channel: str = "auto"
     """tensor: shared memory, if trainer and engines share devices; distributed: a process group
-    with engines on other devices; auto: the plan chooses; or an import path to a class."""
+    with engines on other devices; disk: files in the run's folder; rdma: memory that engines read
+    through Mooncake; auto: the plan chooses; or an import path to a class."""
     format: str = "hf"
     """Format of the tensors that engines receive: hf (as in a Hugging Face folder), or an import
     path."""

@@ -109,6 +109,7 @@ class Builder:
                 ],
                 "adapters": {name: each.recipe for name, each in self.spec.adapters.items()},
                 "channel": CHANNELS.path_of(self.plan.channel) if self.plan.engines.num else None,
+                "channel_dir": str(self.spec.run.path.absolute() / "weights"),
             }
             ranks.append(
                 await self.cluster.spawn(

@@ -34,6 +34,7 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
 from milescli.runtime.inputs.given_models import (
     draft_path,
+    require_channel,
     require_draft,
     require_learning_draft,
     require_policies,
@@ -82,6 +83,7 @@ def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     queried = QueriedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
     with memory_named(recipe, machine):
         plan = make_plan(recipe, machine, facts, queried)
+    require_channel(plan)
     if recipe.train.draft.is_on and draft is not None:
         require_learning_draft(plan, draft)
     has_adapter = recipe.train.lora.is_on and not plan.merges_adapter

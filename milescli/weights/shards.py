@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -169,6 +169,12 @@ def assign(parts: Sequence[Part], *, num_ranks: int) -> list[int]:
     return senders
 
 
+class Numbers(Protocol):
+    """Holds the numbers of a box: a tensor, or what reads them from elsewhere when indexed."""
+
+    def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor: ...
+
+
 class Source:
     """Holds the boxes of one tensor, wherever they are."""
 
@@ -177,11 +183,11 @@ class Source:
         name: str,
         shape: Sequence[int],
         dtype: torch.dtype,
-        boxes: Sequence[tuple[Box, torch.Tensor]],
+        boxes: Sequence[tuple[Box, Numbers]],
         *,
         device: torch.device,
     ) -> None:
-        """Take boxes with their numbers ([*box.shape] each), all on `device`."""
+        """Take boxes with their numbers ([*box.shape] each), which are wanted on `device`."""
         self.name = name
         self.shape = tuple(shape)
         self.dtype = dtype
@@ -202,7 +208,7 @@ class Source:
             if (common := wanted.common(box)) is not None
         ]
         if found and found[0][0] == wanted:
-            return found[0][2][wanted.within(found[0][1])]
+            return found[0][2][wanted.within(found[0][1])].to(self.device)
         if sum(common.num_elements for common, _, _ in found) != wanted.num_elements:
             raise ValueError(f"{self.name}: the shards do not cover {wanted}")
         joined = torch.empty(wanted.shape, dtype=self.dtype, device=self.device)

@@ -55,6 +55,7 @@ class TrainerRank(Profiled):
         plan: Plan,
         model_dir: str,
         channel: str | None = None,
+        channel_dir: str | None = None,
         critic_dir: str | None = None,
         draft_dir: str | None = None,
         teacher_dirs: Sequence[str] = (),
@@ -64,7 +65,8 @@ class TrainerRank(Profiled):
         or None; `draft_dir`: that of the draft model, where it is trained; `teacher_dirs`: those of
         `train.distill.teachers`, where the ranks hold them; `adapters`: by name, where several are
         trained, the recipe of each. `channel`: import path `module:Class` of the weight channel, or
-        None where nothing is published. Takes no device and opens nothing."""
+        None where nothing is published; `channel_dir`: folder for one that sends files. Takes no
+        device and opens nothing."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
         self.rank = rank
         self.master = (master_addr, master_port)
@@ -74,7 +76,7 @@ class TrainerRank(Profiled):
         self.draft_dir = Path(draft_dir) if draft_dir else None
         self.teacher_dirs = [Path(folder) for folder in teacher_dirs]
         self.adapters = adapters or {}
-        self.channel_path = channel
+        self.channel_path, self.channel_dir = channel, channel_dir
         self.dtype = torch.bfloat16 if plan.precision == "bf16" else torch.float32
 
     def setup(self) -> dict[str, float]:
@@ -82,6 +84,8 @@ class TrainerRank(Profiled):
         seconds per part. Raises FitError, CheckpointError, or WaitTimeout where the ranks do not
         meet."""
         started = time.monotonic()
+        if self.channel_path is not None:
+            getattr(self._channel_class(), "require_node", lambda: None)()
         self.device = take_device(self.plan)
         self.facts = load_facts(self.model_dir)
         from milescli.backends.megatron import mesh
@@ -159,17 +163,21 @@ class TrainerRank(Profiled):
         """The policy's optimizer."""
         return self.policy.optimizer
 
-    def _make_channel(self) -> WeightChannel:
+    def _channel_class(self) -> Any:
         assert self.channel_path is not None, "this trainer was made without a weight channel"
         module, _, name = self.channel_path.partition(":")
-        build = getattr(importlib.import_module(module), name)
-        channel = build(
+        return getattr(importlib.import_module(module), name)
+
+    def _make_channel(self) -> WeightChannel:
+        channel = self._channel_class()(
             backend=self.plan.collective,
             host=self.master[0],
             timeout_s=self.recipe.machine.request_timeout_s,
         )
         if hasattr(channel, "full_every"):
             channel.full_every = self.recipe.weights.full_every
+        if hasattr(channel, "folder") and self.channel_dir is not None:
+            channel.folder = Path(self.channel_dir)
         return channel
 
     def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:

@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +204,16 @@ def require_draft(recipe: Recipe) -> ModelFacts | None:
     or cannot read the longest sequence; CheckpointError where it is no model."""
     path = draft_path(recipe)
     return None if path is None else path.facts(longest_tokens(recipe))
+
+
+def require_channel(plan: Plan) -> None:
+    """Raise MachineError where the package is not installed by which the channel sends."""
+    if plan.channel == "rdma" and find_spec("mooncake") is None:
+        raise MachineError(
+            "weights cannot be sent over RDMA",
+            why="Mooncake's transfer engine is not installed",
+            fix=["pip install 'miles-cli[rdma]'", "--set weights.channel=auto"],
+        )
 
 
 def require_learning_draft(plan: Plan, facts: ModelFacts) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,19 +73,21 @@ def published_in_shards(
     layout: dict,
     engines: list[dict],
     way: str,
+    folder: str,
     victim: int | None = None,
     has_biases: bool = False,
 ) -> dict[str, Any]:
     """The weights of a folder in shards into real engines; then whole, by which the engines are
     verified bit for bit. Says the bytes that engine ranks fetched, those of the model, and what
     the next publish raises where rank 0 has killed the process group `victim` before."""
-    from milescli.backends.sglang.weights import channels
+    from milescli.backends.sglang.weights import channels, elsewhere
     from milescli.core.types import EngineAddress
     from tests.backends.megatron.harness import trainer
 
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
-    channel = getattr(channels, way)(timeout_s=120)
+    channel = getattr(channels if hasattr(channels, way) else elsewhere, way)(timeout_s=120)
     channel.full_every = 100
+    channel.folder = Path(folder)
     channel.open([EngineAddress(**engine) for engine in engines])
     shards = made.policy.shards_for_engines(channel.groups)
     assert shards is not None
@@ -97,7 +100,8 @@ def published_in_shards(
         tensor.nbytes for bucket in made.policy.buckets_for_engines() for _, tensor in bucket
     )
     sent, failure = [0], None
-    if way == "TensorChannel" and not has_biases:
+    left = [path.name for path in channel.folder.glob("*")]
+    if way != "DistributedChannel" and not has_biases:
         buckets = made.policy.shards_for_engines(channel.groups, for_check=True)
         with pytest.raises(MismatchError, match=r"took nothing of 1 tensors: .*o_proj\.bias"):
             channel.verify(_with_a_bias(shards) for shards in buckets)
@@ -121,7 +125,13 @@ def published_in_shards(
         assert len({*everyones}) == 1, everyones
     channel.close()
     made.close()
-    return {"fetched": fetched, "whole": whole_bytes, "sent": sent, "failure": failure}
+    return {
+        "fetched": fetched,
+        "whole": whole_bytes,
+        "sent": sent,
+        "failure": failure,
+        "left": left,
+    }
 
 
 def _with_a_bias(shards: list[Shard]) -> list[Shard]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from milescli.weights.base import Bucket, WeightChannel
 from tests.backends.sglang.warm_engines import engine_of
 from tests.backends.sglang.weights.sending import weights
 
+os.environ.setdefault("MC_FORCE_TCP", "1")  # before any process that engines are forked from
 VOCAB = 300
 EOS = 1
 HOST = "127.0.0.2"

@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
+from milescli.backends.sglang.inside.remote import is_remote, read_elsewhere
 from milescli.weights.delta import Delta, apply
-from milescli.weights.shards import Box, Recorder, Sharded, Source
+from milescli.weights.remote import RemoteMemory
+from milescli.weights.shards import Box, Numbers, Recorder, Sharded, Source
 
 SHARDS_FORMAT = "miles_shards"
 """`load_format` of such an order; its payload is [(JSON of the order, handles of memory)]. An order
-has `tensors` ([name, shape, dtype, boxes] each), which lie in the memory of the handles, or are
-received `from` ranks of a `group` and passed on `to` others; or `record`, tensors of which it asks
-what the rank takes."""
+has `tensors` ([name, shape, dtype, boxes] each), which lie in the memory of the handles (shared, in
+a file, or elsewhere), or are received `from` ranks of a `group` and passed on `to` others; or
+`record`, tensors of which it asks what the rank takes."""
 FETCHED = "bytes fetched: "
 """How the reply starts; then JSON: the number of each engine rank."""
 CUTS = "cuts: "
@@ -78,8 +80,10 @@ def ignored_tensors() -> set[str]:
 
 def _memory(
     updater: Any, order: Mapping[str, Any], handles: Sequence[str], device: torch.device
-) -> tuple[list[torch.Tensor], list[Any]]:
+) -> tuple[Sequence[torch.Tensor | RemoteMemory], list[Any]]:
     """The memory of the order's boxes, and what is still being passed on of it."""
+    if handles and is_remote(handles[0]):
+        return read_elsewhere(order["tensors"], handles), []
     if "group" not in order:
         from sglang.srt.utils import MultiprocessingSerializer
 
@@ -124,9 +128,10 @@ def recorders_of(order: Sequence[Any], device: torch.device) -> list[Recorder]:
 
 
 def sources_of(
-    order: Sequence[Any], flats: Sequence[torch.Tensor], device: torch.device
+    order: Sequence[Any], memories: Sequence[torch.Tensor | RemoteMemory], device: torch.device
 ) -> list[Source]:
-    """Return the tensors of an order; `flats` ([bytes] uint8) are the memory of the senders."""
+    """Return the tensors of an order; `memories` ([bytes] uint8, or what is read when it is wanted)
+    are those of the senders."""
     return [
         Source(
             name,
@@ -135,7 +140,7 @@ def sources_of(
             [
                 (
                     Box(start=tuple(start), shape=tuple(size)),
-                    flats[sender][first:end].view(kind).view(size),
+                    _numbers(memories[sender], first, end, kind, size),
                 )
                 for sender, first, end, start, size in boxes
             ],
@@ -143,6 +148,18 @@ def sources_of(
         )
         for name, shape, dtype, boxes in order
     ]
+
+
+def _numbers(
+    memory: torch.Tensor | RemoteMemory,
+    first: int,
+    end: int,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+) -> Numbers:
+    if isinstance(memory, RemoteMemory):
+        return memory.box(first, dtype=dtype, shape=shape)
+    return memory[first:end].view(dtype).view(shape)
 
 
 def _cut_of(recorders: Sequence[Recorder]) -> list[list[object]]:

@@ -205,11 +205,25 @@ class TensorChannel(_Channel):
     def open(self, engines: list[EngineAddress]) -> None:
         super().open(engines)
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self._readers = readers(engines, num_ranks=num_ranks)
-        memories = [_memory()] * num_ranks
+        self._readers = self._readers_of(engines, num_ranks)
+        memories = [self._reached()] * num_ranks
         if num_ranks > 1:
-            dist.all_gather_object(memories, _memory())
+            dist.all_gather_object(memories, self._reached())
         self.groups = groups_of(memories, self._readers)
+
+    def _readers_of(
+        self, engines: list[EngineAddress], num_ranks: int
+    ) -> list[list[tuple[int, int]]]:
+        """Per trainer rank the (engine, engine rank) pairs that read whole tensors of it, and
+        pieces of all ranks with an equal `_reached`."""
+        return readers(engines, num_ranks=num_ranks)
+
+    def _reached(self) -> object:
+        """What trainer ranks have in common whose pieces the same engines reach."""
+        return _memory()
+
+    def _new_buffer(self, size_bytes: int, device: torch.device) -> SharedBuffer:
+        return SharedBuffer(size_bytes, device)
 
     def send_draft(self, buckets: Iterator[Bucket]) -> None:
         self._for_draft = True
@@ -267,13 +281,14 @@ class TensorChannel(_Channel):
         self.sent_bytes += slices[-1].end
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
+        buffer.offer(slices[-1].end)
         return buffer
 
     def _buffer(self, device: torch.device, size_bytes: int, index: int) -> SharedBuffer:
         buffer = self._buffers[index % 2]
-        if buffer is None or buffer.flat.numel() < size_bytes or buffer.device != device:
+        if buffer is None or buffer.flat.numel() < size_bytes or buffer.made_for != device:
             self._free_one(index % 2)
-            buffer = self._buffers[index % 2] = SharedBuffer(size_bytes, device)
+            buffer = self._buffers[index % 2] = self._new_buffer(size_bytes, device)
         return buffer
 
     def _collect(self, own: Any) -> list[Any]:

@@ -40,7 +40,7 @@ class SharedBuffer:
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         """Allocate the buffer. Raises MachineError if /dev/shm has no room for it."""
-        self.device = device
+        self.made_for = self.device = device
         self._file: Path | None = None
         if device.type == "cpu":
             self._file = _new_file(size_bytes)
@@ -49,6 +49,9 @@ class SharedBuffer:
             )
         else:
             self.flat = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+
+    def offer(self, used: int) -> None:
+        """Let readers see the first `used` bytes, which were written: they do at once."""
 
     def payload(self, slices: list[Slice]) -> str:
         """Return the payload of /update_weights_from_tensor for one engine rank with

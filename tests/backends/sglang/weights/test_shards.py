@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from ctypes.util import find_library
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,10 @@ LAYOUTS = {
 }
 
 
+HAS_MOONCAKE = find_spec("mooncake") is not None and find_library("ibverbs") is not None
+"""Its channel is tried over TCP (conftest.py)."""
+
+
 def wanted() -> list[str]:
     if "MILES_SHARDED" not in os.environ:
         return list(LAYOUTS)
@@ -46,9 +52,9 @@ def wanted() -> list[str]:
 def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
     tmp_path: Path, name: str
 ) -> None:
-    """Through shared memory; and through a group, where the second engine is sent nothing by the
-    trainer, and receives all from the first; then what changed. An engine that dies is named on
-    all ranks."""
+    """Through shared memory, files, and Mooncake where it is there; and through a group, where the
+    second engine is sent nothing by the trainer, and receives all from the first; then what
+    changed. An engine that dies is named on all ranks."""
     run_module("tests.families.making", str(tmp_path / "models"), name)
     folder, other = tmp_path / "models" / name, tmp_path / "other"
     other_weights(folder, other)
@@ -70,8 +76,10 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
             "layout": LAYOUTS.get(name, {"pp": 2}),
             "engines": addresses,
             "has_biases": name == "gpt-oss",
+            "folder": str(tmp_path / "files"),
         }
-        ways = ("TensorChannel", "DistributedChannel")
+        ways = ["TensorChannel", "DiskChannel", *["RdmaChannel"] * HAS_MOONCAKE]
+        ways.append("DistributedChannel")
         cases = [{"name": way, "way": way, **case} for way in ways]
         cases[-1]["victim"] = os.getpgid(servers[1].pid)
         said = run_world(2, cases, tmp_path / "world")
@@ -82,6 +90,7 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
                 assert said[way]["whole"] <= sum(fetched) < 1.5 * said[way]["whole"]
                 assert min(fetched) > 0
             assert len(said[way]["fetched"]) == 2
+            assert said[way]["left"] == []
         everything, nothing, changes = said["DistributedChannel"]["sent"]
         assert said["DistributedChannel"]["whole"] <= everything
         assert nothing < changes < 0.03 * everything

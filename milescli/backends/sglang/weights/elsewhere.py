@@ -1,0 +1,154 @@
+"""Two ways by which engines that share no memory with the trainer read weights, when they want
+them: files in a folder that all nodes reach, and memory that Mooncake reads over RDMA. Run inside
+trainer ranks, as the other channels do, whose orders and pieces these are."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from milescli.backends.sglang.inside.remote import Endpoint, endpoint, handle_of, require_node
+from milescli.backends.sglang.weights.channels import TensorChannel
+from milescli.backends.sglang.weights.shared_tensor import SharedBuffer
+from milescli.core.errors import DISK_FULL, MachineError
+from milescli.core.types import EngineAddress
+from milescli.core.units import format_bytes
+from milescli.weights.shards import Part, Shard, whole
+
+_HOST = torch.device("cpu")
+
+
+class _ElsewhereChannel(TensorChannel):
+    """Engine ranks read pieces from every trainer rank, and whole tensors from rank 0."""
+
+    def _readers_of(
+        self, engines: list[EngineAddress], num_ranks: int
+    ) -> list[list[tuple[int, int]]]:
+        everyone = [
+            (number, rank) for number, engine in enumerate(engines) for rank in range(engine.tp)
+        ]
+        return [everyone, *([] for _ in range(num_ranks - 1))]
+
+    def _reached(self) -> object:
+        return None
+
+
+class DiskChannel(_ElsewhereChannel):
+    """Sends through files, of which there are two per trainer rank at a time. Each has a new name,
+    so that no node has an older one in its cache; engines map them and read their cut."""
+
+    folder: Path | None = None
+    """Folder that trainer ranks and engines reach under one name; the run's own, in a run."""
+
+    def open(self, engines: list[EngineAddress]) -> None:
+        """Also removes the files that this rank left when it was killed."""
+        super().open(engines)
+        assert self.folder is not None, "a disk channel needs a folder"
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in self.folder.glob(f"{_prefix()}*"):
+            left.unlink(missing_ok=True)
+
+    def _new_buffer(self, size_bytes: int, device: torch.device) -> SharedBuffer:
+        assert self.folder is not None, "a disk channel needs a folder"
+        return _FileBuffer(size_bytes, made_for=device, folder=self.folder.absolute())
+
+
+class _FileBuffer(SharedBuffer):
+    """Provides [size_bytes] uint8 in host memory, which become a file when they are offered."""
+
+    def __init__(self, size_bytes: int, *, made_for: torch.device, folder: Path) -> None:
+        self.made_for, self.device, self._folder = made_for, _HOST, folder
+        self._file: Path | None = None
+        self.flat = torch.empty(size_bytes, dtype=torch.uint8)
+
+    def offer(self, used: int) -> None:
+        """Write a new file. Raises MachineError where the folder has no room, or is not there."""
+        self.free()
+        self._file = self._folder / f"{_prefix()}{secrets.token_hex(8)}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with os.fdopen(os.open(self._file, flags, 0o600), "wb") as file:
+                file.write(memoryview(self.flat[:used].numpy()))
+        except OSError as error:
+            self.free()
+            self._file = None
+            raise _not_written(self._folder, used, error) from None
+
+
+def _prefix() -> str:
+    return f"rank{dist.get_rank() if dist.is_initialized() else 0}-"
+
+
+def _not_written(folder: Path, size_bytes: int, error: OSError) -> MachineError:
+    is_full = error.errno in DISK_FULL
+    return MachineError(
+        f"weights for the engines cannot be written to {folder}",
+        why=f"{error.strerror}: one file of them has {format_bytes(size_bytes)}, and each trainer "
+        "rank writes two at a time",
+        fix=[
+            *["--set weights.bucket_mib=16"] * is_full,
+            "--set run.dir=/another/disk" if is_full else f"ls -ld {folder}",
+        ],
+    )
+
+
+class RdmaChannel(_ElsewhereChannel):
+    """Sends through Mooncake: each engine rank reads the pieces of its cut out of host memory that
+    the trainer ranks registered. Carries pieces alone."""
+
+    require_node = staticmethod(require_node)
+
+    def __init__(self, **settings: Any) -> None:
+        """Accept the settings of every channel."""
+        super().__init__(**settings)
+        self._endpoint: Endpoint | None = None
+
+    def open(self, engines: list[EngineAddress]) -> None:
+        """Raises MachineError on all ranks where one cannot use Mooncake."""
+        super().open(engines)
+        failures: list[object] = [None]
+        try:
+            self._endpoint = endpoint(self._host)
+        except MachineError as error:
+            failures = [error]
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            own, failures = failures[0], [None] * dist.get_world_size()
+            dist.all_gather_object(failures, own)
+        for failure in failures:
+            if isinstance(failure, MachineError):
+                raise failure
+
+    def _flatten(self, bucket: Any, index: int) -> Any:
+        if bucket and not isinstance(bucket[0], Shard):
+            bucket = [_piece(name, tensor) for name, tensor in bucket]
+        return super()._flatten(bucket, index)
+
+    def _new_buffer(self, size_bytes: int, device: torch.device) -> SharedBuffer:
+        assert self._endpoint is not None, "send before open"
+        return _RegisteredBuffer(size_bytes, made_for=device, endpoint=self._endpoint)
+
+
+def _piece(name: str, tensor: torch.Tensor) -> Shard:
+    shape = tuple(tensor.shape)
+    part = Part(name=name, shape=shape, dtype=tensor.dtype, box=whole(shape), owners=(0,))
+    return Shard(part=part, senders=(0,), tensor=tensor)
+
+
+class _RegisteredBuffer(SharedBuffer):
+    """Provides [size_bytes] uint8 of host memory that others read."""
+
+    def __init__(self, size_bytes: int, *, made_for: torch.device, endpoint: Endpoint) -> None:
+        self.made_for, self.device, self._endpoint = made_for, _HOST, endpoint
+        self.flat = torch.empty(size_bytes, dtype=torch.uint8)
+        endpoint.register(self.flat)
+
+    def handle(self, used: int) -> str:
+        return handle_of(self._endpoint, self.flat)
+
+    def free(self) -> None:
+        self._endpoint.forget(self.flat)

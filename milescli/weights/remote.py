@@ -1,0 +1,126 @@
+"""Pieces of weights that lie in the memory of other processes, and are read from there when a
+loader wants them. Knows no vendor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import Protocol
+
+import torch
+
+LEAST_RUN_BYTES = 4096
+"""Shorter runs of a box are not read one by one, but with what lies between them."""
+
+
+class Reader(Protocol):
+    """Reads memory of another process."""
+
+    def memory_for(self, size_bytes: int) -> torch.Tensor:
+        """Return memory ([bytes] uint8) into which it can read."""
+
+    def forget(self, memory: torch.Tensor) -> None:
+        """Nothing more is read into it."""
+
+    def read(self, memory: str, runs: Sequence[tuple[int, int, int]], into: torch.Tensor) -> None:
+        """Read each (first byte in `memory`, first byte in `into`, bytes) of `runs`. `into`:
+        [bytes] uint8. Raises OSError."""
+
+
+class Landing:
+    """Lends memory for what is read of one order: the same for each, as making it is slow."""
+
+    def __init__(self, reader: Reader) -> None:
+        """`reader` makes the memory, and reads into it."""
+        self.reader = reader
+        self._lent: list[torch.Tensor] = []
+        """First the memory of each order; then of numbers for which it was too small."""
+        self._used = 0
+
+    def begin(self, size_bytes: int) -> None:
+        """Let the memory of the last order be used again, by one of `size_bytes`."""
+        keeps = bool(self._lent) and len(self._lent[0]) >= size_bytes
+        for memory in self._lent[keeps:]:
+            self.reader.forget(memory)
+        self._lent = self._lent[:1] if keeps else [self.reader.memory_for(size_bytes)]
+        self._used = 0
+
+    def take(self, size_bytes: int) -> torch.Tensor:
+        """Return [size_bytes] uint8, at a multiple of 16 bytes, until the next order begins."""
+        start = -(-self._used // 16) * 16
+        if start + size_bytes > len(self._lent[0]):  # a loader that reads some numbers twice
+            self._lent.append(self.reader.memory_for(size_bytes))
+            return self._lent[-1]
+        self._used = start + size_bytes
+        return self._lent[0][start : self._used]
+
+
+class RemoteMemory:
+    """Names memory of another process."""
+
+    def __init__(self, memory: str, landing: Landing) -> None:
+        """`memory`: as the landing's reader knows it."""
+        self._memory, self._landing = memory, landing
+
+    def box(self, first: int, *, dtype: torch.dtype, shape: Sequence[int]) -> RemoteBox:
+        """Return the contiguous numbers ([*shape]) from byte `first` on."""
+        return RemoteBox(self._memory, first, dtype=dtype, shape=shape, landing=self._landing)
+
+
+class RemoteBox:
+    """Holds the numbers of a box that lie elsewhere: an index reads those alone."""
+
+    def __init__(
+        self, memory: str, first: int, *, dtype: torch.dtype, shape: Sequence[int], landing: Landing
+    ) -> None:
+        self._memory, self._first = memory, first
+        self._dtype, self._shape = dtype, tuple(shape)
+        self._landing = landing
+
+    def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
+        """Return the numbers of a slice of each dim, in memory of this process. Raises OSError."""
+        bounds = [each.indices(size)[:2] for each, size in zip(index, self._shape, strict=True)]
+        starts, length = runs(self._shape, bounds)
+        size = self._dtype.itemsize
+        if len(starts) > 1 and length * size < LEAST_RUN_BYTES:
+            first, end = starts[0], starts[-1] + length
+            row = prod(self._shape[1:])
+            first, end = first // row * row, -(-end // row) * row
+            whole = self._read([first], end - first).view(-1, *self._shape[1:])
+            return whole[(slice(None), *index[1:])]
+        shape = [end - start for start, end in bounds]
+        return self._read(starts, length).view(shape)
+
+    def _read(self, starts: Sequence[int], length: int) -> torch.Tensor:
+        """[len(starts) * length] numbers, of `length` from each start on."""
+        size = self._dtype.itemsize
+        into = self._landing.take(len(starts) * length * size)
+        self._landing.reader.read(
+            self._memory,
+            [
+                (self._first + start * size, place * length * size, length * size)
+                for place, start in enumerate(starts)
+            ],
+            into,
+        )
+        return into.view(self._dtype)
+
+
+def runs(shape: Sequence[int], bounds: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Return where the runs of contiguous numbers begin that a slice of a contiguous tensor
+    consists of, and their length. `bounds`: (first, one past the last) along each dim."""
+    inner = len(shape)
+    while inner and bounds[inner - 1] == (0, shape[inner - 1]):
+        inner -= 1
+    if not inner:
+        return [0], prod(shape)
+    first, end = bounds[inner - 1]
+    below = prod(shape[inner:])
+    strides = [prod(shape[dim + 1 :]) for dim in range(inner)]
+    outer = product(*(range(*bounds[dim]) for dim in range(inner - 1)))
+    starts = [
+        sum(place * stride for place, stride in zip((*places, first), strides, strict=True))
+        for places in outer
+    ]
+    return starts, (end - first) * below
