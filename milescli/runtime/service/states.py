@@ -13,7 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from safetensors import SafetensorError
+
+from milescli.checkpoint.store import not_written
 from milescli.core.concurrency import in_thread
+from milescli.core.errors import CheckpointError
 from milescli.core.files import read_json
 from milescli.runtime.service.wire import ClientError
 
@@ -74,7 +78,8 @@ class States:
         self, info: Info, fill: Callable[[Path], Awaitable[None]], *, overwrite: bool = False
     ) -> Path:
         """Let `fill` write the files of a new state; returns its folder. Raises ClientError for a
-        name that is not possible, or taken."""
+        name that is not possible, or taken, and CheckpointError where the disk takes no more; a
+        state of that name stays as it was."""
         if not _NAME.match(info.name):
             raise ClientError(
                 f"`{info.name[:40]}` cannot be a name: use at most 128 letters, digits, `.`, `_` "
@@ -88,8 +93,11 @@ class States:
             await in_thread(lambda: _emptied(fresh))
             await fill(fresh)
             await in_thread(lambda: _completed(fresh, info, folder))
-        except BaseException:
+        except BaseException as error:
             await in_thread(lambda: shutil.rmtree(fresh, ignore_errors=True))
+            is_plain = not isinstance(error, CheckpointError)
+            if is_plain and isinstance(error, OSError | SafetensorError):
+                raise not_written(folder, f"{type(error).__name__}: {error}") from error
             raise
         return folder
 
