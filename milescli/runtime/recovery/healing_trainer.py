@@ -461,6 +461,6 @@ def _empty(folder: Path) -> None:
     no more."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise not_written(folder, error) from error

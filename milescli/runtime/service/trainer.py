@@ -78,7 +78,6 @@ class ServiceTrainer(HealingTrainer):
         self._began = 0.0
         """When the current call began, without what it had to wait for."""
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, mode=0o700)
 
     async def close(self) -> None:
         """Start nothing more, and remove what was written."""
