@@ -15,9 +15,8 @@ from typing import Literal
 
 from safetensors import SafetensorError
 
-from milescli.checkpoint.store import not_written
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import CheckpointError
+from milescli.core.errors import CheckpointError, MilesError
 from milescli.core.files import read_json
 from milescli.runtime.service.wire import ClientError
 
@@ -95,9 +94,9 @@ class States:
             await in_thread(lambda: _completed(fresh, info, folder))
         except BaseException as error:
             await in_thread(lambda: shutil.rmtree(fresh, ignore_errors=True))
-            is_plain = not isinstance(error, CheckpointError)
-            if is_plain and isinstance(error, OSError | SafetensorError):
-                raise not_written(folder, f"{type(error).__name__}: {error}") from error
+            if (why := _why_not_written(error)) is not None:
+                fix = f"df -h {self.root}   # free some disk space"
+                raise CheckpointError(f"{info.path} was not saved", why=why, fix=fix) from error
             raise
         return folder
 
@@ -126,6 +125,14 @@ class States:
 
     def _folder(self, model_id: str, kind: str, name: str) -> Path:
         return self.root / model_id.replace(":", "-") / kind / name
+
+
+def _why_not_written(error: BaseException) -> str | None:
+    """None: it is not the disk."""
+    if isinstance(error, CheckpointError):
+        return error.why
+    is_of_disk = isinstance(error, OSError | SafetensorError) and not isinstance(error, MilesError)
+    return f"{type(error).__name__}: {error}" if is_of_disk else None
 
 
 def _emptied(folder: Path) -> None:
