@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.concurrency import in_thread
+from milescli.core.errors import WorkerDied
 from milescli.core.types import StopReason
 from milescli.export.adapter import adapter_of, write_adapter
 from milescli.models import ModelFacts, table
@@ -340,7 +341,7 @@ class Clients:
         for number in silent:
             note(f"a session of {self.sessions.pop(number).tenant} has ended without a heartbeat")
         for model in [each for each in self._models.values() if each.session in silent]:
-            with suppress(ValueError):
+            with suppress(ValueError, WorkerDied):
                 await self.unload(model)
         await self._drop_samplers(
             [number for number, each in self._sampling.items() if each.session in silent]

@@ -90,6 +90,8 @@ class ServiceTrainer(HealingTrainer):
         if method == "begin_adapter":
             assert adapter is not None and adapter not in self._adapters, adapter
             self._adapters[adapter] = _Adapter()
+        elif method == "drop_adapter":
+            await self._forget(args[0])
         try:
             result = await super().call(method, *args, adapter=adapter, **kwargs)
         except Exception as error:
@@ -102,16 +104,15 @@ class ServiceTrainer(HealingTrainer):
             self.progress += 1
         if adapter is not None and method in CHANGES:
             await self._bound(adapter, method)
-        elif method == "drop_adapter":
-            await self._forget(args[0])
         return result
 
     async def _undo(self, method: str, adapter: str | None, error: Exception) -> None:
         """A call failed: what it may have changed is restored before the next one."""
-        if method == "begin_adapter" and adapter is not None:
+        known = self._adapters.get(adapter or "")
+        if adapter is not None and method == "begin_adapter":
             await self._forget(adapter)
-        elif adapter in self._adapters and not isinstance(error, NotFiniteError):
-            self._adapters[adapter].is_here &= method not in CHANGES
+        elif known is not None and method in CHANGES and not isinstance(error, NotFiniteError):
+            known.is_here = False
         if not isinstance(error, CheckpointError | NotFiniteError) and len(self._ranks.ranks) > 1:
             await self._ranks.kill()  # where one failed, the others may wait for it
 
@@ -179,22 +180,27 @@ class ServiceTrainer(HealingTrainer):
     def _record(self, call: Call) -> None:
         known = self._adapters.get(call.adapter or "")
         took = time.monotonic() - self._began
-        if known is not None and call.method == "keep_adapter":
-            self._recorded.set_saved(self._recorded.done, call.adapter)
-            known.work_s, known.write_s, known.failure = 0.0, took, ""
-            if known.folder is not None:
-                self._replaced.append(known.folder)
-            known.folder = call.args[0]
+        if call.method == "keep_adapter":
+            old, new = (known and known.folder), call.args[0]
+            if known is not None:
+                self._recorded.set_saved(self._recorded.done, call.adapter)
+                known.folder, known.work_s, known.write_s, known.failure = new, 0.0, took, ""
+            else:  # it was unloaded meanwhile
+                old = new
+            self._replaced += [old] if old is not None else []
         elif known is not None and call.method in CHANGES and call.kwargs.get("backward", True):
             self._recorded.add(call)
             known.work_s += took
 
     async def _bound(self, adapter: str, method: str) -> None:
         """Write the adapter where it is time, so that little is repeated after a death; after a
-        load at once, as the client may change what was loaded. Where the requests of all take too
-        much memory, write those that take most of it."""
+        load at once, which is never repeated later, as the client may change what was loaded. Where
+        the requests of all take too much memory, write those that take most of it."""
         known = self._adapters[adapter]
-        if method == "load_adapter" or known.work_s > max(REPEATED_S, known.write_s / WRITE_SHARE):
+        if method == "load_adapter":
+            if not await self._keep(adapter):
+                self._recorded.drop_of(adapter)
+        elif known.work_s > max(REPEATED_S, known.write_s / WRITE_SHARE):
             await self._keep(adapter)
         while self._recorded.is_too_much and (largest := self._recorded.largest()):
             if not await self._keep(largest):
@@ -202,11 +208,12 @@ class ServiceTrainer(HealingTrainer):
 
     async def _keep(self, adapter: str) -> bool:
         """Write the adapter; False where that is not possible. It goes on without: only where ranks
-        die before it could be written is it lost."""
+        die before it could be written is it lost. Raises nothing, as the request was done."""
         folder = self._folder / str(next(self._numbers))
         try:
             await super().call("keep_adapter", folder, adapter=adapter)
-        except MilesError as error:
+        except Exception as error:
+            await self._undo("keep_adapter", adapter, error)
             await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
             self._note_not_written(adapter, error)
             return False
@@ -214,17 +221,18 @@ class ServiceTrainer(HealingTrainer):
             await in_thread(partial(shutil.rmtree, self._replaced.pop(), ignore_errors=True))
         return True
 
-    def _note_not_written(self, adapter: str, error: MilesError) -> None:
+    def _note_not_written(self, adapter: str, error: Exception) -> None:
         if (known := self._adapters.get(adapter)) is None:
             return  # it was unloaded meanwhile
+        why = error.why if isinstance(error, MilesError) else f"{type(error).__name__}: {error}"
         if not known.failure:
             text = (
-                f"adapter {adapter} could not be written ({error.why}): until that is possible, "
-                "its requests stay in memory, and beyond fault.kept_gib it is lost where a rank of "
-                "the trainer dies"
+                f"adapter {adapter} could not be written ({why}): until that is possible, it is "
+                "lost where a rank of the trainer dies after a load, or after more requests than "
+                "fault.kept_gib has room for"
             )
             self._repairs.bus.emit(Notice(text=text, level="warning"))
-        known.failure, known.work_s = f"it could not be written: {error.why}", 0.0
+        known.failure, known.work_s = f"it could not be written: {why}", 0.0
 
 
 def _lost(adapter: str, why: str) -> CheckpointError:

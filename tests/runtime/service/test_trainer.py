@@ -79,6 +79,8 @@ class AdapterRanks(Ranks):
         steps[:] = json.loads((folder / "saved").read_text())
 
     async def keep_adapter(self, folder: Path) -> None:
+        if self.fails_in == "keep_adapter":
+            raise RuntimeError("planted")
         (folder / "torn").write_text("half")
         self._called("keep_adapter")
         if self.is_disk_full:
@@ -271,6 +273,37 @@ def test_an_adapter_is_safe_again_once_it_could_be_written(tmp_path: Path) -> No
         assert await rig.held("a") == ([1], [2000, 2000])
 
     run(work)
+
+
+def test_a_load_is_not_repeated_when_it_may_be_of_another_state(tmp_path: Path) -> None:
+    full = AdapterRanks(is_disk_full=True)
+    rig = Rig(tmp_path, first=full)
+    (tmp_path / "saved").write_text("[7]")
+
+    async def work() -> None:
+        await rig.do("a", "begin_adapter", 1)
+        await rig.do("a", "load_adapter", tmp_path, with_optimizer=True)
+        (tmp_path / "saved").write_text("[8]")
+        full.is_dead = True
+        with pytest.raises(CheckpointError, match="a is lost"):
+            await rig.learn("a", 5)
+
+    run(work)
+
+
+def test_a_request_that_was_done_does_not_fail_where_the_adapter_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "REPEATED_S", 0.0)
+    rig = Rig(tmp_path, first=AdapterRanks(fails_in="keep_adapter"))
+
+    async def work() -> None:
+        await rig.do("a", "begin_adapter", 1)
+        await rig.learn("a", 5)
+        assert await rig.held("a") == ([1], [5])
+
+    run(work)
+    assert "RuntimeError: planted" in rig.warnings[0]
 
 
 def test_a_request_that_kills_ranks_fails_alone_and_changes_nothing(tmp_path: Path) -> None:
