@@ -167,9 +167,7 @@ def milestone(event: Event) -> Text | None:
     if isinstance(event, WorkerLost):
         return _line("lost", f"{event.what}; miles starts another one", theme.WARN)
     if isinstance(event, WorkerReplaced):
-        text = f"{event.worker} is back after {format_duration(event.seconds)}"
-        text += f", {event.source}" if event.source else ""
-        return _line("replaced", text, theme.GOOD)
+        return _line("replaced", event.sentence, theme.GOOD)
     if isinstance(event, VerdictGiven):
         style = theme.WARN if event.findings or event.is_learning is False else theme.GOOD
         return _line("verdict", f"{when}: {event.headline}", style)

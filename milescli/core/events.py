@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from milescli.core.types import StepReport
-from milescli.core.units import format_time
+from milescli.core.units import format_duration, format_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +288,12 @@ class WorkerReplaced:
     """What trainer ranks began from, and what they did again."""
     lost_samples: int = 0
     """Complete samples that no journal has, and that are sampled again."""
+
+    @property
+    def sentence(self) -> str:
+        """Return it in words."""
+        text = f"{self.worker} is back after {format_duration(self.seconds)}"
+        return f"{text}, {self.source}" if self.source else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import json
 import select
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ model: {path: base}
 data: {prompts: task:sums, max_prompt_tokens: 48}
 rollout: {max_response_tokens: 16}
 machine: {cpu_threads: 1, start_timeout_s: 480, step_timeout_s: 120}
+fault: {max_restarts: 50}
 """
 KEYS = {"alice": "tml-alice-0123456789abcdef", "bob": "tml-bob-0123456789abcdef"}
 LINES = [[10, 20, 30, 40, 50, 60, 70], [11, 21, 31, 41]]
@@ -101,14 +102,22 @@ def _data(scale: float = 1.0) -> list[Any]:
     ]
 
 
-def _train(models: list[tuple[Model, float]]) -> list[list[Any]]:
-    """Three steps of each, whose requests come in turns: what each was told."""
+def _train(
+    models: list[tuple[Model, float]], harm: Callable[[], None] | None = None
+) -> list[list[Any]]:
+    """Three steps of each, whose requests come in turns: what each was told. `harm` is done while
+    passes are under way, and while gradients wait for their step."""
     told: list[list[Any]] = [[] for _ in models]
-    for _ in range(3):
+    for step in range(3):
         passes = [
             [model.learn(_data(scale)[:1]), model.learn(_data(scale)[1:])]
             for model, scale in models
         ]
+        if harm is not None and step > 0:
+            for (model, _), numbers in zip(models, passes, strict=True):
+                for number in numbers if step == 2 else ():
+                    model.client.result(number)
+            harm()
         steps = [model.begin("optim_step", adam_params=ADAM) for model, _ in models]
         for (model, _), own, numbers, step in zip(models, told, passes, steps, strict=True):
             own += [model.client.result(number) for number in [*numbers, step]]
@@ -130,6 +139,34 @@ def test_clients_that_train_at_once_are_each_as_if_alone(server: Server) -> None
     assert own.keys() == its.keys()
     assert all(torch.equal(own[key], its[key]) for key in own)
     assert all(tensor.abs().max() > 0 for tensor in own.values())
+
+
+def _hit(server: Server, signal_number: int) -> None:
+    """Harm the last of the trainer's ranks, which all clients have."""
+    ranks = [
+        process
+        for process in processes_of_run(server.process.pid)
+        if any("trainer-rank" in file.path for file in process.open_files())
+    ]
+    ranks[-1].send_signal(signal_number)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_of_the_trainer_that_is_lost_changes_nothing(
+    server: Server, how: signal.Signals
+) -> None:
+    base = str(server.workplace.folder / "base")
+    models = [(server.client("alice").model(base, seed=1), 1.0) for _ in range(2)]
+    unhurt, path = _train(models[:1]), models[0][0].publish("end")
+    away = server.client("bob").model(base, seed=2)
+    before = away.client.result(away.learn(_data(3.0)))
+    assert _train(models[1:], lambda: _hit(server, how)) == unhurt
+    own, its = server.adapter(models[1][0].publish("end")), server.adapter(path)
+    assert all(torch.equal(own[key], its[key]) for key in own)
+    again = server.client("bob").model(base, seed=2)
+    assert again.client.result(again.learn(_data(3.0))) == before
+    assert again.step(**ADAM) == away.step(**ADAM), "with the gradients that it had"
+    assert again.logprobs(_data()) == away.logprobs(_data())
 
 
 def test_a_step_is_that_of_pytorch_and_peft(server: Server) -> None:
@@ -176,8 +213,9 @@ def test_a_step_is_that_of_pytorch_and_peft(server: Server) -> None:
 
 
 def test_a_layout_of_several_ranks_changes_nothing(server: Server) -> None:
+    """Also where one of them is lost, and each adapter is written after every pass."""
     layout = ("--set", "parallel.tp=2", "--set", "parallel.dp=2", "--name", "spread")
-    spread = _start(server.workplace, *layout)
+    spread = _start(server.workplace, *layout, "--set", "fault.kept_gib=1e-9")
     told = []
     for each in (server, spread):
         model = each.client("alice").model(str(server.workplace.folder / "base"), seed=12)
@@ -188,6 +226,12 @@ def test_a_layout_of_several_ranks_changes_nothing(server: Server) -> None:
         assert again.logprobs(_data()) == model.logprobs(_data())
     for one, other in zip(*told, strict=True):
         assert one == pytest.approx(other, rel=1e-4)
+    models = [spread.client("bob").model(str(server.workplace.folder / "base"), seed=13)]
+    models.append(spread.client("bob").model(str(server.workplace.folder / "base"), seed=13))
+    unhurt = _train([(models[0], 1.0)])
+    assert _train([(models[1], 1.0)], lambda: _hit(spread, signal.SIGKILL)) == unhurt
+    own, its = (spread.adapter(model.publish("end")) for model in models)
+    assert all(torch.equal(own[key], its[key]) for key in own)
     _stop(spread)
 
 

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from milescli.backends.megatron.state.optimizer import set_step
 from milescli.backends.megatron.state.saving import release_state
 from milescli.backends.megatron.state.snapshot import Reference, Snapshot
 from milescli.backends.megatron.worker import TrainerRank
+from milescli.checkpoint.store import not_written
 from milescli.train.base import Stepped, TrainShard
 from milescli.train.optimizers import AdamStep
 
@@ -50,14 +54,33 @@ class ServiceRank(TrainerRank):
         moments, random numbers and gradients."""
         return self._snapshot_bytes + sum(each.nbytes for each in self._buffers)
 
-    def add_adapter(self, name: str, seed: int) -> None:
-        """Begin an adapter as a run of its own would begin it with this seed."""
-        assert name not in self._clients, name
+    def take_turn(self, adapter: str) -> None:
+        """Switch to this adapter. One that is not known yet has no matrices before `begin_adapter`
+        or `restore_adapter`."""
+        if adapter == self._active:
+            return
         self._leave()
-        self._fresh.put_back()
+        if (known := self._clients.get(adapter)) is not None:
+            known.state.put_back()
+        else:
+            self._fresh.put_back()
+            self._clients[adapter] = _Client(state=self._new_snapshot())
+        self._active = adapter
+
+    def _leave(self) -> None:
+        if self._active is not None:
+            self._client.state.take()
+            self._active = None
+
+    @property
+    def _client(self) -> _Client:
+        """Of the adapter whose turn it is."""
+        assert self._active is not None, "a call in nobody's turn"
+        return self._clients[self._active]
+
+    def begin_adapter(self, seed: int) -> None:
+        """Begin the adapter, which is new, as a run of its own would begin it with this seed."""
         self.policy.begin_adapter(seed, None)
-        self._clients[name] = _Client(state=self._new_snapshot())
-        self._active = name
 
     def drop_adapter(self, name: str) -> None:
         """Forget an adapter."""
@@ -65,28 +88,14 @@ class ServiceRank(TrainerRank):
         if self._active == name:
             self._active = None
 
-    def _take(self, name: str) -> _Client:
-        """Make the adapter active."""
-        if name != self._active:
-            self._leave()
-            self._clients[name].state.put_back()
-            self._active = name
-        return self._clients[name]
-
-    def _leave(self) -> None:
-        if self._active is not None:
-            self._clients[self._active].state.take()
-            self._active = None
-
-    def accumulate(self, shard: TrainShard, name: str, *, backward: bool) -> Stepped:
+    def accumulate(self, shard: TrainShard, *, backward: bool) -> Stepped:
         """Compute the loss, and with `backward` add its gradients to those of the adapter. Returns
         the report and the log-probs of `shard.asked`. Raises NotFiniteError, and adds nothing
         then."""
-        client = self._take(name)
         with self._named("computing gradients"):
             stepped = self.learner.accumulate(shard, backward=backward)
         if backward:
-            client.gradients = self._sums(client.gradients)
+            self._client.gradients = self._sums(self._client.gradients)
         return stepped
 
     def _sums(self, before: list[torch.Tensor] | None) -> list[torch.Tensor]:
@@ -102,22 +111,22 @@ class ServiceRank(TrainerRank):
         wrapped = self.policy.model
         return [each.grad_data for each in (*wrapped.buffers, *wrapped.expert_parallel_buffers)]
 
-    def apply(self, name: str, step: AdamStep) -> float:
+    def apply(self, step: AdamStep) -> float:
         """Make one AdamW step with the sums of the gradients since the last one, which are zero
         where there are none. Returns their global L2 norm before clipping."""
-        client = self._take(name)
-        gradients, client.gradients = client.gradients, None
+        gradients = self._client.gradients
         self.policy.model.zero_grad_buffer()
         self.policy.optimizer.zero_grad()
         for buffer, total in zip(self._buffers, gradients or (), strict=bool(gradients)):
             buffer.copy_(total)
         set_step(self.policy.optimizer, step)
         with self._named("an optimizer step"):
-            return self.policy.update(step.lr)
+            norm = self.policy.update(step.lr)
+        self._client.gradients = None
+        return norm
 
-    def adapter_tensors(self, name: str) -> dict[str, torch.Tensor]:
+    def adapter_tensors(self) -> dict[str, torch.Tensor]:
         """Return the adapter's matrices by PEFT's names, float32, on rank 0; empty elsewhere."""
-        self._take(name)
         return {
             key: tensor.detach().to("cpu", torch.float32, copy=True)
             for bucket in self.policy.buckets()
@@ -125,19 +134,39 @@ class ServiceRank(TrainerRank):
             if self.rank == 0
         }
 
-    def save_adapter(self, name: str, folder: str) -> None:
+    def save_adapter(self, folder: Path) -> None:
         """Write matrices, moments and random numbers of the adapter into `folder`, which is made.
         Returns when the files are complete. Raises CheckpointError."""
-        self._take(name)
         self.save(folder, async_save=False)
         self.finish_save()
 
-    def load_adapter(self, name: str, folder: str, *, with_optimizer: bool) -> None:
+    def load_adapter(self, folder: Path, *, with_optimizer: bool) -> None:
         """Take what `save_adapter` wrote; without the optimizer, its moments begin anew. Gradients
         are dropped. Raises CheckpointError for an adapter of another shape or base model."""
-        client = self._take(name)
-        client.gradients = None
+        self._client.gradients = None
         self.load(folder, weights_only=not with_optimizer)
         if not with_optimizer:
             release_state()
             self.policy.reset_optimizer()
+
+    def keep_adapter(self, folder: Path) -> None:
+        """Write all of the adapter, its gradients too, for ranks of this layout that come after
+        these. Returns when the files are complete. Raises CheckpointError."""
+        self.save_adapter(folder)
+        gradients = {str(n): each for n, each in enumerate(self._client.gradients or ())}
+        if gradients:
+            try:
+                save_file(gradients, self._gradients_in(folder))
+            except (OSError, SafetensorError) as error:
+                why = f"trainer rank {self.rank}: {error}"
+                raise not_written(folder, why) from error
+
+    def restore_adapter(self, folder: Path) -> None:
+        """Take what `keep_adapter` wrote into an adapter that is new. Raises CheckpointError."""
+        self.load(folder)
+        if (file := self._gradients_in(folder)).exists():
+            kept = load_file(file, device=str(self.device))
+            self._client.gradients = [kept[str(n)] for n in range(len(kept))]
+
+    def _gradients_in(self, folder: Path) -> Path:
+        return folder / f"gradients-{self.rank}.safetensors"

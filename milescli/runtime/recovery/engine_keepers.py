@@ -20,7 +20,7 @@ from milescli.backends.sglang.client.http import EngineDied
 from milescli.backends.sglang.launch.router import RouterServer
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
-from milescli.core.events import Event, WorkerLost, WorkerSilent
+from milescli.core.events import Event, Notice, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.core.files import last_log_lines
 from milescli.core.run_processes import CpuClock
 from milescli.core.silence import UNSURE, Silence
@@ -351,14 +351,21 @@ class RouterKeeper:
         """Do nothing: nothing runs between two probes."""
 
 
-def warn_of_losses(warn: Callable[[str], None]) -> Callable[[Event], None]:
-    """Return a listener that warns the user of what hangs and of what is lost."""
+def warn_of_losses(
+    warn: Callable[[str], None], note: Callable[[str], None] | None = None
+) -> Callable[[Event], None]:
+    """Return a listener that warns the user of what hangs and of what is lost, and with `note` says
+    what is there again."""
 
     def listen(event: Event) -> None:
         if isinstance(event, WorkerSilent):
             warn(f"{event.worker} has been silent for {event.seconds:.0f} s: {event.why}")
         elif isinstance(event, WorkerLost):
             warn(f"{event.what}; miles starts another one")
+        elif isinstance(event, Notice) and event.level == "warning":
+            warn(event.text)
+        elif isinstance(event, WorkerReplaced | Notice) and note is not None:
+            note(event.text if isinstance(event, Notice) else event.sentence)
 
     return listen
 

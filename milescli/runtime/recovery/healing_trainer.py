@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from milescli.train.base import TrainBatch, Trainer
 
 CHANGES = ("step", "start_critic", "reset_optimizer", "freeze_reference", "load")
 """Methods that change what the ranks hold, so that new ranks must repeat them."""
+WRITES = ("save", "save_adapter", "keep_adapter")
+"""Methods whose first argument is the folder that they write, which dead ranks may have begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,30 @@ class RecordedCalls:
         """Return the calls that ranks must repeat which are as the checkpoints."""
         assert self.reaches_checkpoints, f"recorded since {self._lost}, saved at {self._saved}"
         return [each for each in self._calls if each[0] >= self.saved(each[1].adapter)]
+
+    def since_checkpoint_of(self, adapter: str) -> Numbered | None:
+        """Return the calls of one adapter that ranks must repeat which have its checkpoint; None:
+        some of them were dropped."""
+        if self._lost.get(adapter, 0) > self.saved(adapter):
+            return None
+        return [each for each in self._calls if each[1].adapter == adapter]
+
+    def largest(self) -> str | None:
+        """Return the adapter whose recorded batches take the most memory; None: there are none."""
+        sizes = Counter[str]()
+        for _, call in self._calls:
+            sizes[call.adapter or ""] += call.size_bytes
+        return max(sizes, key=lambda name: sizes[name], default=None)
+
+    def drop_of(self, adapter: str) -> None:
+        """Forget the calls of one adapter, which can no longer be repeated."""
+        self._drop(lambda _, call: call.adapter == adapter)
+
+    def forget(self, adapter: str) -> None:
+        """Forget an adapter."""
+        self.drop_of(adapter)
+        self._saved.pop(adapter, None)
+        self._lost.pop(adapter, None)
 
     def drop_before(self, mark: int) -> None:
         """Forget the calls before `mark`, which no longer need to be repeated, or no longer can
@@ -287,7 +314,7 @@ class HealingTrainer(Trainer):
         if call.fleet is not None and call.fleet not in self._open:
             await self._ranks.connect_engines(self._fleets[call.fleet], call.fleet)
             self._open.add(call.fleet)
-        if call.method == "save":
+        if call.method in WRITES:
             _empty(call.args[0])
 
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
@@ -434,6 +461,6 @@ def _empty(folder: Path) -> None:
     no more."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise not_written(folder, error) from error

@@ -153,7 +153,7 @@ class RankGroup(Trainer):
         return whole
 
 
-WATCHED = ("step", "score", "measure", "ask_teachers", "publish", "verify")
+WATCHED = ("step", "apply", "score", "measure", "ask_teachers", "publish", "verify")
 """What takes about as long each time for a batch of about that size. A save waits for disks, and
 has its own bound."""
 LONGER = 5.0

@@ -24,6 +24,8 @@ class Restarts:
     """Counts restarts, and says whether one more is allowed."""
 
     limits: Fault
+    unit: str = "step"
+    """What is counted that processes die at."""
     total: int = 0
     _times: deque[float] = field(default_factory=deque)
     _at_step: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -35,7 +37,7 @@ class Restarts:
             self._times.popleft()
         self._at_step[worker, step] += 1
         if self._at_step[worker, step] >= SAME_STEP_LIMIT:
-            return f"it died {SAME_STEP_LIMIT} times at step {step + 1}"
+            return f"it died {SAME_STEP_LIMIT} times at {self.unit} {step + 1}"
         if len(self._times) >= self.limits.max_restarts:
             return (
                 f"{len(self._times)} restarts happened within {self.limits.window_s:g} s, and "

@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.concurrency import in_thread
+from milescli.core.errors import WorkerDied
 from milescli.core.types import StopReason
 from milescli.export.adapter import adapter_of, write_adapter
 from milescli.models import ModelFacts, table
 from milescli.models.adapter import LoraShape, adapter_table
 from milescli.rollout.base import GenerateRequest
-from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.service.datums import Limits, batch_of
 from milescli.runtime.service.futures import Answer
 from milescli.runtime.service.samplers import Samplers
 from milescli.runtime.service.states import EPHEMERAL, Info, Kind, States
+from milescli.runtime.service.trainer import ServiceTrainer
 from milescli.runtime.service.wire import (
     ClientError,
     PassRequest,
@@ -124,7 +125,7 @@ class Clients:
     client cannot have, in words for it."""
 
     served: Served
-    trainer: RankGroup
+    trainer: ServiceTrainer
     samplers: Samplers
     states: States
     max_adapters: int = MAX_ADAPTERS
@@ -191,7 +192,7 @@ class Clients:
                 )
             seed = secrets.randbelow(2**31) if seed is None else int(seed) % 2**63
             made = Model(id=number, tenant=tenant, session=session, seed=seed)
-            await self.trainer.call("add_adapter", number, seed)
+            await self.trainer.call("begin_adapter", seed, adapter=number)
             self._models[number] = made
             return made
 
@@ -206,7 +207,7 @@ class Clients:
         async with model.turn:
             batch = await in_thread(lambda: batch_of(request, self.served.limits))
             each: list[Stepped] = await self.trainer.call(
-                "accumulate", batch, model.id, backward=not request.forward_only
+                "accumulate", batch, adapter=model.id, backward=not request.forward_only
             )
         logprobs = {n: own for one in each for n, own in one.logprobs.items()}
         return PassResult(
@@ -225,7 +226,7 @@ class Clients:
             clip_grad=_number(adam, "grad_clip_norm", 0.0),
         )
         async with model.turn:
-            norms: list[float] = await self.trainer.call("apply", model.id, step)
+            norms: list[float] = await self.trainer.call("apply", step, adapter=model.id)
         return Answer({"metrics": {"grad_norm:mean": norms[0]}})
 
     def _info(self, model: Model, kind: Kind, name: str) -> Info:
@@ -246,7 +247,7 @@ class Clients:
         info = self._info(model, "weights", name)
 
         async def fill(folder: Path) -> None:
-            await self.trainer.call("save_adapter", model.id, str(folder))
+            await self.trainer.call("save_adapter", folder, adapter=model.id)
 
         async with model.turn:
             await self.states.add(info, fill, overwrite=overwrite)
@@ -258,7 +259,7 @@ class Clients:
         self.served.require_own(info)
         async with model.turn:
             await self.trainer.call(
-                "load_adapter", model.id, str(folder), with_optimizer=with_optimizer
+                "load_adapter", folder, adapter=model.id, with_optimizer=with_optimizer
             )
         return Answer({"type": "load_weights", "path": info.path, "model_id": model.id})
 
@@ -280,7 +281,7 @@ class Clients:
         served = self.served
 
         async def fill(folder: Path) -> None:
-            found = await self.trainer.call("adapter_tensors", model.id)
+            found = await self.trainer.call("adapter_tensors", adapter=model.id)
             of_adapter = adapter_table(table(served.facts), served.shape)
             made = adapter_of(found[0], of_adapter, served.shape, base_model=served.model_dir)
             await in_thread(lambda: write_adapter(folder, made))
@@ -340,7 +341,7 @@ class Clients:
         for number in silent:
             note(f"a session of {self.sessions.pop(number).tenant} has ended without a heartbeat")
         for model in [each for each in self._models.values() if each.session in silent]:
-            with suppress(ValueError):
+            with suppress(ValueError, WorkerDied):
                 await self.unload(model)
         await self._drop_samplers(
             [number for number, each in self._sampling.items() if each.session in silent]

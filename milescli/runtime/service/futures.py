@@ -59,6 +59,8 @@ class Futures:
 
     fault: Callable[[str], None]
     """Told in a few lines of what was no fault of the client's."""
+    num_ended: int = 0
+    """Requests with a result, of all time."""
     _all: dict[str, _Future] = field(default_factory=dict)
 
     def begin(self, number: str, tenant: str, work: Callable[[], Awaitable[Result]]) -> None:
@@ -73,8 +75,12 @@ class Futures:
         if sum(each.done_at is None for each in own) >= MAX_OPEN:
             raise TooMany
         made = _Future(tenant=tenant, task=asyncio.ensure_future(self._done(work)))
-        made.task.add_done_callback(lambda _: setattr(made, "done_at", time.monotonic()))
+        made.task.add_done_callback(lambda _: self._end(made))
         self._all[number] = made
+
+    def _end(self, made: _Future) -> None:
+        made.done_at = time.monotonic()
+        self.num_ended += 1
 
     async def result(self, number: str, tenant: str, *, within_s: float) -> Result | None:
         """Return the result; None: it is not there yet, or the server ends. Raises Unknown."""

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
@@ -45,8 +46,10 @@ from milescli.runtime.spec import RunSpec
 if TYPE_CHECKING:
     from milescli.runtime.build import Builder
     from milescli.runtime.recovery.engines import Engines
-    from milescli.runtime.recovery.rank_group import RankGroup
+    from milescli.runtime.recovery.restarts import Repairs
+    from milescli.runtime.service.futures import Futures
     from milescli.runtime.service.samplers import Samplers
+    from milescli.runtime.service.trainer import ServiceTrainer
 
 FOLDER = "services"
 """Below the folder of runs."""
@@ -55,6 +58,8 @@ NUM_SLOTS = 8
 """Saved adapters that engines hold at a time, by default."""
 SLOT = "slot"
 """Names of the engines' adapters begin so."""
+RECOVERY = "recovery"
+"""Folder in that of the service: adapters that are trained, for ranks that are started again."""
 FORGET_EVERY_S = 60.0
 
 
@@ -180,11 +185,12 @@ def _require_planned(plan: Plan) -> None:
 
 def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output) -> None:
     from milescli.runtime.adapters import AllFleets
-    from milescli.runtime.recovery.engine_keepers import Start, keep_engines, warn_of_losses
+    from milescli.runtime.recovery.engine_keepers import Start, keep_engines
     from milescli.runtime.recovery.engines import Engines
-    from milescli.runtime.recovery.rank_group import RankWatch
-    from milescli.runtime.recovery.restarts import Repairs, Restarts
+    from milescli.runtime.recovery.restarts import until_started
     from milescli.runtime.recovery.supervise import StopSignals, run_watched
+    from milescli.runtime.service.futures import Futures
+    from milescli.runtime.service.trainer import ServiceTrainer
     from milescli.runtime.session import open_session
 
     output.note("starting trainer and engines")
@@ -196,26 +202,33 @@ def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output)
             builder, settings = session.builder, spec.recipe.machine
             await session.resources.take(timeout_s=settings.start_timeout_s)
             probes.append(session.cluster.check_nodes)
-            trainer, _ = await asyncio.gather(
-                builder.start_trainer(with_teachers=False), builder.start_engines(engines)
+            futures = Futures(output.warn)
+            repairs = _repairs(spec, lambda: futures.num_ended, output=output)
+            started = partial(until_started, repairs=repairs)
+            start_ranks = partial(builder.start_trainer, with_teachers=False)
+            ranks, _ = await asyncio.gather(
+                started("trainer", start_ranks),
+                builder.start_engines(engines, until_started=started),
             )
             samplers = _samplers(builder, engines)
-            bus = EventBus([warn_of_losses(output.warn)])
-            repairs = Repairs(bus=bus, restarts=Restarts(limits=spec.recipe.fault))
 
             async def join(start: Start) -> None:
                 await samplers.take_in(await start())
 
             everyone = AllFleets(samplers.fleets)
             keep_engines(everyone, ROLLOUT, engines, builder, repairs=repairs, join=join)
-            watch = RankWatch("trainer", settings.silence_s, bus=bus, step=lambda: 0)
-
-            async def look_at_ranks() -> None:
-                if (loss := await watch.loss(trainer)) is not None:
-                    raise loss
-
-            probes.extend([engines.probe, look_at_ranks])
-            await _answer(spec, wish, trainer, samplers, output=output)
+            trainer = ServiceTrainer(
+                ranks,
+                restart=start_ranks,
+                repairs=replace(repairs, step=lambda: trainer.progress),
+                silence_s=settings.silence_s,
+                folder=spec.run.path / RECOVERY,
+            )
+            probes.extend([engines.probe, trainer.probe])
+            try:
+                await _answer(spec, wish, trainer, samplers, futures, output=output)
+            finally:
+                await trainer.close()
 
         async def main() -> None:
             try:
@@ -234,6 +247,16 @@ def _serve(spec: RunSpec, wish: Wish, prestarted: Prestarted, *, output: Output)
             session.verdict_file.write_text(json.dumps(verdict) + "\n", encoding="utf-8")
 
 
+def _repairs(spec: RunSpec, num_requests: Callable[[], int], *, output: Output) -> Repairs:
+    """`num_requests`: that ended."""
+    from milescli.runtime.recovery.engine_keepers import warn_of_losses
+    from milescli.runtime.recovery.restarts import Repairs, Restarts
+
+    bus = EventBus([warn_of_losses(output.warn, note=output.note)])
+    restarts = Restarts(limits=spec.recipe.fault, unit="request")
+    return Repairs(bus=bus, restarts=restarts, step=num_requests)
+
+
 def _samplers(builder: Builder, engines: Engines) -> Samplers:
     from milescli.runtime.service.samplers import Samplers
 
@@ -242,13 +265,18 @@ def _samplers(builder: Builder, engines: Engines) -> Samplers:
 
 
 async def _answer(
-    spec: RunSpec, wish: Wish, trainer: RankGroup, samplers: Samplers, *, output: Output
+    spec: RunSpec,
+    wish: Wish,
+    trainer: ServiceTrainer,
+    samplers: Samplers,
+    futures: Futures,
+    *,
+    output: Output,
 ) -> None:
     """Answer clients until it is cancelled by a signal, which is the end that is expected."""
     from milescli.runtime.service.app import Api
     from milescli.runtime.service.clients import MAX_ADAPTERS, Clients, Served
     from milescli.runtime.service.datums import Limits
-    from milescli.runtime.service.futures import Futures
     from milescli.runtime.service.states import States
 
     shape, facts = trained_shape(spec.recipe), spec.inputs.facts
@@ -260,7 +288,7 @@ async def _answer(
         shape=shape,
         limits=Limits(plan=spec.plan, vocab_size=facts.vocab_size),
     )
-    states, futures = States(spec.run.path / "states"), Futures(output.warn)
+    states = States(spec.run.path / "states")
     states.clean()
     clients = Clients(served=served, trainer=trainer, samplers=samplers, states=states)
     each = await clients.fit_into(available_memory())

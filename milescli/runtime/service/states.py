@@ -13,7 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from safetensors import SafetensorError
+
 from milescli.core.concurrency import in_thread
+from milescli.core.errors import CheckpointError, MilesError
 from milescli.core.files import read_json
 from milescli.runtime.service.wire import ClientError
 
@@ -74,7 +77,8 @@ class States:
         self, info: Info, fill: Callable[[Path], Awaitable[None]], *, overwrite: bool = False
     ) -> Path:
         """Let `fill` write the files of a new state; returns its folder. Raises ClientError for a
-        name that is not possible, or taken."""
+        name that is not possible, or taken, and CheckpointError where the disk takes no more; a
+        state of that name stays as it was."""
         if not _NAME.match(info.name):
             raise ClientError(
                 f"`{info.name[:40]}` cannot be a name: use at most 128 letters, digits, `.`, `_` "
@@ -88,8 +92,11 @@ class States:
             await in_thread(lambda: _emptied(fresh))
             await fill(fresh)
             await in_thread(lambda: _completed(fresh, info, folder))
-        except BaseException:
+        except BaseException as error:
             await in_thread(lambda: shutil.rmtree(fresh, ignore_errors=True))
+            if (why := _why_not_written(error)) is not None:
+                fix = f"df -h {self.root}   # free some disk space"
+                raise CheckpointError(f"{info.path} was not saved", why=why, fix=fix) from error
             raise
         return folder
 
@@ -118,6 +125,14 @@ class States:
 
     def _folder(self, model_id: str, kind: str, name: str) -> Path:
         return self.root / model_id.replace(":", "-") / kind / name
+
+
+def _why_not_written(error: BaseException) -> str | None:
+    """None: it is not the disk."""
+    if isinstance(error, CheckpointError):
+        return error.why
+    is_of_disk = isinstance(error, OSError | SafetensorError) and not isinstance(error, MilesError)
+    return f"{type(error).__name__}: {error}" if is_of_disk else None
 
 
 def _emptied(folder: Path) -> None:

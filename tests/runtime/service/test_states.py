@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
+from milescli.core.errors import CheckpointError
 from milescli.runtime.service.states import EPHEMERAL, Info, States
 
 INFO = Info(
@@ -94,3 +96,19 @@ def test_a_state_whose_successor_was_not_put_in_its_place_is_kept(tmp_path: Path
     folder.rename(folder.with_name(f".old-{folder.name}"))
     States(tmp_path).clean()
     assert states.find(INFO.path, tenant=INFO.tenant)[0] == folder
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("No space left")])
+def test_a_full_disk_is_named_and_the_older_state_stays(tmp_path: Path, error: Exception) -> None:
+    states = States(tmp_path)
+    folder = _add(states, INFO)
+
+    async def fails(fresh: Path) -> None:
+        (fresh / "tensors").write_text("2")
+        raise error
+
+    with pytest.raises(CheckpointError, match=r"tinker://.*was not saved") as caught:
+        asyncio.run(states.add(INFO, fails, overwrite=True))
+    assert "No space left" in caught.value.why
+    assert (folder / "tensors").read_text() == "1"
+    assert [each.name for each in folder.parent.iterdir()] == [folder.name]
