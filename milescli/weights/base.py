@@ -81,7 +81,7 @@ def layout(bucket: Bucket) -> list[Slice]:
     element's bytes, without which its bytes cannot be viewed as numbers."""
     slices: list[Slice] = []
     start = 0
-    for name, tensor in _aligned(bucket):
+    for name, tensor in aligned(bucket):
         end = start + tensor.nbytes
         slices.append(
             Slice(name=name, shape=tensor.shape, dtype=tensor.dtype, start=start, end=end)
@@ -92,13 +92,14 @@ def layout(bucket: Bucket) -> list[Slice]:
 
 def write_flat(bucket: Bucket, flat: torch.Tensor) -> None:
     """Copy a bucket into `flat` ([bytes] uint8, at least as long), in the order of `layout`."""
-    for (_, tensor), place in zip(_aligned(bucket), layout(bucket), strict=True):
+    for (_, tensor), place in zip(aligned(bucket), layout(bucket), strict=True):
         flat[place.start : place.end].copy_(
             tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         )
 
 
-def _aligned(bucket: Bucket) -> Bucket:
+def aligned(bucket: Bucket) -> Bucket:
+    """Return the tensors in the order of `layout`."""
     return sorted(bucket, key=lambda pair: -pair[1].itemsize)
 
 

@@ -275,18 +275,14 @@ class TensorChannel(_Channel):
         )
 
     def _filled(self, bucket: Bucket, slices: list[Slice], index: int) -> SharedBuffer:
-        device = bucket[0][1].device
-        buffer = self._buffer(device, slices[-1].end, index)
-        write_flat(bucket, buffer.flat)
+        buffer = self._buffer(bucket[0][1].device, slices[-1].end, index)
+        buffer.write(bucket)
         self.sent_bytes += slices[-1].end
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
-        buffer.offer(slices[-1].end)
         return buffer
 
     def _buffer(self, device: torch.device, size_bytes: int, index: int) -> SharedBuffer:
         buffer = self._buffers[index % 2]
-        if buffer is None or buffer.flat.numel() < size_bytes or buffer.made_for != device:
+        if buffer is None or buffer.size_bytes < size_bytes or buffer.made_for != device:
             self._free_one(index % 2)
             buffer = self._buffers[index % 2] = self._new_buffer(size_bytes, device)
         return buffer
@@ -350,7 +346,9 @@ class TensorChannel(_Channel):
 
     def _free(self) -> None:
         """Training wants the memory, and on a device the engines for their caches."""
-        on_device = any(buffer is not None and buffer.flat.is_cuda for buffer in self._buffers)
+        on_device = any(
+            buffer is not None and buffer.device.type == "cuda" for buffer in self._buffers
+        )
         for place in range(len(self._buffers)):
             self._free_one(place)
         if on_device:

@@ -4,7 +4,6 @@ trainer ranks, as the other channels do, whose orders and pieces these are."""
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ import torch.distributed as dist
 
 from milescli.backends.sglang.inside.remote import Endpoint, endpoint, handle_of, require_node
 from milescli.backends.sglang.weights.channels import TensorChannel
-from milescli.backends.sglang.weights.shared_tensor import SharedBuffer
+from milescli.backends.sglang.weights.shared_tensor import SharedBuffer, write_file
 from milescli.core.errors import DISK_FULL, MachineError
 from milescli.core.types import EngineAddress
 from milescli.core.units import format_bytes
+from milescli.weights.base import Bucket, write_flat
 from milescli.weights.shards import Part, Shard, whole
 
 _HOST = torch.device("cpu")
@@ -59,25 +59,21 @@ class DiskChannel(_ElsewhereChannel):
 
 
 class _FileBuffer(SharedBuffer):
-    """Provides [size_bytes] uint8 in host memory, which become a file when they are offered."""
+    """Holds a bucket in a file of its own."""
 
     def __init__(self, size_bytes: int, *, made_for: torch.device, folder: Path) -> None:
-        self.made_for, self.device, self._folder = made_for, _HOST, folder
-        self._file: Path | None = None
-        self.flat = torch.empty(size_bytes, dtype=torch.uint8)
+        super().__init__(size_bytes, _HOST)
+        self.made_for, self._folder = made_for, folder
 
-    def offer(self, used: int) -> None:
+    def write(self, bucket: Bucket) -> None:
         """Write a new file. Raises MachineError where the folder has no room, or is not there."""
         self.free()
         self._file = self._folder / f"{_prefix()}{secrets.token_hex(8)}"
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with os.fdopen(os.open(self._file, flags, 0o600), "wb") as file:
-                file.write(memoryview(self.flat[:used].numpy()))
+            write_file(bucket, self._file)
         except OSError as error:
             self.free()
-            self._file = None
-            raise _not_written(self._folder, used, error) from None
+            raise _not_written(self._folder, self.size_bytes, error) from None
 
 
 def _prefix() -> str:
@@ -140,15 +136,22 @@ def _piece(name: str, tensor: torch.Tensor) -> Shard:
 
 
 class _RegisteredBuffer(SharedBuffer):
-    """Provides [size_bytes] uint8 of host memory that others read."""
+    """Holds a bucket in host memory that others read."""
 
     def __init__(self, size_bytes: int, *, made_for: torch.device, endpoint: Endpoint) -> None:
-        self.made_for, self.device, self._endpoint = made_for, _HOST, endpoint
+        super().__init__(size_bytes, _HOST)
+        self.made_for, self._endpoint = made_for, endpoint
         self.flat = torch.empty(size_bytes, dtype=torch.uint8)
         endpoint.register(self.flat)
 
+    def write(self, bucket: Bucket) -> None:
+        """Copy it; from a device, until it is there."""
+        write_flat(bucket, self.flat)
+
     def handle(self, used: int) -> str:
+        """Return what an engine rank reads it by."""
         return handle_of(self._endpoint, self.flat)
 
     def free(self) -> None:
+        """Let nobody read it any more."""
         self._endpoint.forget(self.flat)

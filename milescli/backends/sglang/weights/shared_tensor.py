@@ -19,7 +19,7 @@ from torch.multiprocessing import reductions
 
 from milescli.core.errors import DISK_FULL, MachineError
 from milescli.core.units import MIB, format_bytes
-from milescli.weights.base import Slice
+from milescli.weights.base import Bucket, Slice, aligned, layout, write_flat
 
 FOLDER = Path("/dev/shm")
 ROOM_WITHIN_S = 10.0
@@ -30,28 +30,43 @@ _DEVICE_ARGUMENT = 6
 
 
 class SharedBuffer:
-    """Provides [size_bytes] uint8 that engines read through handles until it is freed.
+    """Holds a bucket that engines read through handles until it is freed.
 
     Host memory is a file named by this process (`miles_PID_...`), which the run's watchdog removes
-    after a kill. It does not use torch's sharing by name, whose manager process has to answer
-    within a second of wall-clock time, nor its sharing by socket, whose descriptors kill SGLang's
-    scheduler.
+    after a kill. It is written, not mapped: no page of it is cleared before, and this process holds
+    none. It does not use torch's sharing by name, whose manager process has to answer within a
+    second of wall-clock time, nor its sharing by socket, whose descriptors kill SGLang's scheduler.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
-        """Allocate the buffer. Raises MachineError if /dev/shm has no room for it."""
+        """Make room for `size_bytes` on a device, or a file for weights of the host."""
         self.made_for = self.device = device
+        self.size_bytes = size_bytes
         self._file: Path | None = None
         if device.type == "cpu":
-            self._file = _new_file(size_bytes)
-            self.flat = torch.from_file(
-                str(self._file), shared=True, size=size_bytes, dtype=torch.uint8
-            )
+            self._file = FOLDER / f"miles_{os.getpid()}_{secrets.token_hex(8)}"
         else:
             self.flat = torch.empty(size_bytes, dtype=torch.uint8, device=device)
 
-    def offer(self, used: int) -> None:
-        """Let readers see the first `used` bytes, which were written: they do at once."""
+    def write(self, bucket: Bucket) -> None:
+        """Let readers find a bucket of at most `size_bytes`. They have read the one before. Raises
+        MachineError if /dev/shm has no room for it."""
+        if self._file is None:
+            write_flat(bucket, self.flat)
+            torch.accelerator.synchronize(self.device)
+            return
+        deadline = time.monotonic() + ROOM_WITHIN_S
+        while True:
+            try:
+                write_file(bucket, self._file)
+                return
+            except OSError as error:
+                self.free()  # what it got is another's meanwhile
+                if error.errno not in DISK_FULL:
+                    raise
+                if time.monotonic() > deadline:
+                    raise _no_room(self.size_bytes) from None
+            time.sleep(_LOOK_EVERY_S)
 
     def payload(self, slices: list[Slice]) -> str:
         """Return the payload of /update_weights_from_tensor for one engine rank with
@@ -108,27 +123,17 @@ class _DeviceHandle:
         return rebuild, (*arguments[:_DEVICE_ARGUMENT], uuid, *arguments[_DEVICE_ARGUMENT + 1 :])
 
 
-def _new_file(size_bytes: int) -> Path:
-    """Make a file of zeros, with all its memory: a write into a file with holes ends the process by
-    SIGBUS where there is no more."""
-    path = FOLDER / f"miles_{os.getpid()}_{secrets.token_hex(8)}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    deadline = time.monotonic() + ROOM_WITHIN_S
+def write_file(bucket: Bucket, path: Path) -> None:
+    """Write a bucket into a file that this user alone reads, in the order of `layout`, over what it
+    had. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        while True:
-            try:
-                os.posix_fallocate(descriptor, 0, size_bytes)
-                return path
-            except OSError as error:
-                if error.errno not in DISK_FULL:
-                    raise
-                os.truncate(descriptor, 0)  # what it got is another's meanwhile
-                if time.monotonic() > deadline:
-                    raise _no_room(size_bytes) from None
-            time.sleep(_LOOK_EVERY_S)
-    except BaseException:
-        path.unlink()
-        raise
+        for (_, tensor), place in zip(aligned(bucket), layout(bucket), strict=True):
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
+            left, at = memoryview(flat.numpy()), place.start
+            while left:  # a call writes 2 GiB at most
+                count = os.pwrite(descriptor, left, at)
+                left, at = left[count:], at + count
     finally:
         os.close(descriptor)
 

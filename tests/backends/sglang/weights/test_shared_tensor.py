@@ -18,7 +18,9 @@ from torch.multiprocessing import reductions
 from milescli.backends.sglang.inside import corrections
 from milescli.backends.sglang.weights import shared_tensor
 from milescli.core.errors import MachineError
-from milescli.weights.base import layout
+from milescli.weights.base import layout, write_flat
+
+BUCKET = [("w", (torch.arange(5000) % 251).to(torch.uint8))]
 
 
 def test_a_handle_names_its_device_by_what_is_the_same_under_every_visibility(monkeypatch):
@@ -50,15 +52,23 @@ def _files() -> list[Path]:
 
 
 def test_any_number_of_readers_open_host_memory_until_it_is_freed():
-    buffer = shared_tensor.SharedBuffer(64, torch.device("cpu"))
-    buffer.flat[:40] = torch.arange(40, dtype=torch.uint8)
-    bucket = layout([("w", buffer.flat[:40])])
-    payload = buffer.payload(bucket)
+    bucket = [
+        ("bytes", torch.arange(40, dtype=torch.uint8)),
+        ("half", torch.arange(12, dtype=torch.bfloat16).view(3, 4).T),
+        ("one", torch.tensor(2.5)),
+    ]
+    slices = layout(bucket)
+    expected = torch.empty(slices[-1].end, dtype=torch.uint8)
+    write_flat(bucket, expected)
+    buffer = shared_tensor.SharedBuffer(64 + 24 + 4, torch.device("cpu"))
+    buffer.write(bucket)
+    payload = buffer.payload(slices)
     first, second = _open(payload), _open(payload)
-    assert torch.equal(first, buffer.flat[:40]) and torch.equal(second, first)
-    buffer.flat.fill_(7)
+    assert torch.equal(first, expected) and torch.equal(second, first)
+    buffer.write([("bytes", torch.full((len(expected),), 7, dtype=torch.uint8))])
     assert first.unique().tolist() == [7], "a copy was sent, not a handle"
-    assert len(_files()) == 1
+    (file,) = _files()
+    assert file.stat().st_mode & 0o777 == 0o600
     buffer.free()
     assert _files() == []
     assert first.unique().tolist() == [7], "a reader keeps what it has opened"
@@ -73,26 +83,29 @@ def _full(*_: object) -> None:
 
 def test_a_full_dev_shm_is_named_with_its_fix_and_nothing_stays_there(monkeypatch):
     monkeypatch.setattr(shared_tensor, "ROOM_WITHIN_S", 0.0)
-    monkeypatch.setattr(os, "posix_fallocate", _full)
+    monkeypatch.setattr(os, "pwrite", _full)
     with pytest.raises(MachineError, match="/dev/shm is full") as caught:
-        shared_tensor.SharedBuffer(3 * 2**20, torch.device("cpu"))
+        shared_tensor.SharedBuffer(3 * 2**20, torch.device("cpu")).write(BUCKET)
     assert "needs 3.0 MiB" in caught.value.why
     assert caught.value.fixes[0] == "--set weights.bucket_mib=16"
     assert _files() == []
 
 
-def test_a_dev_shm_that_is_full_for_a_moment_is_waited_for(monkeypatch):
-    plain, calls = os.posix_fallocate, list[int]()
+def test_a_dev_shm_that_is_full_for_a_moment_is_waited_for_and_short_writes_go_on(monkeypatch):
+    plain, sizes = os.pwrite, list[int]()
 
-    def full_at_first(descriptor: int, start: int, size_bytes: int) -> None:
-        calls.append(size_bytes)
-        if len(calls) == 1:
+    def full_at_first(descriptor: int, data: memoryview, start: int) -> int:
+        sizes.append(len(data))
+        if len(sizes) == 2:
             _full()
-        plain(descriptor, start, size_bytes)
+        return plain(descriptor, data[:3000], start)
 
-    monkeypatch.setattr(os, "posix_fallocate", full_at_first)
-    shared_tensor.SharedBuffer(5000, torch.device("cpu")).free()
-    assert calls == [5000, 5000]
+    monkeypatch.setattr(os, "pwrite", full_at_first)
+    buffer = shared_tensor.SharedBuffer(5000, torch.device("cpu"))
+    buffer.write(BUCKET)
+    assert sizes == [5000, 2000, 5000, 2000]
+    assert torch.equal(_open(buffer.payload(layout(BUCKET))), BUCKET[0][1])
+    buffer.free()
 
 
 def test_an_engine_answers_when_its_device_is_done(monkeypatch):

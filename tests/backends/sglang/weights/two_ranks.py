@@ -66,7 +66,7 @@ def main() -> None:
     cut_short = publish(rank, lambda index: "no room" if index == REFUSED else None)
     if rank == 1:
         shared_tensor.ROOM_WITHIN_S = 0.0
-        os.posix_fallocate = full
+        os.pwrite = full
     no_room = publish(rank, dawdle)
     print(json.dumps({"whole": whole, "cut_short": cut_short, "no_room": no_room}))
     dist.destroy_process_group()
