@@ -55,6 +55,15 @@ class Foreign:
         found = self.settings.get(name)
         return default if found is None or found.value is None else found.value
 
+    def settings_below(self, name: str) -> dict[str, Any]:
+        """Return the values of the keys below `name.`, by what follows it."""
+        begin = f"{name}."
+        return {
+            key[len(begin) :]: one.value
+            for key, one in self.settings.items()
+            if key.startswith(begin)
+        }
+
 
 def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Foreign:
     """Read files, of which later ones override earlier ones, then `overrides` (`a.b=c`). Raises

@@ -5,10 +5,11 @@ shell knows (`$(nproc)`, a variable of the environment) stays as it is written."
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _ENDS = {"\n", ";", "&", "|", "&&", "||", ";;"}
 _KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "time"}
@@ -17,8 +18,9 @@ _ASSIGNS = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _BRACED = re.compile(r"([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*")
+_GOES_ON = "\r\n"
+"""A continuation within quotes."""
 _ARGUMENT = re.compile(r"--\w|\$\{\w+\[@\]\}|[\w+]+\.[\w.]+=")
-_PROGRAM = re.compile(r"[\w./${}-]*\.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +52,96 @@ def read_command(text: str, variables: dict[str, list[Word]]) -> Command:
     for statement in _statements(text, variables):
         if best.words and _ARGUMENT.match(statement[0].text):  # a continuation that was forgotten
             statement = [Word("-m", 0), Word(best.program, 0), *best.words, *statement]
-        command = _command(statement, variables)
-        if command is not None and len(command.words) > len(best.words):
-            best = command
+        for command in (_command(statement, variables), _in_another_shell(statement, variables)):
+            if command is not None and len(command.words) > len(best.words):
+                best = command
     return best
+
+
+def _in_another_shell(words: Sequence[Word], variables: dict[str, list[Word]]) -> Command | None:
+    """Return the command of `bash -c "..."`, with the lines of the script; None without one."""
+    for name, text in itertools.pairwise(words):
+        if re.fullmatch(r"-\w*c", name.text) and " " in text.text:
+            inner = read_command(text.text.replace(_GOES_ON, "\\\n"), dict(variables))
+            moved = [replace(one, line=one.line + text.line - 1) for one in inner.words]
+            return Command(inner.program, moved, inner.unknown)
+    return None
 
 
 def _statements(text: str, variables: dict[str, list[Word]]) -> Iterator[list[Word]]:
     """Yield the words of each statement that is no assignment; assignments become variables."""
-    words, array = list[Word](), None
+    words, array, branches = list[Word](), None, _Branches()
     for word in _words(text, variables):
         if array is not None:
             if word.is_end and word.text == ")":
                 array = None
-            elif not word.is_end:
+            elif not word.is_end and branches.is_read:
                 variables[array].append(word)
             continue
         if word.is_end and word.text == "(" and words and _ASSIGNS.fullmatch(words[-1].text):
             match = _ASSIGNS.fullmatch(words.pop().text)
             assert match is not None
             array = match[1]
-            if not match[2] or array not in variables:
+            if branches.is_read and (not match[2] or array not in variables):
                 variables[array] = []
             continue
         if not word.is_end:
-            words.append(word)
+            if words or not branches.passes(word.text):
+                words.append(word)
             continue
-        if words := _without_assignments(words, variables):
+        is_test = branches.begins(words)
+        if branches.is_read and not is_test and (words := _without_assignments(words, variables)):
             yield words
         words = []
-    if words := _without_assignments(words, variables):
+    if branches.is_read and (words := _without_assignments(words, variables)):
         yield words
+
+
+@dataclass(slots=True)
+class _Branches:
+    """The branches of `if` that a place in the script is in. A test that only a shell can decide
+    leaves all of its branches readable."""
+
+    open: list[tuple[bool, bool | None]] = field(default_factory=list)
+    """Of each: whether it is read; whether one of the same `if` was chosen, None if undecided."""
+
+    @property
+    def is_read(self) -> bool:
+        return all(is_read for is_read, _ in self.open)
+
+    def passes(self, word: str) -> bool:
+        """Take a keyword that stands alone. Return False for another word."""
+        if word == "fi" and self.open:
+            self.open.pop()
+        elif word == "else" and self.open:
+            self.open[-1] = (self.open[-1][1] is not True, self.open[-1][1])
+        return word in ("then", "else", "fi")
+
+    def begins(self, words: Sequence[Word]) -> bool:
+        """Take `if` and `elif` with their tests. Return False for another statement."""
+        keyword = words[0].text if words else ""
+        if keyword == "if":
+            verdict = _verdict(words[1:])
+            self.open.append((verdict is not False, verdict))
+        elif keyword == "elif" and self.open:
+            chosen = self.open.pop()[1]
+            verdict = _verdict(words[1:])
+            self.open.append((chosen is not True and verdict is not False, chosen or verdict))
+        return keyword in ("if", "elif")
+
+
+def _verdict(words: Sequence[Word]) -> bool | None:
+    """Decide `[ a = b ]`, `[ -z a ]` and their kin; None if only a shell can."""
+    texts = [one.text for one in words]
+    if len(texts) < 2 or (texts[0], texts[-1]) not in {("[", "]"), ("[[", "]]")}:
+        return None
+    match texts[1:-1]:
+        case [("-z" | "-n") as test, value]:
+            is_empty = not value or re.fullmatch(r"\$\{?\w+\}?", value) is not None
+            return is_empty == (test == "-z")
+        case [left, ("=" | "==" | "!=") as test, right] if "$" not in left + right:
+            return (left == right) == (test != "!=")
+    return None
 
 
 def _without_assignments(words: list[Word], variables: dict[str, list[Word]]) -> list[Word]:
@@ -112,7 +173,7 @@ def _command(words: Sequence[Word], variables: dict[str, list[Word]]) -> Command
         if word.text == "-m" and at + 1 < len(expanded):
             return Command(expanded[at + 1].text, expanded[at + 2 :], unknown)
         is_module = word.text.startswith("openrlhf.cli.")
-        if (is_module or _PROGRAM.fullmatch(word.text)) and not word.text.startswith("-"):
+        if (is_module or word.text.endswith(".py")) and not word.text.startswith("-"):
             return Command(word.text, expanded[at + 1 :], unknown)
         if word.text in ("trl", "rl") and at + 1 < len(expanded):
             return Command(f"trl {expanded[at + 1].text}", expanded[at + 2 :], unknown)
@@ -152,7 +213,8 @@ def _words(text: str, variables: dict[str, list[Word]]) -> Iterator[Word]:
         begin = begin if has_word else line
         piece, end = _piece(text, at, variables)
         line += text.count("\n", at, end)
-        if char == "$" and not piece.startswith("$"):  # without quotes, a value is several words
+        if char == "$" and not piece.startswith("$") and not _ASSIGNS.match(current):
+            # without quotes, a value is several words
             first, *others = re.split(r"\s+", piece)
             for other in others:
                 if current + first:
@@ -176,8 +238,8 @@ def _piece(text: str, at: int, variables: dict[str, list[Word]]) -> tuple[str, i
         parts, at = "", at + 1
         while at < len(text) and text[at] != '"':
             if text[at] == "\\" and at + 1 < len(text):
-                is_escape = text[at + 1] in '"\\$`\n'
-                parts += text[at + 1] if is_escape else text[at : at + 2]
+                is_escape = text[at + 1] in '"\\$`'
+                parts += text[at + 1] if is_escape else text[at : at + 2].replace("\\\n", _GOES_ON)
                 at += 2
             else:
                 piece, at = _piece(text, at, variables) if text[at] == "$" else (text[at], at + 1)

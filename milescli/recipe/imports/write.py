@@ -16,7 +16,7 @@ from milescli.recipe import layers
 from milescli.recipe.algorithms import with_algorithm
 from milescli.recipe.imports import openrlhf, prime_rl, roll, slime, trl, verl
 from milescli.recipe.imports.reading import Foreign, Setting, read_files
-from milescli.recipe.imports.tables import Framework, Row, Said, load_table
+from milescli.recipe.imports.tables import NOTE, READ, WARNS, Framework, Row, Said, load_table
 from milescli.recipe.keys import keys
 from milescli.recipe.load import build
 from milescli.recipe.resolved import scalar_yaml
@@ -98,8 +98,10 @@ def import_files(
     that follow the script on its command line. Raises RecipeError."""
     found = read_files(paths, overrides=overrides)
     table, reason = _chosen(found, framework, paths)
-    made = Imported(framework=table.name, reason=reason, notes=[*table.notes, *found.warnings])
+    _rename(found, table)
     rows = table.trains_rows(found)
+    notes = [*table.notes, *(() if rows else table.rl_notes), *found.warnings]
+    made = Imported(framework=table.name, reason=reason, notes=notes)
     if isinstance(rows, str):
         raise RecipeError(
             f"{paths[0].name} cannot become a recipe", why=rows, fix="miles help recipe train"
@@ -144,31 +146,48 @@ def _chosen(found: Foreign, framework: str | None, paths: Sequence[Path]) -> tup
     )
 
 
-def _map(found: Foreign, table: Framework, made: Imported) -> None:
+def _rename(found: Foreign, table: Framework) -> None:
     for name in list(found.settings):
         new = table.renamed(name)
         if new != name and new not in found.settings:
             one = found.settings.pop(name)
             found.settings[new] = Setting(new, one.value, f"{one.where} {name}")
-    typed = set(found.settings)
-    for name, value in table.defaults.items():
+
+
+def _map(found: Foreign, table: Framework, made: Imported) -> None:
+    typed = {name for name, one in found.settings.items() if one.value is not None}
+    for name, value in table.defaults_of(found).items():
         if name not in typed:
             found.settings[name] = Setting(name, value, f"{table.name}'s default")
+    for key, value in table.of_program(found).items():
+        made.entries[key] = Entry(key, value, f"{table.name}: what runs, {found.program}")
     for name, row in table.rows.items():
         if (one := found.settings.get(name)) is None:
             continue
         said = _said(row, one, found)
         if isinstance(said, str):
             if name in typed:
-                made.without.append((one, said))
+                _leave(made, one, said)
             continue
+        if note := said.get(NOTE):
+            made.notes.append(str(note))
         for key, value in said.items():
-            if name in typed or key in made.entries or value != keys()[key].default:
+            if key != NOTE and (
+                name in typed or key in made.entries or value != keys()[key].default
+            ):
                 made.entries[key] = Entry(key, value, _said_at(one))
-    for name, one in found.settings.items():
-        if name not in table.rows:
-            why = table.group_of(name) or f"not known to miles: look it up in {table.name}"
-            made.without.append((one, why))
+    for name in (name for name in found.settings if name in typed and name not in table.rows):
+        why = table.group_of(name) or f"not known to miles: look it up in {table.name}"
+        if why != READ and found.settings[name].value != {}:
+            _leave(made, found.settings[name], why)
+
+
+def _leave(made: Imported, one: Setting, why: str) -> None:
+    """List a key of theirs; a text that begins with WARNS is a note, too."""
+    text = why.removeprefix(WARNS)
+    if text != why:
+        made.notes.append(f"{one.name} {text}")
+    made.without.append((one, text))
 
 
 def _said_at(one: Setting) -> str:
@@ -196,7 +215,10 @@ def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
         if (one := made.entries.pop(old, None)) is not None:
             made.entries[new] = Entry(new, one.value, one.comment)
     made.entries = {k: one for k, one in made.entries.items() if k.startswith(_OF_ROWS)}
-    for key in ("data.max_prompt_tokens", "data.prompt_key", "data.label_key"):
+    dropped = ["data.max_prompt_tokens", "data.label_key"]
+    if "data.response_key" not in made.entries:  # a column of chats: miles finds it
+        dropped.append("data.prompt_key")
+    for key in dropped:
         made.entries.pop(key, None)
     for key, value in rows.items():
         made.entries[key] = Entry(key, value, f"{table.name}: what the script trains")
