@@ -111,9 +111,11 @@ def scalar(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        return _plain(reader.read(f"value: {text}", source="").value["value"])  # type: ignore[index]
+        value = _plain(reader.read(f"value: {text}", source="").value["value"])  # type: ignore[index]
     except (RecipeError, KeyError, TypeError):
         return text
+    is_place = isinstance(value, dict) and None in value.values()  # `{NAME}`, which a run fills
+    return text if is_place else value
 
 
 def _plain(node: reader.YamlNode) -> Any:
@@ -165,7 +167,8 @@ def _of_flag(values: list[Any]) -> Any:
 # --- YAML and TOML
 
 
-def _add_yaml(found: Foreign, text: str, path: Path) -> None:
+def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> None:
+    """`prefix`: where the keys belong, as Hydra's `folder@place: name` says."""
     root = reader.read(text, source=path.name)
     if not isinstance(root.value, dict):
         raise RecipeError(
@@ -175,15 +178,23 @@ def _add_yaml(found: Foreign, text: str, path: Path) -> None:
     for entry in _plain(defaults) if defaults is not None else []:
         name = str(next(iter(entry.items()))[-1] if isinstance(entry, dict) else entry)
         other = (path.parent / f"{name.partition('@')[0]}.yaml").resolve()
+        group = str(next(iter(entry))) if isinstance(entry, dict) else ""
+        folder, _, package = group.partition("@")
+        within = (path.parent / folder / f"{name}.yaml").resolve()
         if name == "_self_" or name.endswith("@_here_"):
             continue
-        if other.is_file() and other != path.resolve():
-            _add_yaml(found, layers.read_text(other, what="configuration"), other)
+        if group and within.is_file() and not prefix:
+            text_within = layers.read_text(within, what="configuration")
+            _add_yaml(found, text_within, within, prefix=f"{package or folder}.")
+        elif other.is_file() and other != path.resolve():
+            _add_yaml(found, layers.read_text(other, what="configuration"), other, prefix=prefix)
         else:
             found.warnings.append(f"{path.name} includes `{name}`, which was not read")
     for name, node in root.value.items():
         if name not in ("defaults", "hydra"):
-            _flatten(found, name, node, path.name)
+            _flatten(found, f"{prefix}{name}", node, path.name)
+    if isinstance(run := found.value(f"{prefix}run"), str):  # of a job; a script
+        _add_command(found, read_command(run, {}), path.name)
 
 
 def _flatten(found: Foreign, name: str, node: reader.YamlNode, file: str) -> None:

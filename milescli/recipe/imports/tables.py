@@ -251,6 +251,11 @@ def share(value: float, total: Any, key: str) -> Said:
     return {key: round(value * total)} if is_known else TEXTS["WARM_UP"]
 
 
+def part_of(whole: float, share: float) -> float:
+    """Return a share of a number, without the noise of binary fractions."""
+    return float(f"{whole * share:.9g}")
+
+
 def ratio(whole: float, part: float) -> int | str:
     """Return how often `part` goes into `whole`; a reason where it does not."""
     if part > 0 and whole % part == 0:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import TEXTS, WARNS, Said, share, updates
+from milescli.recipe.imports.tables import TEXTS, WARNS, Said, part_of, share, updates
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIX = "algorithm.rollout_correction"
@@ -191,7 +191,14 @@ def warmup_share(value: Any, found: Foreign) -> Said:
 
 def min_lr(value: Any, found: Foreign) -> Said:
     """A share of the learning rate."""
-    return {"train.optimizer.min_lr": value * found.value(f"{ACTOR}.optim.lr")} if value else {}
+    lr = found.value(f"{ACTOR}.optim.lr")
+    return {"train.optimizer.min_lr": part_of(lr, value)} if value else {}
+
+
+def warmup(value: Any, found: Foreign) -> Said:
+    """Updates of the trainer, of which the engines may skip some."""
+    each = int(found.value("async_training.trigger_parameter_sync_step", 1))
+    return {"train.optimizer.warmup_steps": math.ceil(value / each)}
 
 
 def replay(value: Any, found: Foreign) -> Said:

@@ -231,6 +231,11 @@ def _fill(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
         for key, value in table.chosen.items():
             why = f"{table.name} sets no bound of this kind; the value is miles import's choice"
             made.entries.setdefault(key, Entry(key, value, why))
+        if "train.steps" not in made.entries:
+            steps = keys()["train.steps"].default
+            made.notes.append(
+                f"train.steps is not in the configuration: without it, the run has {steps} steps"
+            )
     for key, name in {"model.path": "MODEL", data: "ROWS.jsonl"}.items():
         if key not in made.entries:
             made.entries[key] = Entry(key, name, "not in the configuration")
