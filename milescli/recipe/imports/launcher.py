@@ -66,6 +66,10 @@ class Unknown:
         return f"{{{self.source.translate(_ONE_WORD)}}}"
 
 
+_RAISED = Unknown("raise")
+"""What a function gives that raises instead."""
+
+
 class _Returned(Exception):
     """Ends the evaluation of a function; holds its value."""
 
@@ -127,7 +131,7 @@ def read_launcher(
         for line in dict.fromkeys(launcher.undecided)
     ]
     try:
-        words = shlex.split(launcher.text)
+        words = shlex.split(launcher.text.replace(str(_RAISED), " "))
     except ValueError:
         words = launcher.text.split()
     lines, made, line = text.splitlines(), list[Word](), 1
@@ -246,7 +250,7 @@ def _run(launcher: _Launcher, body: list[ast.stmt], names: dict[str, Any]) -> No
             case ast.Return():
                 raise _Returned(_value(launcher, node.value, names) if node.value else None)
             case ast.Raise():
-                raise _Returned(Unknown("raise"))
+                raise _Returned(_RAISED)
             case ast.If():
                 chosen = _value(launcher, node.test, names)
                 if isinstance(chosen, Unknown):
@@ -424,7 +428,9 @@ def _call(launcher: _Launcher, node: ast.Call, names: dict[str, Any], unknown: U
         launcher.script = str(named.get(_SCRIPT, CALL))
         return None
     if called in launcher.classes:
-        return _made(launcher, launcher.classes[called], named)
+        kind = launcher.classes[called]
+        fields = [ast.unparse(one.target) for one in kind.body if isinstance(one, ast.AnnAssign)]
+        return _made(launcher, kind, dict(zip(fields, given, strict=False)) | named)
     if called in launcher.functions:
         function = launcher.functions[called]
         order = [one.arg for one in function.args.args]

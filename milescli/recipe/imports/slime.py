@@ -11,7 +11,8 @@ from milescli.recipe.imports.tables import TEXTS, WARNS, Said, data_name, update
 
 def fits(found: Foreign) -> str:
     """Return by what a configuration of slime is known."""
-    is_own = {"hf_checkpoint", "rollout_batch_size"} <= set(found.settings)
+    batches = {"rollout_batch_size", "global_batch_size", "num_rollout", "colocate"}
+    is_own = "hf_checkpoint" in found.settings and not batches.isdisjoint(found.settings)
     return f"the script runs {found.program} with --hf-checkpoint" if is_own else ""
 
 

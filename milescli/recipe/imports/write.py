@@ -263,7 +263,9 @@ def _check(made: Imported, *, name: str, source: str) -> None:
             return
         except RecipeError as error:
             named = _NAMED.findall(f"{error.what} {error.why} {' '.join(error.fixes)}")
-            wrong = next((key for key in named if key in made.entries), None)
+            ours = [key for key in named if key in made.entries]
+            changed = (key for key in ours if made.entries[key].value != keys()[key].default)
+            wrong = next(changed, ours[0] if ours else None)
             if wrong is None:
                 raise
             one = made.entries.pop(wrong)
