@@ -5,6 +5,7 @@ or fetched. Knows no framework's keys."""
 from __future__ import annotations
 
 import ast
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,13 @@ from typing import Any
 
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers, reader
-from milescli.recipe.imports.launcher import is_launcher, read_launcher
+from milescli.recipe.imports.launcher import Unknown, is_launcher, read_launcher
 from milescli.recipe.imports.shell import Command, Word, read_command
 
 SHELL, YAML, TOML, PYTHON = (".sh", ".bash"), (".yaml", ".yml"), (".toml",), (".py",)
+NOTEBOOK = ".ipynb"
+_OTHERS = ("BitsAndBytesConfig", "GenerationConfig", "AutoConfig", "PeftConfig", "basicConfig")
+"""Classes of configurations that are not of a training."""
 _INTERPOLATION = re.compile(r"\$\{([^{}]+)\}")
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 _OVERRIDE = re.compile(r"(?:\+{1,2}|~)?([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
@@ -88,6 +92,9 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
         elif suffix in PYTHON:
             found.form = found.form or "python"
             _add_python(found, text, path.name, overrides)
+        elif suffix == NOTEBOOK:
+            found.form = found.form or "python"
+            _add_python(found, _code_of(text, path), path.name, overrides)
         elif suffix in SHELL or text.startswith("#!"):
             found.form = found.form or "shell"
             _add_command(found, read_command(text, variables), path.name)
@@ -95,7 +102,7 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
             raise RecipeError(
                 f"miles cannot read {path} as a configuration",
                 why="it reads shell scripts (.sh), YAML, TOML, and calls of a config class in "
-                "Python (.py)",
+                "Python (.py, .ipynb)",
                 fix=f"mv {path} {path.with_suffix('.sh').name}   # if it is a shell script",
             )
     for word in overrides:
@@ -174,6 +181,12 @@ def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> Non
         raise RecipeError(
             f"{path} holds no keys", why="its document is not a mapping", fix=f"correct {path}"
         )
+    script = _plain(root.value["run"]) if "run" in root.value else None
+    if isinstance(script, str) and (command := read_command(script, {})).words:
+        line = root.value["run"].line  # of a job, which is nothing but this script
+        moved = [replace(one, line=one.line + line) for one in command.words]
+        _add_command(found, replace(command, words=moved), path.name)
+        return
     defaults = root.value.get("defaults")
     for entry in _plain(defaults) if defaults is not None else []:
         name = str(next(iter(entry.items()))[-1] if isinstance(entry, dict) else entry)
@@ -193,8 +206,6 @@ def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> Non
     for name, node in root.value.items():
         if name not in ("defaults", "hydra"):
             _flatten(found, f"{prefix}{name}", node, path.name)
-    if isinstance(run := found.value(f"{prefix}run"), str):  # of a job; a script
-        _add_command(found, read_command(run, {}), path.name)
 
 
 def _flatten(found: Foreign, name: str, node: reader.YamlNode, file: str) -> None:
@@ -264,6 +275,29 @@ def _resolve(found: Foreign) -> None:
 # --- Python
 
 
+def _code_of(text: str, path: Path) -> str:
+    """Return the code of a notebook, without the lines that are for its shell."""
+    try:
+        cells = json.loads(text)["cells"]
+        code = [_lines_of(one["source"]) for one in cells if one["cell_type"] == "code"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise RecipeError(
+            f"{path} is not a valid notebook", why="it has no cells", fix=f"correct {path}"
+        ) from None
+    return "\n".join(code)
+
+
+def _lines_of(cell: Sequence[str]) -> str:
+    """Return a cell without its commands of the shell; nothing of one that is no Python."""
+    lines = "".join(cell).splitlines()
+    code = "\n".join("" if one.lstrip().startswith(("!", "%")) else one for one in lines)
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    return code
+
+
 def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) -> None:
     """The arguments of a launcher; else the keywords of `SomethingConfig(...)`, of
     `SomethingTrainer(...)` as `trainer.NAME`, and of `load_dataset(...)`; names stand for what the
@@ -280,40 +314,96 @@ def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) 
         found.warnings += warnings
         _add_command(found, command, file)
         return
-    known: dict[str, ast.expr] = {}
+    _add_usage(found, tree, file)
+    known, calls = _names_of(tree), list[tuple[str, ast.Call]]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            known[node.targets[0].id] = node.value
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func).rpartition(".")[2]
-        is_config = called.endswith(("Config", "TrainingArguments"))
-        before = "" if called != "LoraConfig" else "lora_"
-        if called.endswith("Trainer"):
-            before = "trainer."
-        if is_config or before:
-            if is_config and not before:
+        if isinstance(node, ast.Call):
+            calls.append((ast.unparse(node.func).rpartition(".")[2], node))
+    configs = _configs_of({called for called, _ in calls})
+    for called, node in calls:
+        where = f"{file}:{node.lineno}"
+        if called.endswith("Trainer") or called in configs:
+            before = "lora_" if called == "LoraConfig" else ""
+            if called.endswith("Trainer"):
+                before, found.program = "trainer.", called
+            elif not before and not found.program.endswith("Trainer"):
                 found.program = called
             for keyword in node.keywords:
-                if keyword.arg is not None:
-                    value = _literal(keyword.value, known)
-                    found.add(f"{before}{keyword.arg}", value, f"{file}:{keyword.value.lineno}")
+                value, name = _literal(keyword.value, known), f"{before}{keyword.arg}"
+                if keyword.arg is None or (isinstance(value, Unknown) and name in found.settings):
+                    continue  # the usage has said it
+                told = str(value) if isinstance(value, Unknown) else value
+                found.add(name, told, f"{file}:{keyword.value.lineno}")
         elif called == "load_dataset" and node.args:
             parts = [*node.args, *(k.value for k in node.keywords if k.arg in ("name", "split"))]
-            name = ":".join(str(_literal(one, known)) for one in parts)
-            found.settings.setdefault(
-                "dataset_name", Setting("dataset_name", name, f"{file}:{node.lineno}")
-            )
+            values = [_literal(one, known) for one in parts]
+            if all(isinstance(one, str) for one in values):
+                named = Setting("dataset_name", ":".join(map(str, values)), where)
+                found.settings.setdefault("dataset_name", named)
+
+
+def _add_usage(found: Foreign, tree: ast.Module, file: str) -> None:
+    """Add the first command that the module's docstring shows."""
+    if ast.get_docstring(tree) is None:
+        return
+    first = tree.body[0]
+    assert isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    text = str(first.value.value)
+    for part in re.finditer(r"(?:(?!\n\s*\n|```).)+", text, re.DOTALL):
+        command = read_command(part[0], {}) if " --" in part[0] else Command()
+        if command.words:
+            above = first.lineno + text.count("\n", 0, part.start()) - 1
+            moved = [replace(one, line=one.line + above) for one in command.words]
+            _add_command(found, replace(command, words=moved), file)
+            return
+
+
+def _configs_of(called: set[str]) -> set[str]:
+    """Return the classes of the training's configuration, of all that a module calls: those that
+    are named as its trainer is, if there are such."""
+    configs = {one for one in called if one.endswith("Config")} - set(_OTHERS)
+    of_trainer = {one.removesuffix("Trainer") + "Config" for one in called}
+    return (configs & of_trainer or configs) | {"LoraConfig", "TrainingArguments", "ModelConfig"}
+
+
+def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return what the module assigns to names, and the defaults of the options that it parses, as
+    `args.NAME`."""
+    known: dict[str, ast.expr] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = list(zip(target.elts, value.elts, strict=False))
+            known |= {one.id: told for one, told in pairs if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
+            names = [one.value for one in node.args if isinstance(one, ast.Constant)]
+            default = next((one.value for one in node.keywords if one.arg == "default"), None)
+            if names and default is not None:
+                known[f"args.{str(names[-1]).lstrip('-').replace('-', '_')}"] = default
+    return known
 
 
 def _literal(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 4) -> Any:
-    """The value of a constant or of a name that stands for one; else the source text."""
-    if isinstance(node, ast.Name) and node.id in known and depth:
-        return _literal(known[node.id], known, depth - 1)
+    """The value of a constant, of a name that stands for one, or of what a model is loaded from;
+    else the source, Unknown. Of a list, each: its unknown ones as texts."""
+    source = ast.unparse(node)
+    name = re.sub(r"^\w*args\.", "args.", source)
+    if name in known and depth:
+        return _literal(known[name], known, depth - 1)
     if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(one, known, depth) for one in node.elts]
+        return [
+            one.source if isinstance(one, Unknown) else one
+            for one in (_literal(inner, known, depth) for inner in node.elts)
+        ]
+    if (
+        isinstance(node, ast.Call)
+        and node.args
+        and source.split("(")[0].endswith("from_pretrained")
+    ):
+        return _literal(node.args[0], known, depth - 1) if depth else Unknown(source)
     try:
         return ast.literal_eval(node)
-    except ValueError:
-        return ast.unparse(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return Unknown(source)

@@ -15,8 +15,9 @@ ACCUMULATION = "gradient_accumulation_steps"
 CONFIG = "actor_train.strategy_args.strategy_config"
 TEACHER = "teacher.model_args.model_name_or_path"
 OF_STEPS = {
-    "step_reinforce": "gives each step of an episode a return of its own",
-    "agentic_reinforce": "gives each turn a return of its own",
+    "step_reinforce": "takes each step of an episode as a sample, with its return, and normalises "
+    "those: here, rewards of turns are summed over the tokens behind",
+    "agentic_reinforce": "counts gamma by turns: here, train.gamma counts tokens",
 }
 
 
@@ -99,7 +100,7 @@ def estimator(value: Any, found: Foreign) -> Said:
         said = {"train.advantage": "reinforce", "train.credit": "gae"}
         return said if clip is not None else {**said, "train.critic.clip": None}
     if why := OF_STEPS.get(str(value)):
-        return f"{WARNS}{why}: see train.advantage=turns and train.credit"
+        return {"train.advantage": "reinforce", "train.credit": "to_go", NOTE: f"ROLL {why}"}
     mean, std = ("group", "group") if value == "grpo" else _norms(found)
     scaled = {"train.normalize_std": std or "none"}
     if value == "gigpo":

@@ -272,7 +272,7 @@ def updates(whole: float, part: float) -> Said:
 def names_of(value: Any) -> list[str]:
     """Return modules for train.lora.targets."""
     if isinstance(value, list):
-        return [str(one) for one in value]
+        return [str(one).strip(",") for one in value]
     names = [one.strip() for one in str(value).replace("all_linear", "all-linear").split(",")]
     return [one for one in names if one]
 

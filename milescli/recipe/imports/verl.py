@@ -10,6 +10,7 @@ from milescli.recipe.imports.tables import TEXTS, WARNS, Said, part_of, share, u
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIX = "algorithm.rollout_correction"
+_OF_GROUPS = ("grpo", "grpo_vectorized", "reinforce_plus_plus_baseline", "rloo")
 _LEVELS = ("token", "sequence", "geometric")
 _REJECTS = {level: level for level in _LEVELS} | {
     "token_k1": "token",
@@ -246,6 +247,13 @@ def _field(name: str, value: Any, found: Foreign) -> Said:
 def generated(value: Any, found: Foreign) -> Said:
     """Prompts that are sampled for a batch."""
     return {"rollout.over_sampling": max(1.0, value / found.value("data.train_batch_size"))}
+
+
+def samples(value: Any, found: Foreign) -> Said:
+    """Of a group; a sample that has no other to compare with gets its reward."""
+    said = {"rollout.samples_per_prompt": value}
+    name = str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower()
+    return {**said, "train.advantage": "reinforce"} if value == 1 and name in _OF_GROUPS else said
 
 
 def group_std(value: Any, found: Foreign) -> Said:

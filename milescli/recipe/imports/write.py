@@ -34,13 +34,17 @@ _OF_ROWS = ("model.", "data.", "train.optimizer.", "train.lora.", "train.steps",
 _OF_ROWS += (
     "train.batch_size",
     "train.distill.",
+    "train.preference.",
+    "train.reward_model.",
     "train.precision",
     "checkpoint.",
     "run.",
     "eval.every",
     *LAYOUT,
 )
-_UNRESOLVED = re.compile(r"\$\{?\(?[A-Za-z_]\w*")
+_PLACES = {"model.path": "MODEL", "data.prompts": "ROWS.jsonl", "data.train": "ROWS.jsonl"}
+"""What stands for a value that a recipe needs."""
+_UNRESOLVED = re.compile(r"\$\{?\(?[A-Za-z_]\w*|^\{.+\}$")
 _NAMED = re.compile(r"[a-z][a-z_]*(?:\.[a-z_0-9]+)+")
 
 
@@ -236,7 +240,8 @@ def _fill(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
             made.notes.append(
                 f"train.steps is not in the configuration: without it, the run has {steps} steps"
             )
-    for key, name in {"model.path": "MODEL", data: "ROWS.jsonl"}.items():
+    for key in ("model.path", data):
+        name = _PLACES[key]
         if key not in made.entries:
             made.entries[key] = Entry(key, name, "not in the configuration")
             made.notes.append(f"{key} is not in the configuration: write it in place of {name}")
@@ -245,9 +250,7 @@ def _fill(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
 def _note_unresolved(made: Imported) -> None:
     for one in made.entries.values():
         if isinstance(one.value, str) and _UNRESOLVED.search(one.value):
-            made.notes.append(
-                f"{one.key} is {one.value}, which only a shell knows: write its value"
-            )
+            made.notes.append(f"{one.key} is {one.value}, which only a run knows: write its value")
 
 
 def _check(made: Imported, *, name: str, source: str) -> None:
@@ -269,6 +272,8 @@ def _check(made: Imported, *, name: str, source: str) -> None:
             if wrong is None:
                 raise
             one = made.entries.pop(wrong)
+            if (place := _PLACES.get(wrong)) is not None and one.value != place:
+                made.entries[wrong] = Entry(wrong, place, "theirs is refused: see the end")
             where, _, rest = one.comment.partition(": ")
             key, _, value = rest.partition("=")
             why = f"{error.what}: {error.why}"

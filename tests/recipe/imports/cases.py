@@ -560,7 +560,7 @@ CASES: dict[str, Case] = {
             "data.prompt_key": "text",
             "train.updates_per_step": 2,
             "train.kl_in": "loss",
-            "train.kl_estimator": "k3",
+            "train.kl_estimator": "low_var",
             "train.clip_high": 0.27,
             "rollout.reward": "remote",
             "train.optimizer.schedule": "cosine",
