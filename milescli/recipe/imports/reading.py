@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import RecipeError
+from milescli.core.private import REMOVED, holds_secret
 from milescli.recipe import layers, reader
 from milescli.recipe.imports.launcher import Unknown, is_launcher, read_launcher
 from milescli.recipe.imports.shell import Command, Word, read_command
@@ -22,6 +23,11 @@ SHELL, YAML, TOML, PYTHON = (".sh", ".bash"), (".yaml", ".yml"), (".toml",), (".
 NOTEBOOK = ".ipynb"
 _OTHERS = ("BitsAndBytesConfig", "GenerationConfig", "AutoConfig", "PeftConfig", "basicConfig")
 """Classes of configurations that are not of a training."""
+_SECRET = re.compile(
+    r"api_?key|wandb[._]key|authorization|password|secret|(auth|access|hub|hf)_?token$",
+    re.IGNORECASE,
+)
+"""Names of keys whose values are in no recipe, and in no answer."""
 _INTERPOLATION = re.compile(r"\$\{([^{}]+)\}")
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 _OVERRIDE = re.compile(r"(?:\+{1,2}|~)?([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
@@ -109,6 +115,10 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
         if (match := _OVERRIDE.fullmatch(word)) is not None:
             found.add(match[1], scalar(match[2]), "the command line")
     _resolve(found)
+    for name, one in found.settings.items():
+        if isinstance(one.value, str) and "$" not in one.value:
+            if _SECRET.search(name) or holds_secret(one.value):
+                found.settings[name] = replace(one, value=REMOVED)
     return found
 
 

@@ -213,7 +213,8 @@ def _words(text: str, variables: dict[str, list[Word]]) -> Iterator[Word]:
         begin = begin if has_word else line
         piece, end = _piece(text, at, variables)
         line += text.count("\n", at, end)
-        if char == "$" and not piece.startswith("$") and not _ASSIGNS.match(current):
+        is_split = char == "$" and not piece.startswith("$") and "$(" not in piece
+        if is_split and not _ASSIGNS.match(current):
             # without quotes, a value is several words
             first, *others = re.split(r"\s+", piece)
             for other in others:

@@ -130,9 +130,9 @@ def lora(found: Foreign) -> bool:
 
 def epochs(value: Any, found: Foreign) -> Said:
     """Of SFT they are the length; of RL the number of rows decides."""
-    if _is_sft(found):
-        return {} if found.value("trainer.total_training_steps") else {"train.epochs": value}
-    return TEXTS["EPOCHS"]
+    if found.value("trainer.total_training_steps"):
+        return {}
+    return {"train.epochs": value} if _is_sft(found) else TEXTS["EPOCHS"]
 
 
 def minibatch(value: Any, found: Foreign) -> Said:

@@ -15,7 +15,7 @@ from milescli.core.errors import RecipeError, nearest
 from milescli.recipe import layers
 from milescli.recipe.algorithms import with_algorithm
 from milescli.recipe.imports import openrlhf, prime_rl, roll, slime, trl, verl
-from milescli.recipe.imports.reading import Foreign, Setting, read_files
+from milescli.recipe.imports.reading import Foreign, Setting, read_files, scalar
 from milescli.recipe.imports.tables import NOTE, READ, WARNS, Framework, Row, Said, load_table
 from milescli.recipe.keys import keys
 from milescli.recipe.load import build
@@ -248,8 +248,12 @@ def _fill(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
 
 
 def _note_unresolved(made: Imported) -> None:
-    for one in made.entries.values():
+    for one in list(made.entries.values()):
         if isinstance(one.value, str) and _UNRESOLVED.search(one.value):
+            if one.key.startswith("run."):  # a name that nothing depends on
+                made.entries.pop(one.key)
+                made.without.append((_their(one), "is known to a run alone"))
+                continue
             made.notes.append(f"{one.key} is {one.value}, which only a run knows: write its value")
 
 
@@ -274,12 +278,15 @@ def _check(made: Imported, *, name: str, source: str) -> None:
             one = made.entries.pop(wrong)
             if (place := _PLACES.get(wrong)) is not None and one.value != place:
                 made.entries[wrong] = Entry(wrong, place, "theirs is refused: see the end")
-            where, _, rest = one.comment.partition(": ")
-            key, _, value = rest.partition("=")
             why = f"{error.what}: {error.why}"
-            made.without.append(
-                (Setting(key, value, where), f"{wrong}={one.value} is refused: {why}")
-            )
+            made.without.append((_their(one), f"{wrong}={one.value} is refused: {why}"))
+
+
+def _their(entry: Entry) -> Setting:
+    """Return the key of theirs that an entry is made of."""
+    where, _, rest = entry.comment.partition(": ")
+    key, _, value = rest.partition("=")
+    return Setting(key, scalar(value), where)
 
 
 def _lines(made: Imported, *, name: str, source: str) -> Iterator[str]:
