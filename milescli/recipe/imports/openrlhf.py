@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import NOTE, WARNS, Said, data_name, part_of, updates
+from milescli.recipe.imports.tables import NOTE, WARNS, Said, data_name, part_of, path_of, updates
 
 LONGEST_PROMPT = 4096
 """Of a bound on prompt and response together, no more is left to the prompt."""
@@ -174,7 +174,7 @@ def reward_model(value: Any, found: Foreign) -> Said:
     """A model that scores, unless something else does."""
     if found.value("reward.remote_url"):
         return "reward.remote_url scores"
-    return {"rollout.reward": "reward_model", "rollout.reward_model.path": value}
+    return {"rollout.reward": "reward_model", "rollout.reward_model.path": path_of(str(value))}
 
 
 def filter(value: Any, found: Foreign) -> Said:

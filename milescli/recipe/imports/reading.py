@@ -22,7 +22,8 @@ from milescli.recipe.imports.shell import Command, Word, read_command
 SHELL, YAML, TOML, PYTHON = (".sh", ".bash"), (".yaml", ".yml"), (".toml",), (".py",)
 NOTEBOOK = ".ipynb"
 _OTHERS = ("BitsAndBytesConfig", "GenerationConfig", "AutoConfig", "PeftConfig", "basicConfig")
-"""Classes of configurations that are not of a training."""
+_OF_PARTS = {"LoraConfig", "ModelConfig"}
+"""Classes of configurations that are not of a training, and of its parts."""
 _SECRET = re.compile(
     r"api_?key|wandb[._]key|authorization|password|secret|(auth|access|hub|hf)_?token$",
     re.IGNORECASE,
@@ -55,6 +56,8 @@ class Foreign:
     warnings: list[str] = field(default_factory=list)
     """What could not be read."""
     text: str = ""
+    places: list[str] = field(default_factory=list)
+    """Names of the files and of the folders that they are in, the nearest first."""
 
     def add(self, name: str, value: Any, where: str) -> None:
         """The later of two counts."""
@@ -88,6 +91,7 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
             )
         text = layers.read_text(path, what="configuration")
         found.text += text
+        found.places += [path.stem, *(one.name for one in path.absolute().parents)]
         suffix = path.suffix.lower()
         if suffix in YAML:
             found.form = found.form or "yaml"
@@ -116,9 +120,10 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
             found.add(match[1], scalar(match[2]), "the command line")
     _resolve(found)
     for name, one in found.settings.items():
-        if isinstance(one.value, str) and "$" not in one.value:
-            if _SECRET.search(name) or holds_secret(one.value):
-                found.settings[name] = replace(one, value=REMOVED)
+        if not isinstance(one.value, str) or "$" in one.value:
+            continue
+        if _SECRET.search(name) or holds_secret(one.value):
+            found.settings[name] = replace(one, value=REMOVED)
     return found
 
 
@@ -324,12 +329,13 @@ def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) 
         found.warnings += warnings
         _add_command(found, command, file)
         return
-    _add_usage(found, tree, file)
     known, calls = _names_of(tree), list[tuple[str, ast.Call]]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             calls.append((ast.unparse(node.func).rpartition(".")[2], node))
     configs = _configs_of({called for called, _ in calls})
+    if not any(node.keywords for called, node in calls if called in configs - _OF_PARTS):
+        _add_usage(found, tree, file)
     for called, node in calls:
         where = f"{file}:{node.lineno}"
         if called.endswith("Trainer") or called in configs:
@@ -373,7 +379,7 @@ def _configs_of(called: set[str]) -> set[str]:
     are named as its trainer is, if there are such."""
     configs = {one for one in called if one.endswith("Config")} - set(_OTHERS)
     of_trainer = {one.removesuffix("Trainer") + "Config" for one in called}
-    return (configs & of_trainer or configs) | {"LoraConfig", "TrainingArguments", "ModelConfig"}
+    return (configs & of_trainer or configs) | _OF_PARTS | {"TrainingArguments"}
 
 
 def _names_of(tree: ast.Module) -> dict[str, ast.expr]:

@@ -222,6 +222,15 @@ def _chosen(choices: Mapping[Any, Said], *, what: str) -> Row:
     return row
 
 
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_OF_MEGATRON = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": _MLP[:2],
+    "linear_fc2": _MLP[2:],
+    "experts": _MLP,
+}
+"""Modules of an adapter by other names."""
 _SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow", ".txt")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w./-]+)*")
 
@@ -270,11 +279,12 @@ def updates(whole: float, part: float) -> Said:
 
 
 def names_of(value: Any) -> list[str]:
-    """Return modules for train.lora.targets."""
-    if isinstance(value, list):
-        return [str(one).strip(",") for one in value]
-    names = [one.strip() for one in str(value).replace("all_linear", "all-linear").split(",")]
-    return [one for one in names if one]
+    """Return modules for train.lora.targets: Megatron's by the names of a model folder."""
+    words = value if isinstance(value, list) else str(value).split(",")
+    names = [str(one).strip(" ,").rpartition(".")[2] for one in words]
+    names = [one.replace("all_linear", "all-linear") for one in names if one]
+    made = [part for one in names for part in _OF_MEGATRON.get(one, (one,))]
+    return list(dict.fromkeys(made))
 
 
 def trackers(value: Any, found: Foreign) -> Said:

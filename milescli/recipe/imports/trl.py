@@ -7,7 +7,16 @@ import re
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import NOTE, TEXTS, WARNS, Said, data_name, ratio, share
+from milescli.recipe.imports.tables import (
+    NOTE,
+    TEXTS,
+    WARNS,
+    Said,
+    data_name,
+    part_of,
+    ratio,
+    share,
+)
 
 _TOLD = re.compile(r"\btrl (sft|dpo|grpo|kto|reward|rloo)\b")
 """What a comment says of the use of a YAML file."""
@@ -72,7 +81,10 @@ def kind(found: Foreign) -> str:
     program = re.sub(r"config$|trainer$|\.py$", "", str(told).lower().rpartition("/")[2])
     bare = program.replace("_", "")
     named = next((one for one in _REFUSED if one in bare), None)
-    return named or next((one for one in _KINDS if one in program), "grpo")
+    if named or program or _SAMPLES & set(found.settings):
+        return named or next((one for one in _KINDS if one in program), "grpo")
+    of_place = (one for place in found.places for one in _KINDS if one in place.lower().split("_"))
+    return next(of_place, "grpo")  # recipes/NAME/sft/config.yaml
 
 
 def fits(found: Foreign) -> str:
@@ -138,6 +150,8 @@ def of_program(found: Foreign) -> dict[str, Any]:
 def trains_rows(found: Foreign) -> Said:
     """Return the keys of a run without rollout."""
     name = kind(found)
+    if name != "grpo":  # before defaults are among the keys
+        found.program = found.program or name
     if name in _REFUSED:
         return f"TRL's {found.program} {_REFUSED[name]}"
     if name == "grpo" and not found.program and not _SAMPLES & set(found.settings):
@@ -236,6 +250,35 @@ def dataset(value: Any, found: Foreign) -> Said:
     if found.value("eval_strategy", "no") != "no" and not is_rl(found):
         test = found.value("dataset_test_split", "test")
         said["data.eval"] = ":".join([name, *parts[: -1 if split else None], test])
+    return said
+
+
+def mixer(value: Any, found: Foreign) -> Said:
+    """The first split of each of several data sets, which other keys name."""
+    names = [f"{data_name(name)}:{value[0]}" for name in found.settings_below("dataset_mixer")]
+    return {"data.prompts": names[0] if len(names) == 1 else names} if names else {}
+
+
+def min_lr(value: Any, found: Foreign) -> Said:
+    """A number, or a share of the learning rate."""
+    told = value if isinstance(value, dict) else {"min_lr_rate": value}
+    if "min_lr_rate" in told:
+        rate = float(told["min_lr_rate"])
+        return {"train.optimizer.min_lr": part_of(float(found.value("learning_rate")), rate)}
+    return {"train.optimizer.min_lr": told["min_lr"]} if "min_lr" in told else {}
+
+
+def mixture(value: Any, found: Foreign) -> Said:
+    """Data sets with subset and split; their weights are in data.mix."""
+    names = [
+        ":".join(
+            [str(data_name(one["id"])), *(str(one[k]) for k in ("config", "split") if k in one)]
+        )
+        for one in value
+    ]
+    said: dict[str, Any] = {"data.prompts": names[0] if len(names) == 1 else names}
+    if any(one.get("weight", 1.0) != 1.0 for one in value):
+        said[NOTE] = "the data sets have weights: see data.mix"
     return said
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import TEXTS, WARNS, Said, part_of, share, updates
+from milescli.recipe.imports.tables import TEXTS, WARNS, Said, part_of, path_of, share, updates
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIX = "algorithm.rollout_correction"
@@ -25,7 +25,8 @@ def fits(found: Foreign) -> str:
     """Return by what a configuration of verl is known."""
     if "verl" in found.program or "main_dapo" in found.program or "main_ppo" in found.program:
         return f"the script runs {found.program}"
-    name = next((n for n in found.settings if n.startswith("actor_rollout_ref.")), None)
+    begins = ("actor_rollout_ref.", "algorithm.filter_groups", "data.gen_batch_size")
+    name = next((n for n in found.settings if n.startswith(begins)), None)
     if name is None and "data.train_files" in found.settings and _has(found, "trainer."):
         name = "data.train_files"
     return "" if name is None else f"it sets {name}"
@@ -299,7 +300,7 @@ def reward_path(value: Any, found: Foreign) -> Said:
     """Its weights."""
     if not found.value("reward_model.enable"):
         return "reward_model.enable is false"
-    return {"rollout.reward_model.path": value}
+    return {"rollout.reward_model.path": path_of(str(value))}
 
 
 def val_temperature(value: Any, found: Foreign) -> Said:

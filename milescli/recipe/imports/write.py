@@ -45,6 +45,7 @@ _OF_ROWS += (
 _PLACES = {"model.path": "MODEL", "data.prompts": "ROWS.jsonl", "data.train": "ROWS.jsonl"}
 """What stands for a value that a recipe needs."""
 _UNRESOLVED = re.compile(r"\$\{?\(?[A-Za-z_]\w*|^\{.+\}$")
+_QUOTED = re.compile(r"`([\w.-]+)`")
 _NAMED = re.compile(r"[a-z][a-z_]*(?:\.[a-z_0-9]+)+")
 
 
@@ -273,6 +274,9 @@ def _check(made: Imported, *, name: str, source: str) -> None:
             ours = [key for key in named if key in made.entries]
             changed = (key for key in ours if made.entries[key].value != keys()[key].default)
             wrong = next(changed, ours[0] if ours else None)
+            if wrong is None:  # it may name the value instead: `reward_model` needs a model
+                words = set(_QUOTED.findall(error.what))
+                wrong = next((k for k, one in made.entries.items() if one.value in words), None)
             if wrong is None:
                 raise
             one = made.entries.pop(wrong)
