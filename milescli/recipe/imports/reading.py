@@ -56,6 +56,8 @@ class Foreign:
     warnings: list[str] = field(default_factory=list)
     """What could not be read."""
     text: str = ""
+    objective: str = ""
+    """What a run over rows minimises, by `trains_rows`; empty for RL."""
     places: list[str] = field(default_factory=list)
     """Names of the files and of the folders that they are in, the nearest first."""
 

@@ -35,13 +35,14 @@ def trains_rows(found: Foreign) -> Said:
         return {"train.objective": "distillation"}
     if any(name.startswith("sft_train.") for name in found.settings):
         return {"train.objective": "supervised"}
-    return {"train.objective": "preference"} if is_preference(found) else {}
+    of_pairs, of_rl = {"beta", "chosen_key", "ipo"}, {"rollout_batch_size", "rewards"}
+    names = {name.partition(".")[0] for name in found.settings}
+    return {"train.objective": "preference"} if of_pairs & names and not of_rl & names else {}
 
 
 def is_preference(found: Foreign) -> bool:
     """Return True if it learns from pairs."""
-    of_pairs = {"beta", "chosen_key", "ipo"} & set(found.settings)
-    return bool(of_pairs) and not {"rollout_batch_size", "rewards"} & set(found.settings)
+    return found.objective == "preference"
 
 
 def is_gigpo(found: Foreign) -> bool:
@@ -179,7 +180,7 @@ def correction(value: Any, found: Foreign) -> Said:
 
 def bound(value: Any, found: Foreign) -> Said:
     """Prompt and response together; of rows, the row."""
-    if trains_rows(found):
+    if found.objective:
         return {"data.max_row_tokens": value}
     left = int(value) - int(found.value("prompt_length", 1024))
     return {"rollout.max_response_tokens": left} if left > 0 else "bounds prompt and response"
@@ -190,7 +191,7 @@ def new_tokens(value: Any, found: Foreign) -> Said:
     if _is_agentic(found):
         return {"rollout.max_turn_tokens": value} if isinstance(value, int) else {}
     is_bounded = {"response_length", "sequence_length"} & set(found.settings)
-    return {} if is_bounded or trains_rows(found) else {"rollout.max_response_tokens": value}
+    return {} if is_bounded or found.objective else {"rollout.max_response_tokens": value}
 
 
 def epochs(value: Any, found: Foreign) -> Said:
@@ -206,7 +207,7 @@ def steps(value: Any, found: Foreign) -> Said:
 
 
 def _counts_epochs(found: Foreign) -> bool:
-    return bool(trains_rows(found)) and not is_preference(found)
+    return found.objective in ("supervised", "distillation")
 
 
 def warmup(value: Any, found: Foreign) -> Said:
@@ -253,7 +254,7 @@ def accumulated(value: Any, found: Foreign) -> Said:
     if found.value("ppo_epochs", 1) != 1:
         return f"with ppo_epochs={found.value('ppo_epochs')}, miles would use each sample once"
     update = int(value) * int(found.value(f"{ARGS}.per_device_train_batch_size", 1)) * _ranks(found)
-    if trains_rows(found):
+    if found.objective:
         return {"rollout.prompts_per_step": update}
     whole = int(found.value("rollout_batch_size", 128))
     if not _is_agentic(found):

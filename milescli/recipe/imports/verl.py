@@ -133,7 +133,7 @@ def epochs(value: Any, found: Foreign) -> Said:
     """Of SFT they are the length; of RL the number of rows decides."""
     if found.value("trainer.total_training_steps"):
         return {}
-    return {"train.epochs": value} if _is_sft(found) else TEXTS["EPOCHS"]
+    return {"train.epochs": value} if found.objective else TEXTS["EPOCHS"]
 
 
 def minibatch(value: Any, found: Foreign) -> Said:

@@ -103,7 +103,6 @@ def import_files(
     that follow the script on its command line. Raises RecipeError."""
     found = read_files(paths, overrides=overrides)
     table, reason = _chosen(found, framework, paths)
-    _rename(found, table)
     rows = table.trains_rows(found)
     notes = [*table.notes, *(() if rows else table.rl_notes), *found.warnings]
     made = Imported(framework=table.name, reason=reason, notes=notes)
@@ -111,6 +110,8 @@ def import_files(
         raise RecipeError(
             f"{paths[0].name} cannot become a recipe", why=rows, fix="miles help recipe train"
         )
+    found.objective = str(rows.get("train.objective", ""))
+    _rename(found, table)
     _map(found, table, made)
     _for_rows(made, rows, table)
     _fill(made, table, is_of_rows=bool(rows))
