@@ -103,7 +103,7 @@ class _Branches:
     leaves all of its branches readable."""
 
     open: list[tuple[bool, bool | None]] = field(default_factory=list)
-    """Of each: whether it is read; whether one of the same `if` was chosen, None if undecided."""
+    """Each says whether it is read, and whether its `if` has chosen one: None if undecided."""
 
     @property
     def is_read(self) -> bool:
@@ -130,6 +130,9 @@ class _Branches:
         return keyword in ("if", "elif")
 
 
+_COMPARES = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+
+
 def _verdict(words: Sequence[Word]) -> bool | None:
     """Decide `[ a = b ]`, `[ -z a ]` and their kin; None if only a shell can."""
     texts = [one.text for one in words]
@@ -141,6 +144,8 @@ def _verdict(words: Sequence[Word]) -> bool | None:
             return is_empty == (test == "-z")
         case [left, ("=" | "==" | "!=") as test, right] if "$" not in left + right:
             return (left == right) == (test != "!=")
+        case [left, test, right] if test in _COMPARES and left.isdecimal() and right.isdecimal():
+            return bool(_COMPARES[test](int(left), int(right)))
     return None
 
 

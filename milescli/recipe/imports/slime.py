@@ -104,6 +104,13 @@ def evaluates(value: Any, found: Foreign) -> Said:
     return said | {"eval.top_p": found.value("rollout_top_p", 1.0)}
 
 
+def kl_in_reward(value: Any, found: Foreign) -> Said:
+    """Their GRPO does not look at it."""
+    if found.value("advantage_estimator") in ("grpo", "gspo", "cispo"):
+        return "has no effect there: GRPO takes a KL term in the loss alone (--use-kl-loss)"
+    return {"train.kl_coef": value, "train.kl_in": "reward"}
+
+
 def opsm(value: Any, found: Foreign) -> Said:
     """Its bound."""
     return {"train.off_policy_mask": found.value("opsm_delta", 1e-4)} if value else {}

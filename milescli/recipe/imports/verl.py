@@ -6,7 +6,16 @@ import math
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import TEXTS, WARNS, Said, part_of, path_of, share, updates
+from milescli.recipe.imports.tables import (
+    NOTE,
+    TEXTS,
+    WARNS,
+    Said,
+    part_of,
+    path_of,
+    share,
+    updates,
+)
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIX = "algorithm.rollout_correction"
@@ -195,6 +204,15 @@ def min_lr(value: Any, found: Foreign) -> Said:
     """A share of the learning rate."""
     lr = found.value(f"{ACTOR}.optim.lr")
     return {"train.optimizer.min_lr": part_of(lr, value)} if value else {}
+
+
+def kl_in_reward(value: Any, found: Foreign) -> Said:
+    """Of groups, verl takes it from the reward before the group's mean."""
+    said: dict[str, Any] = {"train.kl_coef": value, "train.kl_in": "reward"}
+    name = str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower()
+    if name not in ("gae", "reinforce_plus_plus"):
+        said[NOTE] = "verl takes the KL of a whole response from its reward; miles, that of a token"
+    return said
 
 
 def warmup(value: Any, found: Foreign) -> Said:
