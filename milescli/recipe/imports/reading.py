@@ -21,6 +21,8 @@ from milescli.recipe.imports.shell import Command, Word, read_command
 
 SHELL, YAML, TOML, PYTHON = (".sh", ".bash"), (".yaml", ".yml"), (".toml",), (".py",)
 NOTEBOOK = ".ipynb"
+_AROUND = 4
+"""Folders around a script in which a file that it names is looked for."""
 _OTHERS = ("BitsAndBytesConfig", "GenerationConfig", "AutoConfig", "PeftConfig", "basicConfig")
 _OF_PARTS = {"LoraConfig", "ModelConfig"}
 """Classes of configurations that are not of a training, and of its parts."""
@@ -31,6 +33,8 @@ _SECRET = re.compile(
 """Names of keys whose values are in no recipe, and in no answer."""
 _INTERPOLATION = re.compile(r"\$\{([^{}]+)\}")
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
+_ENDS_FLAG = re.compile(r"--[A-Za-z][\w.-]*(=|$)|\+{0,2}[A-Za-z_]\w*\.[\w.]+=")
+"""What is no value of the flag before it: another flag, and an override of Hydra's."""
 _OVERRIDE = re.compile(r"(?:\+{1,2}|~)?([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 
 
@@ -110,6 +114,7 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
         elif suffix in SHELL or text.startswith("#!"):
             found.form = found.form or "shell"
             _add_command(found, read_command(text, variables), path.name)
+            _add_named(found, path)
         else:
             raise RecipeError(
                 f"miles cannot read {path} as a configuration",
@@ -168,7 +173,7 @@ def _add_command(found: Foreign, command: Command, file: str) -> None:
         name, equals, value = word.text.partition("=")
         if _FLAG.fullmatch(name):
             values = [value] if equals else []
-            while not equals and at < len(words) and not _is_flag(words[at].text):
+            while not equals and at < len(words) and not _ENDS_FLAG.match(words[at].text):
                 values.append(words[at].text)
                 at += 1
             parsed = [scalar(one) for one in values]
@@ -178,10 +183,6 @@ def _add_command(found: Foreign, command: Command, file: str) -> None:
             found.add(match[1], scalar(match[2]), where)
 
 
-def _is_flag(text: str) -> bool:
-    return _FLAG.fullmatch(text.partition("=")[0]) is not None
-
-
 def _of_flag(values: list[Any]) -> Any:
     if not values:
         return True
@@ -189,6 +190,21 @@ def _of_flag(values: list[Any]) -> Any:
 
 
 # --- YAML and TOML
+
+
+def _add_named(found: Foreign, script: Path) -> None:
+    """Add the file that Hydra's --config-path and --config-name say, below the script's own keys,
+    if it is there as seen from the script's folder or from one of those around it."""
+    name = str(found.value("config_name", "")).removesuffix(".yaml")
+    told = str(found.value("config_path", "config")).rstrip("/")
+    folders = (told.rpartition("/")[2], re.sub(r"^\$\{?\w+\}?/", "", told))
+    places = (one / folder for one in script.absolute().parents[:_AROUND] for folder in folders)
+    file = next((one for place in places if (one := place / f"{name}.yaml").is_file()), None)
+    if name and file is not None:
+        below = Foreign()
+        _add_yaml(below, layers.read_text(file, what="configuration"), file)
+        found.settings = below.settings | found.settings
+        found.warnings += below.warnings
 
 
 def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> None:

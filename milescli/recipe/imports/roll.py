@@ -121,7 +121,7 @@ def estimator(value: Any, found: Foreign) -> Said:
 
 def _norms(found: Foreign) -> tuple[str | None, str | None]:
     """Over what rewards are centred, and over what they are scaled."""
-    if not _is_agentic(found):
+    if not is_agentic(found):
         return found.value("norm_mean_type"), found.value("norm_std_type")
     method = found.value("reward_normalization.method", "identity")
     grouping = found.value("reward_normalization.grouping", "batch")
@@ -182,13 +182,17 @@ def bound(value: Any, found: Foreign) -> Said:
     """Prompt and response together; of rows, the row."""
     if found.objective:
         return {"data.max_row_tokens": value}
-    left = int(value) - int(found.value("prompt_length", 1024))
+    prompt = int(found.value("prompt_length", 1024))
+    if is_agentic(found):
+        prompt = min(prompt, int(value) // 2)
+        return {"data.max_prompt_tokens": prompt, "rollout.max_response_tokens": value - prompt}
+    left = int(value) - prompt
     return {"rollout.max_response_tokens": left} if left > 0 else "bounds prompt and response"
 
 
 def new_tokens(value: Any, found: Foreign) -> Said:
     """Of a turn; without turns, ROLL bounds prompt and response together instead."""
-    if _is_agentic(found):
+    if is_agentic(found):
         return {"rollout.max_turn_tokens": value} if isinstance(value, int) else {}
     is_bounded = {"response_length", "sequence_length"} & set(found.settings)
     return {} if is_bounded or found.objective else {"rollout.max_response_tokens": value}
@@ -223,13 +227,19 @@ def warmup_share(value: Any, found: Foreign) -> Said:
     return share(value, total, "train.optimizer.warmup_steps")
 
 
-def _is_agentic(found: Foreign) -> bool:
+def is_rlvr(found: Foreign) -> bool:
+    """Return True if it answers prompts."""
+    return not found.objective and not is_agentic(found)
+
+
+def is_agentic(found: Foreign) -> bool:
+    """Return True if it plays episodes."""
     return any(name.startswith("train_env_manager.") for name in found.settings)
 
 
 def prompts(value: Any, found: Foreign) -> Said:
     """Of RLVR the batch counts prompts, of agents episodes."""
-    if not _is_agentic(found):
+    if not is_agentic(found):
         return {"rollout.prompts_per_step": value}
     size = int(found.value("train_env_manager.group_size", 1))
     return {"rollout.prompts_per_step": max(1, int(value) // size)}
@@ -257,7 +267,7 @@ def accumulated(value: Any, found: Foreign) -> Said:
     if found.objective:
         return {"rollout.prompts_per_step": update}
     whole = int(found.value("rollout_batch_size", 128))
-    if not _is_agentic(found):
+    if not is_agentic(found):
         whole *= int(found.value("num_return_sequences_in_group", 1))
     said = updates(float(whole), float(update))
     return {"train.updates_per_step": 1} if isinstance(said, str) and update > whole else said

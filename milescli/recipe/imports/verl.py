@@ -19,6 +19,7 @@ from milescli.recipe.imports.tables import (
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIX = "algorithm.rollout_correction"
+_OWN_CONFIGS = ("_trainer", "sft_trainer_engine")
 _OF_GROUPS = ("grpo", "grpo_vectorized", "reinforce_plus_plus_baseline", "rloo")
 _LEVELS = ("token", "sequence", "geometric")
 _REJECTS = {level: level for level in _LEVELS} | {
@@ -237,6 +238,15 @@ def turns(value: Any, found: Foreign) -> Said:
     """Tools or users."""
     why = "takes turns with tools or users: see rollout.agent, rollout.tools and docs/agents.md"
     return f"{WARNS}{why}" if value else {}
+
+
+def config(value: Any, found: Foreign) -> Said:
+    """A file with further keys: one of verl's own has its defaults."""
+    stem = str(value).removesuffix(".yaml")
+    is_read = any(one.where.startswith(f"{stem}.yaml:") for one in found.settings.values())
+    if is_read or stem.endswith(_OWN_CONFIGS):
+        return {}
+    return f"{WARNS}is a configuration that was not read: name its file before the script"
 
 
 def bypassed(value: Any, found: Foreign) -> Said:

@@ -277,7 +277,9 @@ def _check(made: Imported, *, name: str, source: str) -> None:
             wrong = next(changed, ours[0] if ours else None)
             if wrong is None:  # it may name the value instead: `reward_model` needs a model
                 words = set(_QUOTED.findall(error.what))
-                wrong = next((k for k, one in made.entries.items() if one.value in words), None)
+                wrong = next(
+                    (k for k, one in made.entries.items() if str(one.value) in words), None
+                )
             if wrong is None:
                 raise
             one = made.entries.pop(wrong)

@@ -125,6 +125,11 @@ MEANINGS: dict[str, Meaning] = {
             "train.epochs": 4,
         },
     ),
+    "verl: overrides behind a flag": (
+        "run.sh",
+        _VERL.replace("main_ppo ", "main_ppo --config-name ppo_trainer.yaml "),
+        {"rollout.prompts_per_step": 64, "rollout.samples_per_prompt": 8},
+    ),
     "verl: a script within a job": ("job.yaml", _JOB, {"rollout.prompts_per_step": 512}),
     "slime: rollout ahead, updates, and texts": (
         "run.sh",
