@@ -41,13 +41,22 @@ def _is_of(found: Foreign, name: str) -> bool:
 
 
 def _is_rl(found: Foreign) -> bool:
-    return not any(_is_of(found, name) for name in ("sft", "dpo", "rm", "kto"))
+    return not any(_is_of(found, name) for name in ("sft", "dpo", "rm", "kto", "kd"))
 
 
 def trains_rows(found: Foreign) -> Said:
     """Return the keys of a run without rollout."""
     if _is_of(found, "sft"):
         return {"train.objective": "supervised"}
+    if _is_of(found, "kd"):
+        teacher = path_of(str(found.value("teacher_model")))
+        return {
+            "train.objective": "distillation",
+            "train.distill.teachers": [{"path": teacher}],
+            "train.distill.kl": "forward",
+        }
+    if _is_of(found, "prm"):
+        return "it trains a reward model of single steps, for which miles has none"
     if _is_of(found, "dpo"):
         beta = float(found.value("model.beta", 0.1))
         return {"train.objective": "preference", "train.preference.beta": beta}

@@ -15,7 +15,8 @@ LONGEST_PROMPT = 4096
 def fits(found: Foreign) -> str:
     """Return by what a configuration of prime-rl is known."""
     begins = ("orchestrator.", "trainer.", "inference", "deployment.")
-    name = next((one for one in found.settings if one.startswith(begins)), None)
+    split = ("rollouts_per_example", "environment.id", "optim.lr", "max_async_level")
+    name = next((one for one in found.settings if one.startswith(begins) or one in split), None)
     if found.form == "toml" and (name or "max_steps" in found.settings):
         return f"it is TOML and sets {name or 'max_steps'}"
     return ""

@@ -272,7 +272,7 @@ def _check(made: Imported, *, name: str, source: str) -> None:
             return
         except RecipeError as error:
             named = _NAMED.findall(f"{error.what} {error.why} {' '.join(error.fixes)}")
-            ours = [key for key in named if key in made.entries]
+            ours = [key for key in named if key in made.entries and key != "train.objective"]
             changed = (key for key in ours if made.entries[key].value != keys()[key].default)
             wrong = next(changed, ours[0] if ours else None)
             if wrong is None:  # it may name the value instead: `reward_model` needs a model

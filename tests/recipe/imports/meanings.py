@@ -243,6 +243,26 @@ MEANINGS: dict[str, Meaning] = {
             "data.train": "rows.jsonl",
         },
     ),
+    "OpenRLHF: a teacher of rows": (
+        "run.sh",
+        "python -m openrlhf.cli.train_kd --pretrain /m --teacher_model /t --dataset rows.jsonl",
+        {
+            "train.objective": "distillation",
+            "train.distill.kl": "forward",
+            "data.train": "rows.jsonl",
+        },
+    ),
+    "prime-rl: a file for the trainer's side alone, as before": (
+        "orch.toml",
+        "batch_size = 64\nrollouts_per_example = 8\nasync_level = 2\nmax_steps = 5\n"
+        '[environment]\nid = "t"\nargs = {hard = true}\n[model]\nname = "m"\n',
+        {
+            "rollout.prompts_per_step": 8,
+            "rollout.max_staleness": 2,
+            "rollout.verifiers.environment": "t",
+            "rollout.verifiers.arguments": {"hard": True},
+        },
+    ),
     "TRL: the usage of a script that parses its options": (
         "sft_it.py",
         _USAGE,
