@@ -248,7 +248,9 @@ def data_name(value: Any) -> Any:
 
 
 def path_of(text: str) -> str:
-    """Return a path with `~` for the home folder, which the shell calls HOME."""
+    """Return a path with `~` for the home folder, and from the folder in which it runs: what the
+    shell calls HOME and PWD."""
+    text = re.sub(r"^\$(PWD|\{PWD\}|\(pwd\))/", "", text)
     return re.sub(r"^\$(HOME\b|\{HOME\})", "~", text)
 
 

@@ -224,6 +224,8 @@ def clip_high(value: Any, found: Foreign) -> Said:
 
 def loss(value: Any, found: Foreign) -> Said:
     """Of groups, or of pairs."""
+    if is_rloo(found) and _updates(found) > 1:
+        return {NOTE: "TRL's RLOO clips the ratio of the whole response, a product"}
     if is_rloo(found) or is_sft(found) or is_reward(found) or kind(found) == "cpo":
         return {}
     if not learns_from_pairs(found):
@@ -284,7 +286,7 @@ def mixture(value: Any, found: Foreign) -> Said:
 
 def correction(value: Any, found: Foreign) -> Said:
     """Weights between trainer and engine, which it has with vLLM alone."""
-    if not value or not found.value("use_vllm"):
+    if not value or not found.value("use_vllm") or is_rloo(found):
         return {}
     low = found.value(f"{CLIP}_min")
     level, _, mode = str(found.value("vllm_importance_sampling_mode")).partition("_")

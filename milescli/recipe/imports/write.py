@@ -45,6 +45,7 @@ _OF_ROWS += (
 _PLACES = {"model.path": "MODEL", "data.prompts": "ROWS.jsonl", "data.train": "ROWS.jsonl"}
 """What stands for a value that a recipe needs."""
 _UNRESOLVED = re.compile(r"\$\{?\(?[A-Za-z_]\w*|^\{.+\}$")
+_REFUSED = "miles refuses, for the reasons at the end:"
 _QUOTED = re.compile(r"`([\w.-]+)`")
 _NAMED = re.compile(r"[a-z][a-z_]*(?:\.[a-z_0-9]+)+")
 
@@ -287,6 +288,10 @@ def _check(made: Imported, *, name: str, source: str) -> None:
                 made.entries[wrong] = Entry(wrong, place, "theirs is refused: see the end")
             why = f"{error.what}: {error.why}"
             made.without.append((_their(one), f"{wrong}={one.value} is refused: {why}"))
+            told = next((note for note in made.notes if note.startswith(_REFUSED)), None)
+            if told is not None:
+                made.notes.remove(told)
+            made.notes.append(f"{told or _REFUSED}{',' * (told is not None)} {wrong}")
 
 
 def _their(entry: Entry) -> Setting:

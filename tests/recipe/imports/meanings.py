@@ -22,6 +22,7 @@ _RLHF += "--data.prompt_dataset a.jsonl --rollout.batch_size 16 --rollout.n_samp
 _RLHF += "--train.batch_size 128 --algo.advantage.estimator "
 _BRANCHES = """\
 backend=fsdp
+ROOT=${ROOT:-$PWD}
 ENTRY=${ENTRY:-"-m verl.trainer.sft_trainer"}
 if [ "$backend" = "megatron" ]; then
     OPTIM="optim.lr=1e-3"
@@ -30,7 +31,7 @@ elif [[ -z $CLUSTER ]]; then
 else
     OPTIM="optim.lr=3e-5"
 fi
-torchrun $ENTRY data.train_files=a.parquet model.path=/m $OPTIM data.train_batch_size=96
+torchrun $ENTRY data.train_files=$ROOT/a.parquet model.path=/m $OPTIM data.train_batch_size=96
 """
 _QUOTED = """\
 srun bash -c \\
@@ -119,6 +120,7 @@ MEANINGS: dict[str, Meaning] = {
         _BRANCHES,
         {
             "train.objective": "supervised",
+            "data.train": "a.parquet",
             "train.optimizer.lr": 2e-5,
             "train.optimizer.schedule": "constant",
             "data.max_row_tokens": 1024,
