@@ -8,6 +8,9 @@ from typing import Any
 from milescli.recipe.imports.reading import Foreign
 from milescli.recipe.imports.tables import TEXTS, WARNS, Said, data_name, updates
 
+_SHIPPED = ("sglang_rollout", "sft_rollout")
+"""Their modules that sample as miles does, and that read rows"""
+
 
 def fits(found: Foreign) -> str:
     """Return by what a configuration of slime is known."""
@@ -91,9 +94,19 @@ def lr(value: Any, found: Foreign) -> Said:
     return {"train.optimizer.lr": value, **({"train.critic.lr": value} if is_ppo(found) else {})}
 
 
+def own_code(found: Foreign) -> bool:
+    """Return True if code of its own makes the samples, and what the engine is sent."""
+    keys = ("custom_generate_function_path", "custom_agent_function_path", "rollout_function_path")
+    paths = [str(found.value(key)) for key in keys if found.value(key)]
+    shipped = ("single_turn", "fully_async", *_SHIPPED)
+    return any(all(name not in path for name in shipped) for path in paths)
+
+
 def chat_template(value: Any, found: Foreign) -> Said:
     """Without it, the prompt is the text of its column; rows are chats."""
-    return {} if value or is_sft(found) else {"data.chat_template": "none"}
+    if value or is_sft(found) or own_code(found):
+        return {}
+    return {"data.chat_template": "none"}
 
 
 def evaluates(value: Any, found: Foreign) -> Said:
@@ -129,7 +142,7 @@ def own_correction(value: Any, found: Foreign) -> Said:
 
 def own_rollout(value: Any, found: Foreign) -> Said:
     """Code of its own, or what ships with them."""
-    if "sft_rollout" in str(value):
+    if any(name in str(value) for name in _SHIPPED):
         return {}
     if "fully_async" in str(value):
         return unbounded(True, found)

@@ -220,6 +220,11 @@ MEANINGS: dict[str, Meaning] = {
             "data.max_row_tokens": 512,
         },
     ),
+    "slime: code of its own makes the texts": (
+        "run.sh",
+        _SLIME + "--custom-generate-function-path generate.generate",
+        {"data.chat_template": "auto"},
+    ),
     "OpenRLHF: groups strictly within bounds, and the KL of the tokens behind": (
         "run.sh",
         _RLHF + "rloo --algo.dynamic_filtering_enable --algo.advantage.is_correction_enable "
