@@ -147,6 +147,16 @@ def read_launcher(
     return Command(program=launcher.script, words=made), warnings
 
 
+def computed(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of an expression whose names have these values; Unknown if some are not."""
+    try:
+        value = _value(_Launcher(), node, dict(names))
+    except (_TooMuch, RecursionError):
+        return Unknown(ast.unparse(node))
+    is_part = isinstance(value, str) and not isinstance(node, ast.Constant) and "{" in value
+    return Unknown(ast.unparse(node)) if is_part or "Unknown(source=" in repr(value) else value
+
+
 def _is_call(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].startswith(CALL)
 

@@ -14,6 +14,8 @@ LONGEST_PROMPT = 4096
 
 def fits(found: Foreign) -> str:
     """Return by what a configuration of prime-rl is known."""
+    if found.program.startswith("prime-rl "):
+        return f"the script runs {found.program.removeprefix('prime-rl ')}"
     begins = ("orchestrator.", "trainer.", "inference", "deployment.")
     split = ("rollouts_per_example", "environment.id", "optim.lr", "max_async_level")
     name = next((one for one in found.settings if one.startswith(begins) or one in split), None)

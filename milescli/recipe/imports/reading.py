@@ -8,7 +8,7 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from milescli.core.errors import RecipeError
 from milescli.core.private import REMOVED, holds_secret
 from milescli.recipe import layers, reader
-from milescli.recipe.imports.launcher import Unknown, is_launcher, read_launcher
+from milescli.recipe.imports.launcher import Unknown, computed, is_launcher, read_launcher
 from milescli.recipe.imports.shell import Command, Word, read_command
 
 SHELL, YAML, TOML, PYTHON = (".sh", ".bash"), (".yaml", ".yml"), (".toml",), (".py",)
@@ -26,11 +26,18 @@ _AROUND = 4
 _OTHERS = ("BitsAndBytesConfig", "GenerationConfig", "AutoConfig", "PeftConfig", "basicConfig")
 _OF_PARTS = {"LoraConfig", "ModelConfig"}
 """Classes of configurations that are not of a training, and of its parts."""
+_SCORES = ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer")
+"""Trainers whose second argument scores"""
 _SECRET = re.compile(
     r"api_?key|wandb[._]key|authorization|password|secret|(auth|access|hub|hf)_?token$",
     re.IGNORECASE,
 )
 """Names of keys whose values are in no recipe, and in no answer."""
+_WRITTEN = re.compile(
+    r"\bcat\s*>\s*[\"']?([^\s\"']+)[\"']?\s*<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n(.*?)^\s*\2\s*$",
+    re.DOTALL | re.MULTILINE,
+)
+"""A file that a script writes."""
 _INTERPOLATION = re.compile(r"\$\{([^{}]+)\}")
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 _ENDS_FLAG = re.compile(r"--[A-Za-z][\w.-]*(=|$)|\+{0,2}[A-Za-z_]\w*\.[\w.]+=")
@@ -62,6 +69,8 @@ class Foreign:
     text: str = ""
     objective: str = ""
     """What a run over rows minimises, by `trains_rows`; empty for RL."""
+    files: list[tuple[str, str]] = field(default_factory=list)
+    """Files that a command names as its configuration, each with the place of its keys."""
     places: list[str] = field(default_factory=list)
     """Names of the files and of the folders that they are in, the nearest first."""
 
@@ -104,7 +113,7 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
             _add_yaml(found, text, path)
         elif suffix in TOML:
             found.form = found.form or "toml"
-            _add_toml(found, text, path.name)
+            _add_toml(found, text, path)
         elif suffix in PYTHON:
             found.form = found.form or "python"
             _add_python(found, text, path.name, overrides)
@@ -114,7 +123,7 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
         elif suffix in SHELL or text.startswith("#!"):
             found.form = found.form or "shell"
             _add_command(found, read_command(text, variables), path.name)
-            _add_named(found, path)
+            _add_named(found, path, text)
         else:
             raise RecipeError(
                 f"miles cannot read {path} as a configuration",
@@ -164,12 +173,16 @@ def _add_command(found: Foreign, command: Command, file: str) -> None:
         found.warnings.append(
             f"{file} uses ${{{name}[@]}}, which another file defines: name that file before it"
         )
+    for name in command.loops:
+        found.warnings.append(f"{file} trains for each {name} of a loop: this is the first")
     words = command.words
     at = 0
     while at < len(words):
         word = words[at]
         at += 1
         where = f"{file}:{word.line}"
+        if word.text == "@" and at < len(words):
+            found.files.append(("", words[at].text))
         name, equals, value = word.text.partition("=")
         if _FLAG.fullmatch(name):
             values = [value] if equals else []
@@ -177,8 +190,11 @@ def _add_command(found: Foreign, command: Command, file: str) -> None:
                 values.append(words[at].text)
                 at += 1
             parsed = [scalar(one) for one in values]
-            key = name.removeprefix("--").replace("-", "_") if "." not in name else name[2:]
-            found.add(key, _of_flag(parsed), where)
+            key = name.removeprefix("--").replace("-", "_")
+            if values[:1] == ["@"] and len(values) == 2:
+                found.files.append((f"{key}.", values[1]))
+            else:
+                found.add(key, _of_flag(parsed), where)
         elif match := _OVERRIDE.fullmatch(word.text):
             found.add(match[1], scalar(match[2]), where)
 
@@ -192,19 +208,35 @@ def _of_flag(values: list[Any]) -> Any:
 # --- YAML and TOML
 
 
-def _add_named(found: Foreign, script: Path) -> None:
-    """Add the file that Hydra's --config-path and --config-name say, below the script's own keys,
-    if it is there as seen from the script's folder or from one of those around it."""
+def _add_named(found: Foreign, script: Path, text: str) -> None:
+    """Add the files that a script names as its configuration, below its own keys: with `@`,
+    `--config`, or Hydra's --config-path and --config-name. They are those that the script itself
+    writes, or lie in its folder or in one of those around it."""
     name = str(found.value("config_name", "")).removesuffix(".yaml")
     told = str(found.value("config_path", "config")).rstrip("/")
     folders = (told.rpartition("/")[2], re.sub(r"^\$\{?\w+\}?/", "", told))
-    places = (one / folder for one in script.absolute().parents[:_AROUND] for folder in folders)
-    file = next((one for place in places if (one := place / f"{name}.yaml").is_file()), None)
-    if name and file is not None:
-        below = Foreign()
-        _add_yaml(below, layers.read_text(file, what="configuration"), file)
-        found.settings = below.settings | found.settings
-        found.warnings += below.warnings
+    named = [[("", f"{folder}/{name}.yaml") for folder in folders if name]]
+    named += [[one] for one in found.files]
+    config = str(found.value("config", ""))
+    named += [[("", config)]] if config.endswith((*YAML, *TOML)) else []
+    written = {match[1]: match[3] for match in _WRITTEN.finditer(text)}
+    below = Foreign()
+    for choices in named:
+        places = [(one, file) for one in script.absolute().parents[:_AROUND] for file in choices]
+        there = ((prefix, one / file) for one, (prefix, file) in places if (one / file).is_file())
+        prefix, path = next(there, choices[0] if choices else ("", ""))
+        inner = written.get(str(path)) if choices else None
+        if inner is None and isinstance(path, Path):
+            inner = layers.read_text(path, what="configuration")
+        if inner is not None:
+            add = _add_toml if Path(path).suffix in TOML else _add_yaml
+            add(below, inner, Path(path), prefix=prefix)
+            if choices[0][1] == config:
+                del found.settings["config"]
+        elif choices and not name:
+            below.warnings.append(f"{script.name} names {path}, which is not there")
+    found.settings = below.settings | found.settings
+    found.warnings += below.warnings
 
 
 def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> None:
@@ -249,7 +281,8 @@ def _flatten(found: Foreign, name: str, node: reader.YamlNode, file: str) -> Non
         found.add(name, _plain(node), f"{file}:{node.line}")
 
 
-def _add_toml(found: Foreign, text: str, file: str) -> None:
+def _add_toml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> None:
+    file = path.name
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # nested too deeply, or too many digits
@@ -268,7 +301,8 @@ def _add_toml(found: Foreign, text: str, file: str) -> None:
         else:
             bare = re.sub(r"\.\d+(?=\.|$)", "", name)
             above = bare.rpartition(".")[0]
-            found.add(name, value, f"{file}:{lines.get(bare) or lines.get(above, 1)}")
+            where = f"{file}:{lines.get(bare) or lines.get(above, 1)}"
+            found.add(f"{prefix}{name}", value, where)
 
     add("", table)
 
@@ -362,12 +396,11 @@ def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) 
                 before, found.program = "trainer.", called
             elif not before and not found.program.endswith("Trainer"):
                 found.program = called
-            for keyword in node.keywords:
-                value, name = _literal(keyword.value, known), f"{before}{keyword.arg}"
-                if keyword.arg is None or (isinstance(value, Unknown) and name in found.settings):
+            for name, value, line in _arguments(node, called, known):
+                if isinstance(value, Unknown) and f"{before}{name}" in found.settings:
                     continue  # the usage has said it
                 told = str(value) if isinstance(value, Unknown) else value
-                found.add(name, told, f"{file}:{keyword.value.lineno}")
+                found.add(f"{before}{name}", told, f"{file}:{line}")
         elif called == "load_dataset" and node.args:
             parts = [*node.args, *(k.value for k in node.keywords if k.arg in ("name", "split"))]
             values = [_literal(one, known) for one in parts]
@@ -392,6 +425,30 @@ def _add_usage(found: Foreign, tree: ast.Module, file: str) -> None:
             return
 
 
+def _arguments(
+    node: ast.Call, called: str, known: Mapping[str, ast.expr]
+) -> Iterator[tuple[str, Any, int]]:
+    """Yield the names, values and lines of a call's arguments: those of `**NAME` too, and the
+    trainer's by position."""
+    positions = ("model", *(("reward_funcs",) if called in _SCORES else ()))
+    for name, one in zip(positions, node.args, strict=False):
+        if called.endswith("Trainer"):
+            yield name, _literal(one, known), one.lineno
+    for keyword in node.keywords:
+        of = keyword.value
+        if keyword.arg is not None:
+            yield keyword.arg, _literal(of, known), of.lineno
+            continue
+        of = known.get(ast.unparse(of), of)
+        pairs = list(zip(of.keys, of.values, strict=True)) if isinstance(of, ast.Dict) else []
+        pairs += [
+            (ast.Constant(one.arg), one.value) for one in getattr(of, "keywords", []) if one.arg
+        ]
+        for key, inner in pairs:
+            if key is not None:
+                yield str(_literal(key, known)), _literal(inner, known), inner.lineno
+
+
 def _configs_of(called: set[str]) -> set[str]:
     """Return the classes of the training's configuration, of all that a module calls: those that
     are named as its trainer is, if there are such."""
@@ -401,9 +458,9 @@ def _configs_of(called: set[str]) -> set[str]:
 
 
 def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return what the module assigns to names, and the defaults of the options that it parses, as
-    `args.NAME`."""
-    known: dict[str, ast.expr] = {}
+    """Return what the module assigns to names; defaults of its functions' parameters; and those of
+    the options that it parses, and of the fields of its classes, as `args.NAME`."""
+    known, defaults = dict[str, ast.expr](), dict[str, ast.expr]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             target, value = node.targets[0], node.value
@@ -411,12 +468,18 @@ def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
             if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
                 pairs = list(zip(target.elts, value.elts, strict=False))
             known |= {one.id: told for one, told in pairs if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.FunctionDef):
+            given = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) or None :]
+            pairs_of = zip(given, node.args.defaults, strict=False)
+            defaults |= {one.arg: value for one, value in pairs_of}
+        elif isinstance(node, ast.AnnAssign) and node.value and isinstance(node.target, ast.Name):
+            defaults |= {f"{before}{node.target.id}": node.value for before in ("", "args.")}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
             names = [one.value for one in node.args if isinstance(one, ast.Constant)]
             default = next((one.value for one in node.keywords if one.arg == "default"), None)
             if names and default is not None:
                 known[f"args.{str(names[-1]).lstrip('-').replace('-', '_')}"] = default
-    return known
+    return defaults | known
 
 
 def _literal(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 4) -> Any:
@@ -437,7 +500,5 @@ def _literal(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 4) -> A
         and source.split("(")[0].endswith("from_pretrained")
     ):
         return _literal(node.args[0], known, depth - 1) if depth else Unknown(source)
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        return Unknown(source)
+    inner = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} & set(known)
+    return computed(node, {one: _literal(known[one], known, depth - 1) for one in inner if depth})

@@ -190,8 +190,10 @@ def batch(value: Any, found: Foreign) -> Said:
     whole = int(found.value("generation_batch_size", samples * steps))
     prompts = ratio(whole, int(found.value("num_generations", 8)))
     number = ratio(whole, samples * accumulated)
-    if isinstance(prompts, str) or isinstance(number, str):
-        return f"{prompts}; {number}"
+    if isinstance(prompts, str):
+        return f"{whole} samples a step are no whole groups: add `num_processes=N`"
+    if isinstance(number, str):
+        return number
     return {"rollout.prompts_per_step": prompts, "train.updates_per_step": max(1, number)}
 
 

@@ -44,7 +44,7 @@ _OF_ROWS += (
 )
 _PLACES = {"model.path": "MODEL", "data.prompts": "ROWS.jsonl", "data.train": "ROWS.jsonl"}
 """What stands for a value that a recipe needs."""
-_UNRESOLVED = re.compile(r"\$\{?\(?[A-Za-z_]\w*|^\{.+\}$")
+_UNRESOLVED = re.compile(r"\$\{?\(?\w+|^\{.+\}$")
 _REFUSED = "miles refuses, for the reasons at the end:"
 _QUOTED = re.compile(r"`([\w.-]+)`")
 _NAMED = re.compile(r"[a-z][a-z_]*(?:\.[a-z_0-9]+)+")

@@ -70,6 +70,48 @@ _NOTEBOOK = """{"cells": [
  {"cell_type": "code", "source": ["DPOTrainer(model=name, args=DPOConfig(beta=0.2,\\n",
   " loss_type=['ipo']), peft_config=LoraConfig(r=4))"]}]}"""
 
+_DECIDES = r"""
+SIZE=${1:-4B}
+case "$SIZE" in
+  1B | 2B) BATCH=8 ;;
+  4B) BATCH=64
+      ;;
+  *) BATCH=1; exit 1 ;;
+esac
+[ -z "$LR" ] && LR=2e-6 || LR=9e-6
+[[ $SIZE == 7* ]] && LR=8e-6
+if [ "$BATCH" -gt 8 ] && [ "$SIZE" = 7B ]; then N=2
+elif [ ! "$SIZE" = 4B ] || test "$BATCH" -eq 64; then N=16
+else N=4
+fi
+ARGS=(--prompt-data a.jsonl)
+[ "$N" = 4 ] && ARGS+=(--seed 7)
+ARGS+=(--n-samples-per-prompt $N)
+for steps in 300 400; do
+train() {
+  python train.py --hf-checkpoint /m --rollout-batch-size $BATCH ${ARGS[@]} --lr $LR \
+    --num-rollout $steps "$@"
+}
+train --rollout-max-response-len 77
+done
+"""
+_WRITES = """
+cat > rl.toml <<'EOF'
+max_steps = 20
+[orchestrator]
+batch_size = 64
+group_size = 16
+EOF
+uv run rl @ rl.toml --trainer.optim.lr 2e-6 --model.name M
+"""
+_PLACES = """
+import os
+MODEL = os.environ.get("MODEL", "Q/q")
+MORE = dict(num_generations=4, max_completion_length=2 * 128)
+def args(lr=3e-6, steps: int = 7):
+    return GRPOConfig(learning_rate=lr, max_steps=steps, per_device_train_batch_size=8, **MORE)
+GRPOTrainer(MODEL, score, args=args(), train_dataset=load_dataset("a/b"))
+"""
 MEANINGS: dict[str, Meaning] = {
     "verl: clip_ratio alone changes nothing": (
         "run.sh",
@@ -224,6 +266,39 @@ MEANINGS: dict[str, Meaning] = {
         "run.sh",
         _SLIME + "--custom-generate-function-path generate.generate",
         {"data.chat_template": "auto"},
+    ),
+    "slime: what the script decides, and the first of a loop": (
+        "run.sh",
+        _DECIDES,
+        {
+            "rollout.prompts_per_step": 64,
+            "rollout.samples_per_prompt": 16,
+            "train.optimizer.lr": 2e-6,
+            "train.steps": 300,
+            "rollout.max_response_tokens": 77,
+        },
+    ),
+    "prime-rl: a script that writes its configuration": (
+        "run.sh",
+        _WRITES,
+        {
+            "model.path": "M",
+            "rollout.prompts_per_step": 4,
+            "train.steps": 20,
+            "train.optimizer.lr": 2e-6,
+        },
+    ),
+    "TRL: arguments by position, of a mapping, and of parameters": (
+        "run.py",
+        _PLACES,
+        {
+            "model.path": "Q/q",
+            "data.prompts": "hf:a/b",
+            "rollout.samples_per_prompt": 4,
+            "rollout.max_response_tokens": 256,
+            "train.optimizer.lr": 3e-6,
+            "train.steps": 7,
+        },
     ),
     "OpenRLHF: groups strictly within bounds, and the KL of the tokens behind": (
         "run.sh",

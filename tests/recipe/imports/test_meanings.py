@@ -103,3 +103,14 @@ def test_a_notebook_without_cells_is_refused(tmp_path: Path, body: str) -> None:
     (tmp_path / "a.ipynb").write_text(body)
     with pytest.raises(RecipeError, match="not a valid notebook"):
         import_files([tmp_path / "a.ipynb"])
+
+
+def test_a_configuration_that_a_script_names_is_read_below_it(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sft.yaml").write_text("model_name_or_path: m\nlearning_rate: 2e-5\n")
+    file = tmp_path / "run.sh"
+    file.write_text("trl sft --config own/sft.yaml --learning_rate 3e-5 --dataset_name a/b\n")
+    entries = import_files([file]).entries
+    assert (entries["model.path"].value, entries["train.optimizer.lr"].value) == ("m", 3e-5)
+    file.write_text("uv run rl --trainer @ nowhere.toml --max-steps 5\n")
+    assert "names nowhere.toml, which is not there" in import_files([file]).text
