@@ -22,6 +22,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _BRACED = re.compile(r"([A-Za-z_]\w*|[1-9])(?:\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*")
 _FUNCTION = re.compile(r"^[ \t]*(?:function[ \t]+)?(\w+)[ \t]*\(\)", re.MULTILINE)
+_POSITION = re.compile(r"\$\{?[1-9]\}?")
 _GOES_ON = "\r\n"
 """A continuation within quotes."""
 _ARGUMENT = re.compile(r"--\w|\$\{\w+\[@\]\}|[\w+]+\.[\w.]+=")
@@ -146,12 +147,20 @@ class _Branches:
     """How the command before ended."""
     link: str = ""
     """What stands between it and this one: `&&`, `||`, or one character of another end."""
+    depth: int = 0
+    """Of functions, and of commands in `{}`."""
 
     @property
     def is_read(self) -> bool:
         return all(one.is_read for one in self.open) and not (
             (self.link == "&&" and self.last is False) or (self.link == "||" and self.last is True)
         )
+
+    def _texts(self, words: Sequence[Word]) -> list[str]:
+        """Return words as they are where a script has no arguments; a function may have some."""
+        known = {"$#": "0", "${#}": "0"} if not self.depth else {}
+        texts = [known.get(one.text, one.text) for one in words]
+        return texts if self.depth else ["" if _POSITION.fullmatch(one) else one for one in texts]
 
     def passes(self, word: str) -> bool:
         """Take a keyword that stands alone. Return False for another word."""
@@ -164,7 +173,8 @@ class _Branches:
     def takes(self, words: Sequence[Word], end: str) -> bool:
         """Take `if` and `elif` with their tests, `case` with its patterns. Return False for another
         statement."""
-        texts = [one.text for one in words]
+        texts = self._texts(words)
+        self.depth += (texts[:1] == ["{"]) - (texts[:1] == ["}"])
         texts = texts[1:] if texts[:1] in (["do"], ["{"]) else texts
         top = self.open[-1] if self.open else _Branch()
         match texts:
@@ -177,7 +187,8 @@ class _Branches:
             case [_, *_] if top.is_test and self.link in ("&&", "||"):
                 both, decides = {top.test, _verdict(texts)}, self.link == "||"
                 top.decide(decides if decides in both else None if None in both else not decides)
-            case ["case", subject, "in", *patterns]:
+            case ["case", _, "in", *patterns]:
+                subject = words[len(words) - len(texts) + 1].text
                 chosen = None if "$" in subject else False
                 top = _Branch(chosen=chosen, subject=subject, patterns=patterns)
                 self.open.append(top)
@@ -187,9 +198,14 @@ class _Branches:
                 top.is_test = top.is_test and not texts
                 return False
         if top.patterns is not None and end == ")":
-            fits = any(fnmatch.fnmatchcase(str(top.subject), one) for one in top.patterns)
-            top.decide(None if top.chosen is None else fits)
-            top.chosen, top.patterns = None if top.chosen is None else top.chosen or fits, None
+            fits = any(fnmatch.fnmatchcase(f"{top.subject}", one) for one in top.patterns)
+            # without arguments, there is no option
+            is_option = all(one.startswith("-") for one in top.patterns)
+            top.decide(fits if top.chosen is not None else False if is_option else None)
+            top.chosen, top.patterns = (
+                top.chosen if top.chosen is None else top.chosen or fits,
+                None,
+            )
         return True
 
     def ends(self, words: Sequence[Word], end: str, *, is_done: bool) -> None:
@@ -202,7 +218,7 @@ class _Branches:
                 self.open[-1].patterns, self.open[-1].is_read = [], False
             if words and self.is_read:
                 is_test = words[0].text in _TESTS
-                self.last = _verdict([one.text for one in words]) if is_test else is_done or None
+                self.last = _verdict(self._texts(words)) if is_test else is_done or None
             self.link = end
 
 
@@ -243,7 +259,8 @@ def _without_assignments(words: list[Word], variables: dict[str, list[Word]]) ->
     while at < len(words):
         text = words[at].text
         if (match := _ASSIGNS.fullmatch(text)) and "." not in match[1]:
-            variables[match[1]] = [Word(match[3], words[at].line)]
+            if match[1] not in variables or not _POSITION.fullmatch(match[3]):
+                variables[match[1]] = [Word(match[3], words[at].line)]
         elif text not in _KEYWORDS and text not in _DECLARES:
             break
         at += 1

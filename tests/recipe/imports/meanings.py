@@ -72,6 +72,8 @@ _NOTEBOOK = """{"cells": [
 
 _DECIDES = r"""
 SIZE=${1:-4B}
+while [ $# -gt 0 ]; do case "$1" in --size) SIZE="$2"; shift 2 ;; *) echo no; exit 1 ;; esac; done
+[ $# -ge 1 ] && SIZE=1B
 case "$SIZE" in
   1B | 2B) BATCH=8 ;;
   4B) BATCH=64
