@@ -24,7 +24,8 @@ NOTEBOOK = ".ipynb"
 _AROUND = 4
 """Folders around a script in which a file that it names is looked for."""
 _OTHERS = ("BitsAndBytesConfig", "GenerationConfig", "AutoConfig", "PeftConfig", "basicConfig")
-_OF_PARTS = {"LoraConfig", "ModelConfig"}
+_ADAPTERS = ("LoraConfig", "get_peft_model")
+_OF_PARTS = {*_ADAPTERS, "ModelConfig"}
 """Classes of configurations that are not of a training, and of its parts."""
 _SCORES = ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer")
 """Trainers whose second argument scores"""
@@ -391,7 +392,7 @@ def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) 
     for called, node in calls:
         where = f"{file}:{node.lineno}"
         if called.endswith("Trainer") or called in configs:
-            before = "lora_" if called == "LoraConfig" else ""
+            before = "lora_" if called in _ADAPTERS else ""
             if called.endswith("Trainer"):
                 before, found.program = "trainer.", called
             elif not before and not found.program.endswith("Trainer"):
@@ -467,7 +468,10 @@ def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
             pairs = [(target, value)]
             if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
                 pairs = list(zip(target.elts, value.elts, strict=False))
-            known |= {one.id: told for one, told in pairs if isinstance(one, ast.Name)}
+            elif isinstance(target, ast.Tuple):  # `model, tokenizer = from_pretrained(...)`
+                pairs = [(target.elts[0], value)]
+            names_of = [(one.id, told) for one, told in pairs if isinstance(one, ast.Name)]
+            known |= {name: told for name, told in names_of if not _changes(told, name)}
         elif isinstance(node, ast.FunctionDef):
             given = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) or None :]
             pairs_of = zip(given, node.args.defaults, strict=False)
@@ -482,6 +486,12 @@ def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
     return defaults | known
 
 
+def _changes(value: ast.expr, name: str) -> bool:
+    """Return True for `f(NAME, ...)`, whose value is still NAME's for this purpose."""
+    given = value.args[:1] if isinstance(value, ast.Call) else []
+    return [ast.unparse(one) for one in given] == [name]
+
+
 def _literal(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 4) -> Any:
     """The value of a constant, of a name that stands for one, or of what a model is loaded from;
     else the source, Unknown. Of a list, each: its unknown ones as texts."""
@@ -494,11 +504,11 @@ def _literal(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 4) -> A
             one.source if isinstance(one, Unknown) else one
             for one in (_literal(inner, known, depth) for inner in node.elts)
         ]
-    if (
-        isinstance(node, ast.Call)
-        and node.args
-        and source.split("(")[0].endswith("from_pretrained")
-    ):
-        return _literal(node.args[0], known, depth - 1) if depth else Unknown(source)
+    if isinstance(node, ast.Call) and source.split("(")[0].endswith("from_pretrained"):
+        named = [
+            one.value for one in node.keywords if str(one.arg).endswith(("name", "name_or_path"))
+        ]
+        first = [*node.args, *named][:1]
+        return _literal(first[0], known, depth - 1) if first and depth else Unknown(source)
     inner = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} & set(known)
     return computed(node, {one: _literal(known[one], known, depth - 1) for one in inner if depth})

@@ -112,7 +112,9 @@ MODEL = os.environ.get("MODEL", "Q/q")
 MORE = dict(num_generations=4, max_completion_length=2 * 128)
 def args(lr=3e-6, steps: int = 7):
     return GRPOConfig(learning_rate=lr, max_steps=steps, per_device_train_batch_size=8, **MORE)
-GRPOTrainer(MODEL, score, args=args(), train_dataset=load_dataset("a/b"))
+model, tokenizer = Fast.from_pretrained(model_name=MODEL)
+model = Fast.get_peft_model(model, r=8)
+GRPOTrainer(model, score, args=args(), train_dataset=load_dataset("a/b"))
 """
 MEANINGS: dict[str, Meaning] = {
     "verl: clip_ratio alone changes nothing": (
@@ -295,6 +297,7 @@ MEANINGS: dict[str, Meaning] = {
         _PLACES,
         {
             "model.path": "Q/q",
+            "train.lora.rank": 8,
             "data.prompts": "hf:a/b",
             "rollout.samples_per_prompt": 4,
             "rollout.max_response_tokens": 256,
