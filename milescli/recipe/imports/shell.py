@@ -148,7 +148,7 @@ class _Branches:
     link: str = ""
     """What stands between it and this one: `&&`, `||`, or one character of another end."""
     depth: int = 0
-    """Of functions, and of commands in `{}`."""
+    """How many functions and `{}` it is in."""
 
     @property
     def is_read(self) -> bool:
