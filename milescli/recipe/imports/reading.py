@@ -39,6 +39,7 @@ _WRITTEN = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 """A file that a script writes."""
+_SOURCED = re.compile(r"^\s*(?:source|\.)\s+[\"']?([^\s\"';&|]+)", re.MULTILINE)
 _INTERPOLATION = re.compile(r"\$\{([^{}]+)\}")
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 _ENDS_FLAG = re.compile(r"--[A-Za-z][\w.-]*(=|$)|\+{0,2}[A-Za-z_]\w*\.[\w.]+=")
@@ -123,7 +124,9 @@ def read_files(paths: Sequence[Path], *, overrides: Sequence[str] = ()) -> Forei
             _add_python(found, _code_of(text, path), path.name, overrides)
         elif suffix in SHELL or text.startswith("#!"):
             found.form = found.form or "shell"
+            _add_sourced(path, text, variables)
             _add_command(found, read_command(text, variables), path.name)
+            _name_words(variables, path.name)
             _add_named(found, path, text)
         else:
             raise RecipeError(
@@ -168,6 +171,24 @@ def _plain(node: reader.YamlNode) -> Any:
 # --- shell
 
 
+def _add_sourced(script: Path, text: str, variables: dict[str, list[Word]]) -> None:
+    """Add the variables of files that a script sources, if they lie in its folder or around it."""
+    for match in _SOURCED.finditer(text):
+        parts = Path(match[1]).parts
+        tails = [Path(*parts[at:]) for at in range(len(parts)) if parts[at] not in ("/", "..")]
+        places = (one / tail for tail in tails for one in script.absolute().parents[:_AROUND])
+        file = next((one for one in places if one.is_file() and one.suffix in SHELL), None)
+        if file is not None and file != script.absolute():
+            read_command(layers.read_text(file, what="configuration"), variables)
+            _name_words(variables, file.name)
+
+
+def _name_words(variables: dict[str, list[Word]], file: str) -> None:
+    """Let the words of a file that was read know it."""
+    for name, words in variables.items():
+        variables[name] = [one if one.file else replace(one, file=file) for one in words]
+
+
 def _add_command(found: Foreign, command: Command, file: str) -> None:
     found.program = command.program or found.program
     for name in command.unknown:
@@ -181,7 +202,7 @@ def _add_command(found: Foreign, command: Command, file: str) -> None:
     while at < len(words):
         word = words[at]
         at += 1
-        where = f"{file}:{word.line}"
+        where = f"{word.file or file}:{word.line}"
         if word.text == "@" and at < len(words):
             found.files.append(("", words[at].text))
         name, equals, value = word.text.partition("=")

@@ -36,6 +36,8 @@ class Word:
     line: int
     is_end: bool = False
     """It ends a statement, or opens or closes a list in parentheses."""
+    file: str = ""
+    """Where it is, if not in the script that uses it."""
 
 
 @dataclass(slots=True)
@@ -69,8 +71,8 @@ def read_command(text: str, variables: dict[str, list[Word]]) -> Command:
         for command in (_command(statement, variables), _in_another_shell(statement, variables)):
             if command is not None and len(command.words) > len(best.words):
                 best = command
-    lines = text.splitlines()
-    used = " ".join(lines[at - 1] for at in {one.line for one in best.words if one.line})
+    numbers = {one.line for one in best.words if not one.file}
+    used = " ".join(line for at, line in enumerate(text.splitlines(), 1) if at in numbers)
     best.loops = [name for name in loops if re.search(rf"\$\{{?{name}\b", used)]
     return best
 

@@ -114,3 +114,16 @@ def test_a_configuration_that_a_script_names_is_read_below_it(tmp_path: Path) ->
     assert (entries["model.path"].value, entries["train.optimizer.lr"].value) == ("m", 3e-5)
     file.write_text("uv run rl --trainer @ nowhere.toml --max-steps 5\n")
     assert "names nowhere.toml, which is not there" in import_files([file]).text
+
+
+def test_a_file_that_a_script_sources_is_read_and_named(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "own.sh").write_text("LR=3e-6\nMODEL_ARGS=(\n  --seed 7\n)\n")
+    file = tmp_path / "run.sh"
+    file.write_text(
+        'source "${DIR}/scripts/models/own.sh"\npython train.py ${MODEL_ARGS[@]} --lr $LR '
+        "--hf-checkpoint /m --rollout-batch-size 8 --prompt-data a.jsonl\n"
+    )
+    entries = import_files([file]).entries
+    assert entries["train.optimizer.lr"].value == 3e-6
+    assert "own.sh:3" in import_files([file]).text
