@@ -58,7 +58,7 @@ def trains_rows(found: Foreign) -> Said:
     if _is_of(found, "prm"):
         return "it trains a reward model of single steps, for which miles has none"
     if _is_of(found, "dpo"):
-        beta = float(found.value("model.beta", 0.1))
+        beta = found.value("model.beta", 0.1)
         return {"train.objective": "preference", "train.preference.beta": beta}
     if _is_of(found, "kto"):
         return {"train.objective": "preference", "train.preference.loss": "kto"}

@@ -177,10 +177,18 @@ def _add_sourced(script: Path, text: str, variables: dict[str, list[Word]]) -> N
         parts = Path(match[1]).parts
         tails = [Path(*parts[at:]) for at in range(len(parts)) if parts[at] not in ("/", "..")]
         places = (one / tail for tail in tails for one in script.absolute().parents[:_AROUND])
-        file = next((one for one in places if one.is_file() and one.suffix in SHELL), None)
+        file = next((one for one in places if _is_file(one) and one.suffix in SHELL), None)
         if file is not None and file != script.absolute():
             read_command(layers.read_text(file, what="configuration"), variables)
             _name_words(variables, file.name)
+
+
+def _is_file(path: Path) -> bool:
+    """Return False for a name that can be none, too."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _name_words(variables: dict[str, list[Word]], file: str) -> None:
@@ -245,7 +253,7 @@ def _add_named(found: Foreign, script: Path, text: str) -> None:
     below = Foreign()
     for choices in named:
         places = [(one, file) for one in script.absolute().parents[:_AROUND] for file in choices]
-        there = ((prefix, one / file) for one, (prefix, file) in places if (one / file).is_file())
+        there = ((prefix, one / file) for one, (prefix, file) in places if _is_file(one / file))
         prefix, path = next(there, choices[0] if choices else ("", ""))
         inner = written.get(str(path)) if choices else None
         if inner is None and isinstance(path, Path):
@@ -274,8 +282,8 @@ def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> Non
         moved = [replace(one, line=one.line + line) for one in command.words]
         _add_command(found, replace(command, words=moved), path.name)
         return
-    defaults = root.value.get("defaults")
-    for entry in _plain(defaults) if defaults is not None else []:
+    defaults = _plain(root.value["defaults"]) if "defaults" in root.value else None
+    for entry in defaults if isinstance(defaults, list) else []:
         name = str(next(iter(entry.items()))[-1] if isinstance(entry, dict) else entry)
         other = (path.parent / f"{name.partition('@')[0]}.yaml").resolve()
         group = str(next(iter(entry))) if isinstance(entry, dict) else ""
@@ -283,10 +291,10 @@ def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> Non
         within = (path.parent / folder / f"{name}.yaml").resolve()
         if name == "_self_" or name.endswith("@_here_"):
             continue
-        if group and within.is_file() and not prefix:
+        if group and _is_file(within) and not prefix:
             text_within = layers.read_text(within, what="configuration")
             _add_yaml(found, text_within, within, prefix=f"{package or folder}.")
-        elif other.is_file() and other != path.resolve():
+        elif _is_file(other) and other != path.resolve():
             _add_yaml(found, layers.read_text(other, what="configuration"), other, prefix=prefix)
         else:
             found.warnings.append(f"{path.name} includes `{name}`, which was not read")

@@ -163,15 +163,15 @@ def trains_rows(found: Foreign) -> Said:
     if name not in _PAIRS:
         return {}
     loss = {"kto": "kto", "orpo": "orpo", "cpo": "cpo"}.get(name)
-    beta = float(found.value("beta", 0.1))
+    beta = found.value("beta", 0.1)
     said = {"train.objective": "preference", "train.preference.beta": beta}
     if name == "orpo":
         said["train.preference.sft_weight"] = 1.0
     if name == "cpo":
         loss = "simpo" if found.value("loss_type") == "simpo" else "cpo"
-        said["train.preference.sft_weight"] = float(found.value("cpo_alpha", 1.0))
+        said["train.preference.sft_weight"] = found.value("cpo_alpha", 1.0)
     if loss == "simpo":
-        said["train.preference.gamma"] = float(found.value("simpo_gamma", 0.5))
+        said["train.preference.gamma"] = found.value("simpo_gamma", 0.5)
     return {**said, "train.preference.loss": loss} if loss else said
 
 

@@ -127,3 +127,17 @@ def test_a_file_that_a_script_sources_is_read_and_named(tmp_path: Path) -> None:
     entries = import_files([file]).entries
     assert entries["train.optimizer.lr"].value == 3e-6
     assert "own.sh:3" in import_files([file]).text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.sh", "python -m openrlhf.cli.train_dpo --pretrain /m --dataset a.jsonl --beta $B\n"),
+        ("dpo.py", "DPOTrainer(model='m', args=DPOConfig(beta=beta_of(3)))\n"),
+        ("ppo.yaml", "defaults:\ndata: {train_files: a.parquet}\nactor_rollout_ref: {nccl: 1}\n"),
+        ("run.sh", "uv run rl @ " + "x" * 300 + ".toml --model.name m\n"),
+    ],
+)
+def test_what_only_a_run_knows_or_nobody_is_no_fault(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert "name:" in import_files([tmp_path / name]).text
