@@ -20,7 +20,7 @@ FilesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="FILE...",
-        help="Shell scripts, YAML, TOML or Python files, of which later ones override earlier "
+        help="Shell scripts, YAML, TOML, Python files or notebooks; later ones override earlier "
         "ones; and KEY=VALUE words as on the script's command line.",
         show_default=False,
     ),

@@ -15,7 +15,11 @@ from typing import Any
 from milescli.recipe.imports.shell import Command, Word
 
 CALL = "execute_train"
-_ARGUMENT = "train_args"
+_ARGUMENT, _SCRIPT = "train_args", "train_script"
+_FALSE = "get_env_enable_infinite_run"
+"""A function of Miles's that is false unless a variable of the environment says otherwise."""
+_FLAGS = re.compile(r"\{.*(?:args\(|--)")
+"""A place that stands for flags, not for a value."""
 _INHERITED = {"num_nodes": 1, "output_dir": "/root/shared_data", "extra_args": ""}
 """Defaults of the class that Miles's settings classes derive from."""
 _MOST_STEPS, _MOST_DEPTH, _LONGEST, _MOST_BITS = 200_000, 40, 1_000_000, 1_000
@@ -27,6 +31,7 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
     ast.BitOr: operator.or_,
 }
 _COMPARES: dict[type, Callable[[Any, Any], Any]] = {
@@ -61,6 +66,10 @@ class Unknown:
         return f"{{{self.source.translate(_ONE_WORD)}}}"
 
 
+_RAISED = Unknown("raise")
+"""What a function gives that raises instead."""
+
+
 class _Returned(Exception):
     """Ends the evaluation of a function; holds its value."""
 
@@ -90,6 +99,8 @@ class _Launcher:
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     text: str | None = None
     """What was handed to the call."""
+    script: str = CALL
+    """What the call runs."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
     """First and last line of each statement that was evaluated."""
     undecided: list[int] = field(default_factory=list)
@@ -120,19 +131,30 @@ def read_launcher(
         for line in dict.fromkeys(launcher.undecided)
     ]
     try:
-        words = shlex.split(launcher.text)
+        words = shlex.split(launcher.text.replace(str(_RAISED), " "))
     except ValueError:
         words = launcher.text.split()
     lines, made, line = text.splitlines(), list[Word](), 1
     for word in words:
         is_value = not made or made[-1].text.startswith("--")
+        is_value = is_value and _FLAGS.match(word) is None
         if word.startswith("{") and word.endswith("}") and not is_value:
             warnings.append(f"{file}: only a run knows the arguments of {word}")
             continue
         if word.startswith("--"):
             line = _line_of(word.partition("=")[0], lines, launcher.ranges) or line
         made.append(Word(word, line))
-    return Command(program=CALL, words=made), warnings
+    return Command(program=launcher.script, words=made), warnings
+
+
+def computed(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of an expression whose names have these values; Unknown if some are not."""
+    try:
+        value = _value(_Launcher(), node, dict(names))
+    except (_TooMuch, RecursionError):
+        return Unknown(ast.unparse(node))
+    is_part = isinstance(value, str) and not isinstance(node, ast.Constant) and "{" in value
+    return Unknown(ast.unparse(node)) if is_part or "Unknown(source=" in repr(value) else value
 
 
 def _is_call(node: ast.AST) -> bool:
@@ -238,7 +260,7 @@ def _run(launcher: _Launcher, body: list[ast.stmt], names: dict[str, Any]) -> No
             case ast.Return():
                 raise _Returned(_value(launcher, node.value, names) if node.value else None)
             case ast.Raise():
-                raise _Returned(Unknown("raise"))
+                raise _Returned(_RAISED)
             case ast.If():
                 chosen = _value(launcher, node.test, names)
                 if isinstance(chosen, Unknown):
@@ -389,7 +411,8 @@ def _joined(left: Any, op: ast.operator, right: Any, unknown: Unknown) -> Any:
     is_counted = isinstance(left, int | float) and isinstance(right, int | float)
     if isinstance(op, ast.Mult | ast.Mod) and not is_counted:
         return unknown
-    if isinstance(left, int) and left.bit_length() > _MOST_BITS:
+    times = max(1, right) if isinstance(op, ast.Pow) and isinstance(right, int) else 1
+    if isinstance(left, int) and left.bit_length() * times > _MOST_BITS:
         raise _TooMuch
     return _BINARY[type(op)](left, right)
 
@@ -412,14 +435,19 @@ def _call(launcher: _Launcher, node: ast.Call, names: dict[str, Any], unknown: U
     if _is_call(node):
         text = named.get(_ARGUMENT, given[0] if given else None)
         launcher.text = text if isinstance(text, str) else launcher.text
+        launcher.script = str(named.get(_SCRIPT, CALL))
         return None
     if called in launcher.classes:
-        return _made(launcher, launcher.classes[called], named)
+        kind = launcher.classes[called]
+        fields = [ast.unparse(one.target) for one in kind.body if isinstance(one, ast.AnnAssign)]
+        return _made(launcher, kind, dict(zip(fields, given, strict=False)) | named)
     if called in launcher.functions:
         function = launcher.functions[called]
         order = [one.arg for one in function.args.args]
         places = [named.get(name, Unknown(name)) for name in order[len(given) :] if name in named]
         return _called(launcher, function, given + places)
+    if called.endswith(_FALSE):
+        return False
     if called in ("os.environ.get", "os.getenv"):
         return given[1] if len(given) > 1 else None
     if any(isinstance(one, Unknown) for one in given):

@@ -5,14 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import Said, updates
+from milescli.recipe.imports.tables import NOTE, WARNS, Said, data_name, part_of, path_of, updates
 
+LONGEST_PROMPT = 4096
+"""Of a bound on prompt and response together, no more is left to the prompt."""
+_LEAST, _UNBOUNDED = 1e-6, 1e9
 KL, FIX = "algo.kl", "algo.advantage.is_correction"
 
 
 def fits(found: Foreign) -> str:
     """Return by what a configuration of OpenRLHF is known."""
-    return f"the script runs {found.program}" if "openrlhf" in found.program else ""
+    if "openrlhf" in found.program or _is_of(found, "ppo_ray"):
+        return f"the script runs {found.program}"
+    name = next((one for one in found.settings if one.startswith("algo.advantage.")), None)
+    return "" if name is None else f"it sets {name}"
+
+
+def is_sft(found: Foreign) -> bool:
+    """Return True if it learns from rows."""
+    return _is_of(found, "sft")
+
+
+def is_dpo(found: Foreign) -> bool:
+    """Return True if it learns from pairs."""
+    return _is_of(found, "dpo")
+
+
+def is_rm(found: Foreign) -> bool:
+    """Return True if it trains a reward model."""
+    return _is_of(found, "rm")
 
 
 def _is_of(found: Foreign, name: str) -> bool:
@@ -20,15 +41,24 @@ def _is_of(found: Foreign, name: str) -> bool:
 
 
 def _is_rl(found: Foreign) -> bool:
-    return not any(_is_of(found, name) for name in ("sft", "dpo", "rm", "kto"))
+    return not any(_is_of(found, name) for name in ("sft", "dpo", "rm", "kto", "kd"))
 
 
 def trains_rows(found: Foreign) -> Said:
     """Return the keys of a run without rollout."""
     if _is_of(found, "sft"):
         return {"train.objective": "supervised"}
+    if _is_of(found, "kd"):
+        teacher = path_of(str(found.value("teacher_model")))
+        return {
+            "train.objective": "distillation",
+            "train.distill.teachers": [{"path": teacher}],
+            "train.distill.kl": "forward",
+        }
+    if _is_of(found, "prm"):
+        return "it trains a reward model of single steps, for which miles has none"
     if _is_of(found, "dpo"):
-        beta = float(found.value("model.beta", 0.1))
+        beta = found.value("model.beta", 0.1)
         return {"train.objective": "preference", "train.preference.beta": beta}
     if _is_of(found, "kto"):
         return {"train.objective": "preference", "train.preference.loss": "kto"}
@@ -53,17 +83,76 @@ def kl(value: Any, found: Foreign) -> Said:
     return {"train.kl_coef": value, "train.kl_in": "loss" if in_loss else "reward"}
 
 
-def estimate(value: Any, found: Foreign) -> Said:
-    """Of the KL term, if there is one."""
-    return {"train.kl_estimator": value} if found.value(f"{KL}.init_coef") else {}
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "gae": {"train.advantage": "reinforce", "train.credit": "gae"},
+    "reinforce": {"train.advantage": "reinforce", "train.credit": "to_go"},
+    "rloo": {"train.advantage": "rloo"},
+    "reinforce_baseline": {"train.advantage": "grpo", "train.normalize_std": "none"},
+    "group_norm": {"train.advantage": "grpo"},
+    "dr_grpo": {"train.advantage": "grpo", "train.normalize_std": "none"},
+}
+WHITENED = ("gae", "reinforce", "reinforce_baseline")
+
+
+def estimator(value: Any, found: Foreign) -> Said:
+    """Some whiten advantages, and all sum the KL term of the reward over the tokens behind."""
+    said = ESTIMATORS.get(str(value))
+    if said is None:
+        return f"estimates advantages by `{value}`"
+    if found.value(f"{KL}.init_coef", 0) > 0 and not found.value(f"{KL}.use_loss"):
+        said = {"train.credit": "to_go", **said}
+    if value not in WHITENED:
+        return said
+    if not found.value("algo.advantage.no_std_norm"):
+        return {**said, "train.whiten": True}
+    if value == "reinforce_baseline":
+        return said
+    return {**said, NOTE: "OpenRLHF centres advantages without scaling them: miles does neither"}
 
 
 def row_tokens(value: Any, found: Foreign) -> Said:
     """Of RL it bounds prompt and response together."""
     if not _is_rl(found):
         return {"data.max_row_tokens": value}
-    left = int(value) - int(found.value("rollout.max_new_tokens"))
+    new = found.value("rollout.max_new_tokens")
+    if new is None:
+        prompt = min(LONGEST_PROMPT, int(value) // 2)
+        return {"data.max_prompt_tokens": prompt, "rollout.max_response_tokens": value - prompt}
+    left = int(value) - int(new)
     return {"data.max_prompt_tokens": left} if left > 0 else "bounds prompt and response together"
+
+
+def chat_template(value: Any, found: Foreign) -> Said:
+    """Without it, prompts are texts as they are."""
+    return {} if value else {"data.chat_template": "none"}
+
+
+def split(value: Any, found: Foreign) -> Said:
+    """Of a data set on the hub; of a file, there is none."""
+    for name in ("data.prompt_dataset", "data.dataset"):
+        data = data_name(found.value(name, ""))
+        if isinstance(data, str) and data.startswith("hf:"):
+            return {"data.prompts": f"{data}:{value}"}
+    return {}
+
+
+def asynchronous(value: Any, found: Foreign) -> Said:
+    """The queue is what rollout runs ahead; the trainer computes the old log-probs."""
+    ahead = int(found.value("train.async_queue_size", 1))
+    return {"rollout.max_staleness": ahead, "train.old_logprobs": "trainer"} if value else {}
+
+
+def clip(value: Any, found: Foreign) -> Said:
+    """Bounds of a reward model's score."""
+    low, high = value
+    if -low != high:
+        return "bounds rewards on two sides that differ: see rollout.reward_model.clip"
+    return {"rollout.reward_model.clip": high} if found.value("reward.model_name_or_path") else {}
+
+
+def pairs(value: Any, found: Foreign) -> Said:
+    """The loss of a reward model."""
+    return {} if value == "sigmoid" else f"takes the loss `{value}`: miles takes -log sigmoid"
 
 
 def epochs(value: Any, found: Foreign) -> Said:
@@ -84,7 +173,9 @@ def batch(value: Any, found: Foreign) -> Said:
 def remote(value: Any, found: Foreign) -> Said:
     """A server, or a file of Python."""
     if not str(value).startswith("http"):
-        return "a Python file that scores: adapt it to miles's signature, then set rollout.reward"
+        return f"{WARNS}scores by a file of Python: adapt it to miles's signature, and set " + (
+            "rollout.reward to its import path"
+        )
     return {"rollout.reward": "remote", "rollout.remote_reward.url": value}
 
 
@@ -92,18 +183,18 @@ def reward_model(value: Any, found: Foreign) -> Said:
     """A model that scores, unless something else does."""
     if found.value("reward.remote_url"):
         return "reward.remote_url scores"
-    return {"rollout.reward": "reward_model", "rollout.reward_model.path": value}
+    return {"rollout.reward": "reward_model", "rollout.reward_model.path": path_of(str(value))}
 
 
 def filter(value: Any, found: Foreign) -> Said:
-    """Groups within bounds."""
+    """Groups whose mean is within bounds, and not at them."""
     if not value:
         return {}
     low, high = found.value("algo.dynamic_filtering_range", [0, 1])
     return {
         "rollout.filter": "pass_rate",
-        "rollout.pass_rate_low": float(low),
-        "rollout.pass_rate_high": float(high),
+        "rollout.pass_rate_low": round(float(low) + _LEAST, 9),
+        "rollout.pass_rate_high": round(float(high) - _LEAST, 9),
     }
 
 
@@ -114,11 +205,21 @@ def correction(value: Any, found: Foreign) -> Said:
     kind = found.value(f"{FIX}_type", "tis")
     bounds = found.value(f"{FIX}_threshold", [0.5, 5.0])
     low, high = bounds if isinstance(bounds, list) else [0.0, bounds]
-    level = "geometric" if "seq" in str(kind) else "token"
-    is_mask = kind is True or kind == "icepop" or level != "token"
-    return {
+    if found.value("actor.policy_loss_type") == "gspo":  # its ratio is to the engine's instead
+        return {"train.old_logprobs": "engine"}
+    said: dict[str, Any] = {
         "train.correction.kind": "importance",
-        "train.correction.level": level,
+        "train.correction.level": "token",
+    }
+    if "seq" in str(kind):
+        return said | {
+            "train.correction.high": _UNBOUNDED,
+            "train.correction.reject_level": "geometric",
+            "train.correction.reject_low": float(low),
+            "train.correction.reject_high": float(high),
+        }
+    is_mask = kind is True or kind == "icepop"
+    return said | {
         "train.correction.mode": "mask" if is_mask else "clip",
         "train.correction.low": float(low),
         "train.correction.high": float(high),
@@ -134,4 +235,5 @@ def min_lr(value: Any, found: Foreign) -> Said:
     """A share of the learning rate."""
     if not str(found.value("actor.lr_scheduler")).startswith("cosine"):
         return {}
-    return {"train.optimizer.min_lr": float(value) * float(found.value("actor.adam.lr"))}
+    lr = float(found.value("actor.adam.lr"))
+    return {"train.optimizer.min_lr": part_of(lr, float(value))}

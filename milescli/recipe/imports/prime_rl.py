@@ -5,23 +5,60 @@ from __future__ import annotations
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import Said, ratio
+from milescli.recipe.imports.tables import NOTE, Said, data_name, ratio
+
+SOURCE = "orchestrator.train.source"
+LONGEST_PROMPT = 4096
+"""Of a bound on prompt and response together, no more is left to the prompt."""
 
 
 def fits(found: Foreign) -> str:
     """Return by what a configuration of prime-rl is known."""
+    if found.program.startswith("prime-rl "):
+        return f"the script runs {found.program.removeprefix('prime-rl ')}"
     begins = ("orchestrator.", "trainer.", "inference", "deployment.")
-    name = next((one for one in found.settings if one.startswith(begins)), None)
+    split = ("rollouts_per_example", "environment.id", "optim.lr", "max_async_level")
+    name = next((one for one in found.settings if one.startswith(begins) or one in split), None)
     if found.form == "toml" and (name or "max_steps" in found.settings):
         return f"it is TOML and sets {name or 'max_steps'}"
     return ""
 
 
+def is_sft(found: Foreign) -> bool:
+    """Return True if it learns from rows."""
+    names = found.settings
+    has_rows = any(name.startswith("data.") and name != "data.fake" for name in names)
+    return has_rows and not any(name.startswith("orchestrator.") for name in names)
+
+
 def trains_rows(found: Foreign) -> Said:
     """Return the keys of a run without rollout."""
-    of_rl = any(name.startswith(("orchestrator.", "trainer.")) for name in found.settings)
-    is_sft = "data.batch_size" in found.settings and not of_rl
-    return {"train.objective": "supervised"} if is_sft else {}
+    return {"train.objective": "supervised"} if is_sft(found) else {}
+
+
+def has_ipo(found: Foreign) -> bool:
+    """Return True if the loss is not the default one."""
+    return found.value("trainer.loss.type", "default") != "default"
+
+
+def has_warmup(found: Foreign) -> bool:
+    """Return True if the schedule begins with a warm-up."""
+    return found.value("trainer.scheduler.type", "constant") != "constant"
+
+
+def has_muon(found: Foreign) -> bool:
+    """Return True if Muon optimises."""
+    return found.value("trainer.optim.type") == "muon"
+
+
+def has_sgd(found: Foreign) -> bool:
+    """Return True if SGD optimises."""
+    return found.value("trainer.optim.type") == "sgd"
+
+
+def has_lora(found: Foreign) -> bool:
+    """Return True if an adapter is trained."""
+    return any(name.startswith("trainer.model.lora") for name in found.settings)
 
 
 def batch(value: Any, found: Foreign) -> Said:
@@ -30,16 +67,66 @@ def batch(value: Any, found: Foreign) -> Said:
     return prompts if isinstance(prompts, str) else {"rollout.prompts_per_step": prompts}
 
 
-def environment(value: Any, found: Foreign) -> Said:
-    """Its environment has the prompts, too."""
+def bound(value: Any, found: Foreign) -> Said:
+    """Prompt and response together; a response has what the prompt leaves."""
+    prompt = min(LONGEST_PROMPT, int(value) // 2)
+    turn = int(found.value("orchestrator.train.sampling.max_completion_tokens", 0))
     return {
+        "data.max_prompt_tokens": prompt,
+        "rollout.max_response_tokens": max(turn, int(value) - prompt),
+    }
+
+
+def staleness(value: Any, found: Foreign) -> Said:
+    """A step takes the groups that are done, and drops what is older."""
+    if not value:
+        return {"rollout.max_staleness": 0}
+    return {
+        "rollout.max_staleness": value,
+        "rollout.order": "done",
+        "rollout.stale_groups": "drop",
+    }
+
+
+def environment(value: Any, found: Foreign) -> Said:
+    """Its environment has the prompts, too; of several, the first counts."""
+    options = _below(found, f"{SOURCE}.0.env")
+    arguments = {name: one for name, one in options.pop("taskset", {}).items() if name != "id"}
+    said: dict[str, Any] = {
         "rollout.agent": "verifiers",
         "rollout.verifiers.environment": value,
         "data.prompts": "task:verifiers",
-        "data.eval": "task:verifiers-heldout",
     }
+    if arguments:
+        said["rollout.verifiers.arguments"] = arguments
+    if options:
+        said["rollout.verifiers.options"] = options
+    if value in found.settings_below("orchestrator.eval.source.0.env").values():
+        said["data.eval"] = "task:verifiers-heldout"
+    if found.settings_below(f"{SOURCE}.1"):
+        said[NOTE] = "of the environments, the recipe has the first: miles trains on one of these"
+    return said
+
+
+def _below(found: Foreign, prefix: str) -> dict[str, Any]:
+    """Return the settings below a name as nested mappings."""
+    made: dict[str, Any] = {}
+    for name, one in found.settings_below(prefix).items():
+        *above, last = name.split(".")
+        inner = made
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[last] = one
+    return made
 
 
 def filter(value: Any, found: Foreign) -> Said:
     """Groups that teach nothing."""
     return {"rollout.filter": "zero_variance" if value else "none"}
+
+
+def rows(value: Any, found: Foreign) -> Said:
+    """A data set with its subset and split."""
+    parts = [found.value(name) for name in ("data.subsets", "data.splits")]
+    named = [str(one[0]) for one in parts if isinstance(one, list) and len(one) == 1]
+    return {"data.prompts": ":".join([str(data_name(value)), *named])}

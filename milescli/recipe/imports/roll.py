@@ -7,18 +7,17 @@ import re
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import Said, path_of, updates
+from milescli.recipe.imports.tables import NOTE, WARNS, Said, path_of, share, updates
 
 ARGS = "actor_train.training_args"
+WEIGHT = "train_infer_correction.is_weight"
 ACCUMULATION = "gradient_accumulation_steps"
 CONFIG = "actor_train.strategy_args.strategy_config"
 TEACHER = "teacher.model_args.model_name_or_path"
-ESTIMATORS: dict[str, Said] = {
-    "grpo": {"train.advantage": "grpo"},
-    "gae": {"train.advantage": "reinforce", "train.credit": "gae"},
-    "gigpo": {"train.advantage": "gigpo"},
-    "step_reinforce": "gives each step of an episode a return of its own: see train.credit",
-    "agentic_reinforce": "gives each turn a return of its own: see train.credit",
+OF_STEPS = {
+    "step_reinforce": "takes each step of an episode as a sample, with its return, and normalises "
+    "those: here, rewards of turns are summed over the tokens behind",
+    "agentic_reinforce": "counts gamma by turns: here, train.gamma counts tokens",
 }
 
 
@@ -36,9 +35,24 @@ def trains_rows(found: Foreign) -> Said:
         return {"train.objective": "distillation"}
     if any(name.startswith("sft_train.") for name in found.settings):
         return {"train.objective": "supervised"}
-    if "beta" in found.settings and "rollout_batch_size" not in found.settings:
-        return {"train.objective": "preference"}
-    return {}
+    of_pairs, of_rl = {"beta", "chosen_key", "ipo"}, {"rollout_batch_size", "rewards"}
+    names = {name.partition(".")[0] for name in found.settings}
+    return {"train.objective": "preference"} if of_pairs & names and not of_rl & names else {}
+
+
+def is_preference(found: Foreign) -> bool:
+    """Return True if it learns from pairs."""
+    return found.objective == "preference"
+
+
+def is_gigpo(found: Foreign) -> bool:
+    """Return True if turns have credit of their own."""
+    return found.value("adv_estimator") == "gigpo"
+
+
+def has_validation(found: Foreign) -> bool:
+    """Return True if it is evaluated."""
+    return any(name.startswith("validation.") for name in found.settings)
 
 
 def distils_rows(found: Foreign) -> bool:
@@ -78,27 +92,154 @@ def in_reward(found: Foreign) -> bool:
 
 
 def estimator(value: Any, found: Foreign) -> Said:
-    """REINFORCE takes the mean and the std that norm_*_type name. A teacher judges each token by
-    itself."""
+    """Rewards are centred and scaled by norm_*_type, then summed over the tokens behind. A teacher
+    judges each token by itself."""
     if TEACHER in found.settings:
         return {}
-    if value != "reinforce":
-        return ESTIMATORS.get(str(value), f"estimates advantages by `{value}`")
-    mean = found.value("norm_mean_type", found.value("reward_normalization.grouping"))
-    if mean not in ("group", "traj_group_id"):
-        return {"train.advantage": "reinforce", "train.credit": "to_go"}
-    method = str(found.value("reward_normalization.method", ""))
-    is_scaled = found.value("norm_std_type") or "std" in method
-    return {"train.advantage": "grpo", "train.normalize_std": "group" if is_scaled else "none"}
+    if value == "gae":
+        clip = found.value("value_clip")
+        said = {"train.advantage": "reinforce", "train.credit": "gae"}
+        return said if clip is not None else {**said, "train.critic.clip": None}
+    if why := OF_STEPS.get(str(value)):
+        return {"train.advantage": "reinforce", "train.credit": "to_go", NOTE: f"ROLL {why}"}
+    mean, std = ("group", "group") if value == "grpo" else _norms(found)
+    scaled = {"train.normalize_std": std or "none"}
+    if value == "gigpo":
+        return {"train.advantage": "gigpo", **scaled}
+    if value not in ("reinforce", "grpo"):
+        return f"estimates advantages by `{value}`"
+    sums = in_reward(found) or found.value("gamma", 1) != 1
+    said = {"train.credit": "to_go"} if sums else {}
+    if mean == "group":
+        return {"train.advantage": "grpo", **scaled, **said}
+    said |= {"train.advantage": "reinforce"}
+    if mean == "batch":
+        note = "ROLL centres and scales rewards over the batch: here, train.whiten does advantages"
+        return {**said, "train.whiten": True, NOTE: note}
+    return said if std is None else f"{WARNS}`{value}` scales rewards that are not centred"
 
 
-def _is_agentic(found: Foreign) -> bool:
+def _norms(found: Foreign) -> tuple[str | None, str | None]:
+    """Over what rewards are centred, and over what they are scaled."""
+    if not is_agentic(found):
+        return found.value("norm_mean_type"), found.value("norm_std_type")
+    method = found.value("reward_normalization.method", "identity")
+    grouping = found.value("reward_normalization.grouping", "batch")
+    level = "batch" if grouping == "batch" else "group"
+    mean = level if method in ("mean", "mean_std", "asym_clip") else None
+    std = level if method in ("mean_std", "asym_clip") else None
+    return (
+        found.value("reward_normalization.norm_mean_type", mean),
+        found.value("reward_normalization.norm_std_type", std),
+    )
+
+
+def turn_weight(value: Any, found: Foreign) -> Said:
+    """Relative to the episode's."""
+    return {"train.turn_weight": value / found.value("episode_reward_weight", 1.0)}
+
+
+def dual_clip(value: Any, found: Foreign) -> Said:
+    """ROLL's second bound is not one of its own."""
+    return {"train.dual_clip": 1.0 + 2.0 * found.value("pg_clip", 0.2)} if value else {}
+
+
+def loss(value: Any, found: Foreign) -> Said:
+    """The losses of its worker for off-policy samples."""
+    if value == "ppo":
+        return {"train.surrogate": "clip"}
+    if value == "vanilla":
+        return {"train.surrogate": "reinforce"}
+    if value == "cispo":
+        bounds = [found.value(f"cispo_epsilon_{one}", 0.1) for one in ("low", "high")]
+    elif value == "tis":
+        low, high = found.value("tis_lower_bound", 0.0), found.value("tis_upper_bound", 1.0)
+        bounds = [1.0 - low, high - 1.0]
+    else:
+        why = "of the ratio of each token; train.surrogate=topr takes that of the sequence"
+        return f"{WARNS}takes the loss `{value}`" + (f", {why}" if value == "topr" else "")
+    return {
+        "train.surrogate": "cispo",
+        "train.clip_low": bounds[0],
+        "train.clip_high": bounds[1],
+    }
+
+
+def correction(value: Any, found: Foreign) -> Said:
+    """Weights between trainer and engine."""
+    level = found.value(f"{WEIGHT}.weight_type", "token")
+    if not value or level == "segment":
+        return f"{WARNS}weights turns by trainer and engine" if value else {}
+    return {
+        "train.correction.kind": "importance",
+        "train.correction.level": level,
+        "train.correction.mode": "truncate",
+        "train.correction.high": found.value(f"{WEIGHT}.upper_bound", 1.2),
+    }
+
+
+def bound(value: Any, found: Foreign) -> Said:
+    """Prompt and response together; of rows, the row."""
+    if found.objective:
+        return {"data.max_row_tokens": value}
+    prompt = int(found.value("prompt_length", 1024))
+    if is_agentic(found):
+        prompt = min(prompt, int(value) // 2)
+        return {"data.max_prompt_tokens": prompt, "rollout.max_response_tokens": value - prompt}
+    left = int(value) - prompt
+    return {"rollout.max_response_tokens": left} if left > 0 else "bounds prompt and response"
+
+
+def new_tokens(value: Any, found: Foreign) -> Said:
+    """Of a turn; without turns, ROLL bounds prompt and response together instead."""
+    if is_agentic(found):
+        return {"rollout.max_turn_tokens": value} if isinstance(value, int) else {}
+    is_bounded = {"response_length", "sequence_length"} & set(found.settings)
+    return {} if is_bounded or found.objective else {"rollout.max_response_tokens": value}
+
+
+def epochs(value: Any, found: Foreign) -> Said:
+    """Of SFT and distillation they are the length."""
+    if _counts_epochs(found):
+        return {"train.epochs": math.ceil(value)}
+    return "counts passes over the data: max_steps ends the run"
+
+
+def steps(value: Any, found: Foreign) -> Said:
+    """The length, unless epochs are."""
+    return {} if _counts_epochs(found) else {"train.steps": value}
+
+
+def _counts_epochs(found: Foreign) -> bool:
+    return found.objective in ("supervised", "distillation")
+
+
+def warmup(value: Any, found: Foreign) -> Said:
+    """Count steps: theirs are updates."""
+    times = accumulated(found.value(f"{ARGS}.{ACCUMULATION}", 1), found)
+    each = times.get("train.updates_per_step", 1) if isinstance(times, dict) else 1
+    return {"train.optimizer.warmup_steps": math.ceil(value / each)}
+
+
+def warmup_share(value: Any, found: Foreign) -> Said:
+    """Of the steps, unless epochs are the length."""
+    total = None if _counts_epochs(found) else found.value("max_steps")
+    return share(value, total, "train.optimizer.warmup_steps")
+
+
+def is_rlvr(found: Foreign) -> bool:
+    """Return True if it answers prompts."""
+    return not found.objective and not is_agentic(found)
+
+
+def is_agentic(found: Foreign) -> bool:
+    """Return True if it plays episodes."""
     return any(name.startswith("train_env_manager.") for name in found.settings)
 
 
 def prompts(value: Any, found: Foreign) -> Said:
     """Of RLVR the batch counts prompts, of agents episodes."""
-    if not _is_agentic(found):
+    if not is_agentic(found):
         return {"rollout.prompts_per_step": value}
     size = int(found.value("train_env_manager.group_size", 1))
     return {"rollout.prompts_per_step": max(1, int(value) // size)}
@@ -114,7 +255,8 @@ def _ranks(found: Foreign) -> int:
     for name in ("tensor", "pipeline", "context"):
         size = found.value(f"{CONFIG}.{name}_{'model_' * (name != 'context')}parallel_size", 1)
         devices //= int(size)
-    return max(1, devices)
+    ulysses = int(found.value("actor_train.model_args.ulysses_size", 1))
+    return max(1, devices // max(1, ulysses))
 
 
 def accumulated(value: Any, found: Foreign) -> Said:
@@ -122,15 +264,16 @@ def accumulated(value: Any, found: Foreign) -> Said:
     if found.value("ppo_epochs", 1) != 1:
         return f"with ppo_epochs={found.value('ppo_epochs')}, miles would use each sample once"
     update = int(value) * int(found.value(f"{ARGS}.per_device_train_batch_size", 1)) * _ranks(found)
-    if re.search(r" (sft_train|student)\.", found.settings[f"{ARGS}.{ACCUMULATION}"].where):
-        return {"rollout.prompts_per_step": update}  # the batch of a run of rows
+    if found.objective:
+        return {"rollout.prompts_per_step": update}
     whole = int(found.value("rollout_batch_size", 128))
-    if not _is_agentic(found):
+    if not is_agentic(found):
         whole *= int(found.value("num_return_sequences_in_group", 1))
     said = updates(float(whole), float(update))
     return {"train.updates_per_step": 1} if isinstance(said, str) and update > whole else said
 
 
 def staleness(value: Any, found: Foreign) -> Said:
-    """Batches that rollout may run ahead."""
-    return {"rollout.max_staleness": math.ceil(value)}
+    """Batches that rollout may run ahead; the trainer computes the old log-probs."""
+    said = {"rollout.max_staleness": math.ceil(value)}
+    return {**said, "train.old_logprobs": "trainer"} if value else said

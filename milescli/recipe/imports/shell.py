@@ -5,20 +5,27 @@ shell knows (`$(nproc)`, a variable of the environment) stays as it is written."
 from __future__ import annotations
 
 import ast
+import fnmatch
+import itertools
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+PRIME = ("rl", "sft")
+"""Programs of prime-rl that take a configuration, as `rl @ FILE`"""
 _ENDS = {"\n", ";", "&", "|", "&&", "||", ";;"}
 _KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "time"}
 _DECLARES = {"export", "readonly", "local", "declare"}
 _ASSIGNS = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_BRACED = re.compile(r"([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
+_BRACED = re.compile(r"([A-Za-z_]\w*|[1-9])(?:\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*")
+_FUNCTION = re.compile(r"^[ \t]*(?:function[ \t]+)?(\w+)[ \t]*\(\)", re.MULTILINE)
+_POSITION = re.compile(r"\$\{?[1-9]\}?")
+_GOES_ON = "\r\n"
+"""A continuation within quotes."""
 _ARGUMENT = re.compile(r"--\w|\$\{\w+\[@\]\}|[\w+]+\.[\w.]+=")
-_PROGRAM = re.compile(r"[\w./${}-]*\.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,8 @@ class Word:
     line: int
     is_end: bool = False
     """It ends a statement, or opens or closes a list in parentheses."""
+    file: str = ""
+    """Where it is, if not in the script that uses it."""
 
 
 @dataclass(slots=True)
@@ -41,81 +50,253 @@ class Command:
     """The arguments behind it."""
     unknown: list[str] = field(default_factory=list)
     """Arrays that it uses and that no file defines."""
+    has_rest: bool = False
+    """It ends with the arguments of the function that it is in: `"$@"`."""
+    loops: list[str] = field(default_factory=list)
+    """Names of `for` that it uses: it has the first of their values."""
 
 
 def read_command(text: str, variables: dict[str, list[Word]]) -> Command:
     """Return the training command of a script: the Python command with the most arguments.
     `variables`: those of scripts that were read before; grows."""
-    best = Command()
+    best, functions, loops = Command(), set(_FUNCTION.findall(text)), list[str]()
     for statement in _statements(text, variables):
+        rest = list(itertools.dropwhile(lambda one: not _ARGUMENT.match(one.text), statement[1:]))
+        if best.has_rest and rest and statement[0].text in functions:
+            best.words, best.has_rest = best.words + rest, False
+        if statement[0].text == "for" and len(statement) > 4:
+            loops.append(statement[1].text)
         if best.words and _ARGUMENT.match(statement[0].text):  # a continuation that was forgotten
             statement = [Word("-m", 0), Word(best.program, 0), *best.words, *statement]
-        command = _command(statement, variables)
-        if command is not None and len(command.words) > len(best.words):
-            best = command
+        for command in (_command(statement, variables), _in_another_shell(statement, variables)):
+            if command is not None and len(command.words) > len(best.words):
+                best = command
+    numbers = {one.line for one in best.words if not one.file}
+    used = " ".join(line for at, line in enumerate(text.splitlines(), 1) if at in numbers)
+    best.loops = [name for name in loops if re.search(rf"\$\{{?{name}\b", used)]
     return best
+
+
+def _in_another_shell(words: Sequence[Word], variables: dict[str, list[Word]]) -> Command | None:
+    """Return the command of `bash -c "..."`, with the lines of the script; None without one."""
+    for name, text in itertools.pairwise(words):
+        if re.fullmatch(r"-\w*c", name.text) and " " in text.text:
+            inner = read_command(text.text.replace(_GOES_ON, "\\\n"), dict(variables))
+            moved = [replace(one, line=one.line + text.line - 1) for one in inner.words]
+            return Command(inner.program, moved, inner.unknown)
+    return None
 
 
 def _statements(text: str, variables: dict[str, list[Word]]) -> Iterator[list[Word]]:
     """Yield the words of each statement that is no assignment; assignments become variables."""
-    words, array = list[Word](), None
+    words, array, is_kept, branches = list[Word](), None, True, _Branches()
     for word in _words(text, variables):
         if array is not None:
             if word.is_end and word.text == ")":
-                array = None
-            elif not word.is_end:
+                array, branches.link = None, ")"
+            elif not word.is_end and is_kept:
                 variables[array].append(word)
             continue
         if word.is_end and word.text == "(" and words and _ASSIGNS.fullmatch(words[-1].text):
             match = _ASSIGNS.fullmatch(words.pop().text)
             assert match is not None
-            array = match[1]
-            if not match[2] or array not in variables:
+            array, is_kept = match[1], branches.is_read
+            if is_kept and (not match[2] or array not in variables):
                 variables[array] = []
             continue
         if not word.is_end:
-            words.append(word)
+            if words or not branches.passes(word.text):
+                words.append(word)
             continue
-        if words := _without_assignments(words, variables):
-            yield words
+        is_taken = branches.takes(words, word.text)
+        is_plain = branches.is_read and not is_taken
+        others = _without_assignments(words, variables) if is_plain else []
+        branches.ends(words, word.text, is_done=not others and not is_taken)
+        if others:
+            yield others
         words = []
-    if words := _without_assignments(words, variables):
-        yield words
+
+
+@dataclass(slots=True)
+class _Branch:
+    """The branch of an `if` or a `case` that is read or not."""
+
+    is_read: bool = False
+    chosen: bool | None = False
+    """Whether a branch before it was chosen; None if only a shell can decide."""
+    test: bool | None = None
+    """Whether its own test chooses it."""
+    is_test: bool = False
+    """The test may go on, with `&&` or `||`."""
+    subject: str | None = None
+    """What a `case` compares."""
+    patterns: list[str] | None = None
+    """Those of a `case` up to the next `)`; None behind it."""
+
+    def decide(self, test: bool | None) -> None:
+        """Read it, or not."""
+        self.test = test
+        self.is_read = self.chosen is not True and test is not False
+
+
+@dataclass(slots=True)
+class _Branches:
+    """The branches of `if`, `case`, `&&` and `||` that a place in the script is in. A test that
+    only a shell can decide leaves all of its branches readable."""
+
+    open: list[_Branch] = field(default_factory=list)
+    last: bool | None = None
+    """How the command before ended."""
+    link: str = ""
+    """What stands between it and this one: `&&`, `||`, or one character of another end."""
+    depth: int = 0
+    """How many functions and `{}` it is in."""
+
+    @property
+    def is_read(self) -> bool:
+        return all(one.is_read for one in self.open) and not (
+            (self.link == "&&" and self.last is False) or (self.link == "||" and self.last is True)
+        )
+
+    def _texts(self, words: Sequence[Word]) -> list[str]:
+        """Return words as they are where a script has no arguments; a function may have some."""
+        known = {"$#": "0", "${#}": "0"} if not self.depth else {}
+        texts = [known.get(one.text, one.text) for one in words]
+        return texts if self.depth else ["" if _POSITION.fullmatch(one) else one for one in texts]
+
+    def passes(self, word: str) -> bool:
+        """Take a keyword that stands alone. Return False for another word."""
+        if word in ("fi", "esac") and self.open:
+            self.open.pop()
+        elif word == "else" and self.open:
+            self.open[-1].is_read = True not in (self.open[-1].chosen, self.open[-1].test)
+        return word in ("then", "else", "fi", "esac")
+
+    def takes(self, words: Sequence[Word], end: str) -> bool:
+        """Take `if` and `elif` with their tests, `case` with its patterns. Return False for another
+        statement."""
+        texts = self._texts(words)
+        self.depth += (texts[:1] == ["{"]) - (texts[:1] == ["}"])
+        texts = texts[1:] if texts[:1] in (["do"], ["{"]) else texts
+        top = self.open[-1] if self.open else _Branch()
+        match texts:
+            case ["if", *test]:
+                self.open.append(_Branch(is_test=True))
+                self.open[-1].decide(_verdict(test))
+            case ["elif", *test]:
+                top.chosen, top.is_test = top.chosen or top.test, True
+                top.decide(_verdict(test))
+            case [_, *_] if top.is_test and self.link in ("&&", "||"):
+                both, decides = {top.test, _verdict(texts)}, self.link == "||"
+                top.decide(decides if decides in both else None if None in both else not decides)
+            case ["case", _, "in", *patterns]:
+                subject = words[len(words) - len(texts) + 1].text
+                chosen = None if "$" in subject else False
+                top = _Branch(chosen=chosen, subject=subject, patterns=patterns)
+                self.open.append(top)
+            case _ if top.patterns is not None:
+                top.patterns += texts
+            case _:
+                top.is_test = top.is_test and not texts
+                return False
+        if top.patterns is not None and end == ")":
+            fits = any(fnmatch.fnmatchcase(f"{top.subject}", one) for one in top.patterns)
+            # without arguments, there is no option
+            is_option = all(one.startswith("-") for one in top.patterns)
+            top.decide(fits if top.chosen is not None else False if is_option else None)
+            top.chosen, top.patterns = (
+                top.chosen if top.chosen is None else top.chosen or fits,
+                None,
+            )
+        return True
+
+    def ends(self, words: Sequence[Word], end: str, *, is_done: bool) -> None:
+        """Keep how a statement ended, and by which character."""
+        if not words and self.link in ("&", "|") and end == self.link:
+            self.link = end * 2
+        elif words or self.link not in ("&&", "||"):  # else it goes on in the next line
+            is_next = not words and end == ";" == self.link
+            if is_next and self.open and self.open[-1].subject is not None:
+                self.open[-1].patterns, self.open[-1].is_read = [], False
+            if words and self.is_read:
+                is_test = words[0].text in _TESTS
+                self.last = _verdict(self._texts(words)) if is_test else is_done or None
+            self.link = end
+
+
+_COMPARES = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_TESTS = {"[": "]", "[[": "]]", "test": ""}
+"""Commands that compare, and how they end."""
+
+
+def _verdict(words: Sequence[str]) -> bool | None:
+    """Decide `[ a = b ]`, `[ -z a ]` and their kin; None if only a shell can."""
+    end = _TESTS.get(words[0], "") if words else None
+    if end is None or (end and words[-1] != end) or words[0] not in _TESTS:
+        return None
+    match words[1 : -1 if end else None]:
+        case ["!", *rest]:
+            verdict = _verdict(["test", *rest])
+            return None if verdict is None else not verdict
+        case [("-z" | "-n") as test, value]:
+            is_empty = not value or re.fullmatch(r"\$\{?\w+\}?", value) is not None
+            return is_empty == (test == "-z")
+        case [left, ("=" | "==" | "!=") as test, right] if "$" not in left + right:
+            is_same = left == right or (words[0] == "[[" and fnmatch.fnmatchcase(left, right))
+            return is_same == (test != "!=")
+        case [left, test, right] if test in _COMPARES and left.isdecimal() and right.isdecimal():
+            return bool(_COMPARES[test](int(left), int(right)))
+    return None
 
 
 def _without_assignments(words: list[Word], variables: dict[str, list[Word]]) -> list[Word]:
-    """`A=1 B=2` sets both; `A=1 python x.py` sets A for x.py alone, which is as good."""
+    """`A=1 B=2` sets both; `A=1 python x.py` sets A for x.py alone, which is as good. `for A in 1`
+    sets the first."""
+    if [one.text for one in words[:3:2]] == ["for", "in"] and len(words) > 3:
+        values = [one for word in words[3:] for one in _spread(word, variables) or [word]]
+        if not re.search(r"[$*]", values[0].text):
+            variables[words[1].text] = values[:1]
+        return [*words[:3], *values]
     at = 0
     while at < len(words):
         text = words[at].text
         if (match := _ASSIGNS.fullmatch(text)) and "." not in match[1]:
-            variables[match[1]] = [Word(match[3], words[at].line)]
+            if match[1] not in variables or not _POSITION.fullmatch(match[3]):
+                variables[match[1]] = [Word(match[3], words[at].line)]
         elif text not in _KEYWORDS and text not in _DECLARES:
             break
         at += 1
     return words[at:]
 
 
+def _spread(word: Word, variables: dict[str, list[Word]]) -> list[Word] | None:
+    """Return the words of a variable that stands alone; None if this is none that is known."""
+    match = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", word.text)
+    return variables.get(match[1]) if match is not None else None
+
+
 def _command(words: Sequence[Word], variables: dict[str, list[Word]]) -> Command | None:
     """Return the part of a statement from its program on; None where it runs no Python."""
     expanded, unknown = list[Word](), list[str]()
     for word in words:
-        if (match := re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", word.text)) is None:
-            expanded.append(word)
-        elif match[1] in variables:
-            expanded += variables[match[1]]
-        elif "[" in word.text:
+        if (values := _spread(word, variables)) is not None:
+            expanded += values
+        elif match := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word.text):
             unknown.append(match[1])
         elif word.text not in ("$@", "$*"):
             expanded.append(word)
+    has_rest = any(word.text == "$@" for word in words)
     for at, word in enumerate(expanded):
-        if word.text == "-m" and at + 1 < len(expanded):
-            return Command(expanded[at + 1].text, expanded[at + 2 :], unknown)
+        rest = expanded[at + 1 :]
+        if word.text == "-m" and rest:
+            return Command(rest[0].text, rest[1:], unknown, has_rest)
         is_module = word.text.startswith("openrlhf.cli.")
-        if (is_module or _PROGRAM.fullmatch(word.text)) and not word.text.startswith("-"):
-            return Command(word.text, expanded[at + 1 :], unknown)
-        if word.text in ("trl", "rl") and at + 1 < len(expanded):
-            return Command(f"trl {expanded[at + 1].text}", expanded[at + 2 :], unknown)
+        if (is_module or word.text.endswith(".py")) and not word.text.startswith("-"):
+            return Command(word.text, rest, unknown, has_rest)
+        if word.text in PRIME and rest and re.match(r"@|--\w+[.-]\w|--\w+$", rest[0].text):
+            return Command(f"prime-rl {word.text}", rest, unknown, has_rest)
+        if word.text == "trl" and rest:
+            return Command(f"trl {rest[0].text}", rest[1:], unknown, has_rest)
     return None
 
 
@@ -152,7 +333,9 @@ def _words(text: str, variables: dict[str, list[Word]]) -> Iterator[Word]:
         begin = begin if has_word else line
         piece, end = _piece(text, at, variables)
         line += text.count("\n", at, end)
-        if char == "$" and not piece.startswith("$"):  # without quotes, a value is several words
+        is_split = char == "$" and not piece.startswith("$") and "$(" not in piece
+        if is_split and not _ASSIGNS.match(current):
+            # without quotes, a value is several words
             first, *others = re.split(r"\s+", piece)
             for other in others:
                 if current + first:
@@ -176,8 +359,8 @@ def _piece(text: str, at: int, variables: dict[str, list[Word]]) -> tuple[str, i
         parts, at = "", at + 1
         while at < len(text) and text[at] != '"':
             if text[at] == "\\" and at + 1 < len(text):
-                is_escape = text[at + 1] in '"\\$`\n'
-                parts += text[at + 1] if is_escape else text[at : at + 2]
+                is_escape = text[at + 1] in '"\\$`'
+                parts += text[at + 1] if is_escape else text[at : at + 2].replace("\\\n", _GOES_ON)
                 at += 2
             else:
                 piece, at = _piece(text, at, variables) if text[at] == "$" else (text[at], at + 1)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import TEXTS, Said, data_name, updates
+from milescli.recipe.imports.tables import TEXTS, WARNS, Said, data_name, updates
+
+_SHIPPED = ("sglang_rollout", "sft_rollout")
+"""Their modules that sample as miles does, and that read rows"""
 
 
 def fits(found: Foreign) -> str:
     """Return by what a configuration of slime is known."""
-    is_own = {"hf_checkpoint", "rollout_batch_size"} <= set(found.settings)
+    batches = {"rollout_batch_size", "global_batch_size", "num_rollout", "colocate"}
+    is_own = "hf_checkpoint" in found.settings and not batches.isdisjoint(found.settings)
     return f"the script runs {found.program} with --hf-checkpoint" if is_own else ""
 
 
@@ -20,13 +25,27 @@ def fits_miles(found: Foreign) -> str:
     return f"{reason}, and names Miles" if reason and "miles" in found.text.lower() else ""
 
 
-def _is_sft(found: Foreign) -> bool:
+def is_sft(found: Foreign) -> bool:
+    """Return True if it learns from rows."""
     return found.value("loss_type") == "sft_loss"
+
+
+def is_ppo(found: Foreign) -> bool:
+    """Return True if a critic is trained."""
+    return found.value("advantage_estimator") == "ppo"
+
+
+def of_program(found: Foreign) -> dict[str, Any]:
+    """Return what the program itself decides: one of theirs samples a step ahead."""
+    if "async" not in found.program and not found.value("fully_async"):
+        return {}
+    old = "engine" if found.value("use_rollout_logprobs") else "trainer"
+    return {"rollout.max_staleness": 1, "train.old_logprobs": old}
 
 
 def trains_rows(found: Foreign) -> Said:
     """Return the keys of a run without rollout."""
-    return {"train.objective": "supervised"} if _is_sft(found) else {}
+    return {"train.objective": "supervised"} if is_sft(found) else {}
 
 
 def in_loss(found: Foreign) -> bool:
@@ -46,15 +65,106 @@ def has_kl(found: Foreign) -> bool:
 
 def epochs(value: Any, found: Foreign) -> Said:
     """Of SFT they are the length; of RL the number of rows decides."""
-    return {"train.epochs": value} if _is_sft(found) else TEXTS["EPOCHS"]
+    return {"train.epochs": value} if is_sft(found) else TEXTS["EPOCHS"]
 
 
 def batch(value: Any, found: Foreign) -> Said:
     """Count updates: theirs are of samples."""
-    if _is_sft(found):
+    if is_sft(found):
         return {"rollout.prompts_per_step": value}
     samples = found.value("rollout_batch_size", 0) * found.value("n_samples_per_prompt", 1)
     return updates(float(samples), float(value))
+
+
+def _updates(found: Foreign) -> int:
+    """Updates of a step."""
+    if steps := found.value("num_steps_per_rollout"):
+        return int(steps)
+    samples = found.value("rollout_batch_size", 1) * found.value("n_samples_per_prompt", 1)
+    return max(1, int(samples) // int(found.value("global_batch_size", samples)))
+
+
+def warmup(value: Any, found: Foreign) -> Said:
+    """Count steps: theirs are updates."""
+    return {"train.optimizer.warmup_steps": math.ceil(value / _updates(found))}
+
+
+def lr(value: Any, found: Foreign) -> Said:
+    """The critic has it, too, unless it has its own."""
+    return {"train.optimizer.lr": value, **({"train.critic.lr": value} if is_ppo(found) else {})}
+
+
+def own_code(found: Foreign) -> bool:
+    """Return True if code of its own makes the samples, and what the engine is sent."""
+    keys = ("custom_generate_function_path", "custom_agent_function_path", "rollout_function_path")
+    paths = [str(found.value(key)) for key in keys if found.value(key)]
+    shipped = ("single_turn", "fully_async", *_SHIPPED)
+    return any(all(name not in path for name in shipped) for path in paths)
+
+
+def chat_template(value: Any, found: Foreign) -> Said:
+    """Without it, the prompt is the text of its column; rows are chats."""
+    if value or is_sft(found) or own_code(found):
+        return {}
+    return {"data.chat_template": "none"}
+
+
+def evaluates(value: Any, found: Foreign) -> Said:
+    """When; it samples as training does, unless it is told otherwise."""
+    if not value:
+        return {"eval.every": 0}
+    said = {"eval.every": int(value), "eval.temperature": found.value("rollout_temperature", 1.0)}
+    return said | {"eval.top_p": found.value("rollout_top_p", 1.0)}
+
+
+def kl_in_reward(value: Any, found: Foreign) -> Said:
+    """Their GRPO does not look at it."""
+    if found.value("advantage_estimator") in ("grpo", "gspo", "cispo"):
+        return "has no effect there: GRPO takes a KL term in the loss alone (--use-kl-loss)"
+    return {"train.kl_coef": value, "train.kl_in": "reward"}
+
+
+def opsm(value: Any, found: Foreign) -> Said:
+    """Its bound."""
+    return {"train.off_policy_mask": found.value("opsm_delta", 1e-4)} if value else {}
+
+
+def own_correction(value: Any, found: Foreign) -> Said:
+    """Beside code of its own, the one that ships with them."""
+    if not str(value).endswith("icepop_function"):
+        return f"{WARNS}weights by code of its own: see train.correction"
+    return {
+        "train.correction.mode": "mask",
+        "train.correction.low": float(found.value("tis_clip_low", 0.0)),
+        "train.correction.high": float(found.value("tis_clip", 2.0)),
+    }
+
+
+def own_rollout(value: Any, found: Foreign) -> Said:
+    """Code of its own, or what ships with them."""
+    if any(name in str(value) for name in _SHIPPED):
+        return {}
+    if "fully_async" in str(value):
+        return unbounded(True, found)
+    return f"{WARNS}samples by code of its own: see rollout.agent and docs/own-agent.md"
+
+
+def unbounded(value: Any, found: Foreign) -> Said:
+    """Rollout runs ahead, by no more than a bound if there is one."""
+    if not value or found.value("max_weight_staleness") is not None:
+        return {}
+    return f"{WARNS}lets rollout run ahead without a bound: set rollout.max_staleness (here 1)"
+
+
+def interval(value: Any, found: Foreign) -> Said:
+    """Steps between two updates of the engines."""
+    return {} if value == 1 else f"{WARNS}updates the engines every {value} steps: miles every step"
+
+
+def mtp(value: Any, found: Foreign) -> Said:
+    """The weight of its loss."""
+    weight = float(found.value("mtp_loss_scaling_factor", 0.2))
+    return {"train.mtp.loss_weight": weight} if value else {}
 
 
 def evaluated(value: Any, found: Foreign) -> Said:

@@ -15,19 +15,23 @@
     file KEY, model KEY                data or a model: a path or a name on the hub
     choose NAME: what it chooses       by the table NAME of `choices`
     call NAME                          a function of the framework's module, or of this one
+    share TOTAL KEY                    a share of the number TOTAL of theirs, if that is known
     if NAME: RULE                      if that function, or that key of theirs, is true; else
                                        `conditions` says why not
     with KEY                           nothing: it is read with that key
     no TEXT                            no counterpart; the text says what it does there
+    warn TEXT                          the same, and a note at the head of the recipe
 
-`groups`: a text -> the beginnings of keys that have no row; the longest beginning counts. Texts in
-capitals are those of TEXTS.
+A row may also return a note, as the key NOTE. `kinds`: the name of a function or a key of theirs ->
+the `defaults` that differ if it is true. `groups`: a text -> the beginnings of keys that have no
+row; the longest beginning counts. Texts in capitals are those of TEXTS; READ: another key reads
+them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from types import ModuleType
@@ -42,7 +46,13 @@ Said = dict[str, Any] | str
 theirs is read together with it."""
 Row = Callable[[Any, Foreign], Said]
 
+NOTE = "note"
+"""Key of a row's result that is a note at the head of the recipe."""
+READ, WARNS = "READ", "!"
+"""Text of a group whose keys are read with another; beginning of a text that is a note, too."""
 TEXTS = {
+    "WARM_UP": "is the share of all steps in which the learning rate rises, and their number is "
+    "not in the configuration: set train.optimizer.warmup_steps",
     "EPOCHS": "counts passes over the data; miles counts steps of RL: set train.steps to epochs x "
     "rows / rollout.prompts_per_step",
     "PLACES": "places or batches a model on devices: miles plans that",
@@ -65,16 +75,22 @@ class Framework:
     """Returns by what its configuration is known; empty if it is another's."""
     trains_rows: Callable[[Foreign], Said]
     """Returns the keys of a run without rollout; none for RL."""
+    of_program: Callable[[Foreign], dict[str, Any]]
+    """Returns the keys that the program itself decides, whatever it is told."""
     rows: Mapping[str, Row]
     """Their key -> row; a later row overrides the keys of an earlier one."""
     groups: Mapping[str, str]
     """Beginning of keys that have no row -> what all of them do."""
     defaults: Mapping[str, Any]
     """Their defaults, where a recipe may have others."""
+    kinds: Sequence[tuple[Callable[[Foreign], object], Mapping[str, Any]]] = ()
+    """A test, and the defaults that differ where it is true."""
     aliases: Mapping[str, str]
     """Another name of a key -> its row; of a section, whose name ends with a dot, the same."""
     notes: tuple[str, ...]
     """What holds for every configuration of it."""
+    rl_notes: tuple[str, ...]
+    """What holds for those of RL."""
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a recipe of RL that must be set, where theirs have no such bound."""
 
@@ -84,6 +100,14 @@ class Framework:
             if name == old or (old.endswith(".") and name.startswith(old)):
                 return new + name[len(old) :]
         return name
+
+    def defaults_of(self, found: Foreign) -> dict[str, Any]:
+        """Return the defaults of what the configuration trains; null: it has none."""
+        made = dict(self.defaults)
+        for test, values in self.kinds:
+            if test(found):
+                made |= values
+        return {name: value for name, value in made.items() if value is not None}
 
     def group_of(self, name: str) -> str:
         """Return what a key without a row does; empty if that is not known."""
@@ -104,13 +128,19 @@ def load_table(name: str, module: ModuleType) -> Framework:
         name=name,
         fits=module.fits,
         trains_rows=module.trains_rows,
+        of_program=getattr(module, "of_program", lambda found: {}),
         rows={key: rules.row(rule) for key, rule in table["rows"].items()},
         groups={
             begin: _text(why) for why, begins in table["groups"].items() for begin in begins.split()
         },
         defaults={key: scalar(value) for key, value in table["defaults"].items()},
+        kinds=[
+            (rules.test(name), {key: scalar(value) for key, value in values.items()})
+            for name, values in table.get("kinds", {}).items()
+        ],
         aliases=table.get("aliases", {}),
-        notes=tuple(table["notes"]),
+        notes=tuple(table.get("notes", ())),
+        rl_notes=tuple(table.get("rl_notes", ())),
         chosen=table.get("chosen", {}),
     )
 
@@ -127,13 +157,16 @@ class _Rules:
     choices: Mapping[str, Mapping[Any, Said]]
     conditions: Mapping[str, str]
 
+    def test(self, name: str) -> Callable[[Foreign], object]:
+        """Return the function of that name, or one that returns the value of a key of theirs."""
+        return getattr(self.module, name, lambda found: found.value(name))
+
     def row(self, rule: str) -> Row:
         """Return the row of a rule. Raises LookupError for a function that there is not."""
         word, _, rest = rule.partition(" ")
         if word == "if":
             name, _, inner = rest.partition(": ")
-            row, why = self.row(inner), self.conditions[name]
-            test = getattr(self.module, name, lambda found: found.value(name))
+            row, why, test = self.row(inner), self.conditions[name], self.test(name)
             return lambda value, found: row(value, found) if test(found) else why
         if word == "positive":
             row = self.row(rest)
@@ -145,8 +178,11 @@ class _Rules:
             return _chosen(self.choices[name], what=what)
         if word == "with":
             return lambda value, found: {}
-        if word == "no":
-            return lambda value, found: _text(rest)
+        if word in ("no", "warn"):
+            return lambda value, found: (WARNS if word == "warn" else "") + _text(rest)
+        if word == "share":
+            total, _, key = rest.partition(" ")
+            return lambda value, found: share(value, found.value(total), key)
         if word in _OF_VALUES:
             key, _, constant = rest.partition("=")
             make = _OF_VALUES[word]
@@ -186,6 +222,15 @@ def _chosen(choices: Mapping[Any, Said], *, what: str) -> Row:
     return row
 
 
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_OF_MEGATRON = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": _MLP[:2],
+    "linear_fc2": _MLP[2:],
+    "experts": _MLP,
+}
+"""Modules of an adapter by other names."""
 _SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow", ".txt")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w./-]+)*")
 
@@ -203,8 +248,23 @@ def data_name(value: Any) -> Any:
 
 
 def path_of(text: str) -> str:
-    """Return a path with `~` for the home folder, which the shell calls HOME."""
+    """Return a path with `~` for the home folder, and from the folder in which it runs: what the
+    shell calls HOME and PWD."""
+    text = re.sub(r"^\$(PWD|\{PWD\}|\(pwd\))/", "", text)
     return re.sub(r"^\$(HOME\b|\{HOME\})", "~", text)
+
+
+def share(value: float, total: Any, key: str) -> Said:
+    """Return the key as a share of the steps, if their number is known."""
+    if value <= 0:
+        return {}
+    is_known = isinstance(total, int | float) and total > 0
+    return {key: round(value * total)} if is_known else TEXTS["WARM_UP"]
+
+
+def part_of(whole: float, share: float) -> float:
+    """Return a share of a number, without the noise of binary fractions."""
+    return float(f"{whole * share:.9g}")
 
 
 def ratio(whole: float, part: float) -> int | str:
@@ -221,11 +281,12 @@ def updates(whole: float, part: float) -> Said:
 
 
 def names_of(value: Any) -> list[str]:
-    """Return modules for train.lora.targets."""
-    if isinstance(value, list):
-        return [str(one) for one in value]
-    names = [one.strip() for one in str(value).replace("all_linear", "all-linear").split(",")]
-    return [one for one in names if one]
+    """Return modules for train.lora.targets: Megatron's by the names of a model folder."""
+    words = value if isinstance(value, list) else str(value).split(",")
+    names = [str(one).strip(" ,").rpartition(".")[2] for one in words]
+    names = [one.replace("all_linear", "all-linear") for one in names if one]
+    made = [part for one in names for part in _OF_MEGATRON.get(one, (one,))]
+    return list(dict.fromkeys(made))
 
 
 def trackers(value: Any, found: Foreign) -> Said:

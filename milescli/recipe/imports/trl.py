@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import TEXTS, Said, data_name, ratio
+from milescli.recipe.imports.tables import (
+    NOTE,
+    TEXTS,
+    WARNS,
+    Said,
+    data_name,
+    part_of,
+    ratio,
+    share,
+)
 
+_TOLD = re.compile(r"\btrl (sft|dpo|grpo|kto|reward|rloo)\b")
+"""What a comment says of the use of a YAML file."""
 _KEYS = {"num_generations", "max_completion_length", "per_device_train_batch_size"}
+CLIP = "vllm_importance_sampling_clip"
 _SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
@@ -17,56 +31,211 @@ _SCHEDULES = {
 }
 
 
+_SAMPLES = {"num_generations", "max_completion_length", "reward_funcs", "generation_batch_size"}
+_REFUSED = {
+    "onlinedpo": "learns from pairs that it samples and a judge orders, for which miles has none",
+    "nashmd": "learns from pairs that it samples and a judge orders, for which miles has none",
+    "xpo": "learns from pairs that it samples and a judge orders, for which miles has none",
+    "gkd": "learns from a teacher: see docs/distillation.md",
+    "gold": "learns from a teacher: see docs/distillation.md",
+    "minillm": "learns from a teacher: see docs/distillation.md",
+    "distillation": "learns from a teacher: see docs/distillation.md",
+    "opd": "learns from a teacher: see docs/distillation.md",
+    "sdft": "learns from itself with a hint: see docs/distillation.md",
+    "sdpo": "learns from itself with a hint: see docs/distillation.md",
+    "ssd": "learns from itself: see docs/distillation.md",
+    "prm": "trains a reward model of single steps, for which miles has none",
+    "bco": "learns from single responses by BCO; miles from pairs (train.preference.loss=bco)",
+    "tpo": "learns from three responses of a prompt, for which miles has none",
+    "ppo": "is PPO with a reward model: start from a recipe with `train.algorithm: ppo`",
+}
+"""Part of a trainer's name -> why there is no recipe of it."""
+_KINDS = ("rloo", "grpo", "gspo", "sft", "dpo", "mpo", "kto", "orpo", "cpo", "reward", "_rm")
+_PAIRS = ("dpo", "mpo", "kto", "orpo", "cpo")
+_GROUP_LOSSES: dict[str, Said] = {
+    "grpo": {"train.aggregation": "sequence_mean"},
+    "dapo": {"train.aggregation": "token_mean"},
+    "bnpo": {"train.aggregation": "token_mean"},
+    "dr_grpo": {"train.aggregation": "constant"},
+    "cispo": {
+        "train.surrogate": "cispo",
+        "train.clip_low": 1.0,
+        "train.aggregation": "token_mean",
+    },
+    "sapo": {"train.surrogate": "sapo", "train.aggregation": "sequence_mean"},
+    "luspo": {"train.ratio": "sequence", "train.aggregation": "sequence_sum"},
+}
+_LOSSES = {
+    "exo_pair": "exo",
+    "nca_pair": "nca",
+    "bco_pair": "bco",
+    "sppo_hard": "sppo",
+    **{one: one for one in ("sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "kto")},
+    **{one: one for one in ("apo_zero", "apo_down", "orpo", "simpo", "cpo")},
+}
+
+
+def kind(found: Foreign) -> str:
+    """Return what it trains by, of the names above; GRPO where nothing says it."""
+    told = found.value("trainer") or next(iter(_TOLD.findall(found.text)), found.program)
+    program = re.sub(r"config$|trainer$|\.py$", "", str(told).lower().rpartition("/")[2])
+    bare = program.replace("_", "")
+    named = next((one for one in _REFUSED if one in bare), None)
+    if named or program or _SAMPLES & set(found.settings):
+        return named or next((one for one in _KINDS if one in program), "grpo")
+    of_place = (one for place in found.places for one in _KINDS if one in place.lower().split("_"))
+    return next(of_place, "grpo")  # recipes/NAME/sft/config.yaml
+
+
 def fits(found: Foreign) -> str:
     """Return by what a configuration of TRL is known."""
-    if found.form == "python" and found.program:
+    if found.form == "python" and re.search(r"Config$|Trainer$|TrainingArg", found.program):
         return f"it calls {found.program}"
     if found.program.startswith("trl "):
         return f"the script runs {found.program}"
     is_flat = not any(name.startswith("actor") for name in found.settings)
     known = _KEYS & set(found.settings)
+    if {"model_name_or_path", "dataset_name"} <= set(found.settings):
+        known = known or {"model_name_or_path"}
     return f"it sets {min(known)}" if known and is_flat else ""
 
 
-def _is_of(found: Foreign, *names: str) -> bool:
-    program = found.program.lower()
-    return any(name in program for name in names)
+def is_rl(found: Foreign) -> bool:
+    """Return True if it samples."""
+    return kind(found) in ("grpo", "gspo", "rloo")
 
 
-def _is_rl(found: Foreign) -> bool:
-    return not _is_of(found, "sft", "dpo", "kto", "reward")
+def is_rloo(found: Foreign) -> bool:
+    """Return True for RLOO."""
+    return kind(found) == "rloo"
+
+
+def is_async(found: Foreign) -> bool:
+    """Return True for the trainer that samples asynchronously."""
+    return "async" in found.program.lower()
+
+
+def is_sft(found: Foreign) -> bool:
+    """Return True if it learns from rows."""
+    return kind(found) == "sft"
+
+
+def is_reward(found: Foreign) -> bool:
+    """Return True if it trains a reward model."""
+    return kind(found) in ("reward", "_rm")
+
+
+def learns_from_pairs(found: Foreign) -> bool:
+    """Return True if it learns from pairs."""
+    return kind(found) in _PAIRS
+
+
+def has_lora_config(found: Foreign) -> bool:
+    """Return True if Python makes the configuration of an adapter."""
+    has_keys = any(name.startswith("lora_") for name in found.settings)
+    return found.form == "python" and has_keys and "use_peft" not in found.settings
+
+
+def of_program(found: Foreign) -> dict[str, Any]:
+    """Return what the trainer itself decides."""
+    if not is_rloo(found):
+        return {"train.old_logprobs": "trainer"} if is_async(found) else {}
+    return {
+        "train.advantage": "rloo",
+        "train.surrogate": "reinforce",
+        "train.aggregation": "sequence_sum",
+    }
 
 
 def trains_rows(found: Foreign) -> Said:
     """Return the keys of a run without rollout."""
-    if _is_of(found, "sft"):
+    name = kind(found)
+    if name != "grpo":  # before defaults are among the keys
+        found.program = found.program or name
+    if name in _REFUSED:
+        return f"TRL's {found.program} {_REFUSED[name]}"
+    if name == "grpo" and not found.program and not _SAMPLES & set(found.settings):
+        return "its keys do not say by which trainer: add `trainer=sft`, or grpo, dpo, reward, ..."
+    if name == "sft":
         return {"train.objective": "supervised"}
-    if _is_of(found, "dpo"):
-        beta = float(found.value("beta", 0.1))
-        return {"train.objective": "preference", "train.preference.beta": beta}
-    if _is_of(found, "kto"):
-        return {"train.objective": "preference", "train.preference.loss": "kto"}
-    return {"train.objective": "reward_model"} if _is_of(found, "reward") else {}
+    if is_reward(found):
+        return {"train.objective": "reward_model"}
+    if name not in _PAIRS:
+        return {}
+    loss = {"kto": "kto", "orpo": "orpo", "cpo": "cpo"}.get(name)
+    beta = found.value("beta", 0.1)
+    said = {"train.objective": "preference", "train.preference.beta": beta}
+    if name == "orpo":
+        said["train.preference.sft_weight"] = 1.0
+    if name == "cpo":
+        loss = "simpo" if found.value("loss_type") == "simpo" else "cpo"
+        said["train.preference.sft_weight"] = found.value("cpo_alpha", 1.0)
+    if loss == "simpo":
+        said["train.preference.gamma"] = found.value("simpo_gamma", 0.5)
+    return {**said, "train.preference.loss": loss} if loss else said
 
 
 def lora(found: Foreign) -> bool:
     """Return True if an adapter is trained."""
-    return bool(found.value("use_peft") or found.value("lora_r"))
+    return bool(found.value("use_peft") or has_lora_config(found) or "lora_r" in found.settings)
 
 
 def batch(value: Any, found: Foreign) -> Said:
     """Prompts and updates of a step; of a run over rows their number."""
     accumulated = int(found.value("gradient_accumulation_steps", 1))
     samples = int(value) * int(found.value("num_processes", 1))
-    if not _is_rl(found):
+    if not is_rl(found):
         return {"rollout.prompts_per_step": samples * accumulated}
     steps = int(found.value("steps_per_generation", accumulated))
     whole = int(found.value("generation_batch_size", samples * steps))
     prompts = ratio(whole, int(found.value("num_generations", 8)))
     number = ratio(whole, samples * accumulated)
-    if isinstance(prompts, str) or isinstance(number, str):
-        return f"{prompts}; {number}"
+    if isinstance(prompts, str):
+        return f"{whole} samples a step are no whole groups: add `num_processes=N`"
+    if isinstance(number, str):
+        return number
     return {"rollout.prompts_per_step": prompts, "train.updates_per_step": max(1, number)}
+
+
+def _updates(found: Foreign) -> int:
+    """Optimizer updates of a step."""
+    said = batch(found.value("per_device_train_batch_size", 8), found) if is_rl(found) else {}
+    return int(said.get("train.updates_per_step", 1)) if isinstance(said, dict) else 1
+
+
+def kl(value: Any, found: Foreign) -> Said:
+    """In the loss; RLOO's in the reward; of pairs it is another number."""
+    if not is_rl(found) or value <= 0:
+        return {}
+    if not is_rloo(found):
+        return {"train.kl_coef": value, "train.kl_in": "loss"}
+    return {
+        "train.kl_coef": value,
+        "train.kl_in": "reward",
+        "train.kl_estimator": "k1",
+        "train.credit": "to_go",
+        NOTE: "TRL's RLOO takes the KL of the whole response from the reward, before the baseline",
+    }
+
+
+def clip_high(value: Any, found: Foreign) -> Said:
+    """CISPO's bound is that of the ratio itself."""
+    is_cispo = found.value("loss_type") == "cispo"
+    return {"train.clip_high": round(value - 1.0, 9) if is_cispo else value}
+
+
+def loss(value: Any, found: Foreign) -> Said:
+    """Of groups, or of pairs."""
+    if is_rloo(found) and _updates(found) > 1:
+        return {NOTE: "TRL's RLOO clips the ratio of the whole response, a product"}
+    if is_rloo(found) or is_sft(found) or is_reward(found) or kind(found) == "cpo":
+        return {}
+    if not learns_from_pairs(found):
+        return _GROUP_LOSSES.get(str(value), f"{WARNS}takes the loss {value}: see train.surrogate")
+    names = value if isinstance(value, list) else [value]
+    if len(names) == 1 and str(names[0]) in _LOSSES:
+        return {"train.preference.loss": _LOSSES[str(names[0])]}
+    return f"{WARNS}takes the loss {value}: see train.preference.loss"
 
 
 def iterations(value: Any, found: Foreign) -> Said:
@@ -79,19 +248,56 @@ def dataset(value: Any, found: Foreign) -> Said:
     name = data_name(value)
     split = found.value("dataset_train_split")
     parts = [str(one) for one in (found.value("dataset_config"), split) if one]
-    return {"data.prompts": ":".join([name, *parts]) if str(name).startswith("hf:") else name}
+    if not str(name).startswith("hf:"):
+        return {"data.prompts": name}
+    said = {"data.prompts": ":".join([name, *parts])}
+    if found.value("eval_strategy", "no") != "no" and not is_rl(found):
+        test = found.value("dataset_test_split", "test")
+        said["data.eval"] = ":".join([name, *parts[: -1 if split else None], test])
+    return said
+
+
+def mixer(value: Any, found: Foreign) -> Said:
+    """The first split of each of several data sets, which other keys name."""
+    names = [f"{data_name(name)}:{value[0]}" for name in found.settings_below("dataset_mixer")]
+    return {"data.prompts": names[0] if len(names) == 1 else names} if names else {}
+
+
+def min_lr(value: Any, found: Foreign) -> Said:
+    """A number, or a share of the learning rate."""
+    told = value if isinstance(value, dict) else {"min_lr_rate": value}
+    if "min_lr_rate" in told:
+        rate = float(told["min_lr_rate"])
+        return {"train.optimizer.min_lr": part_of(float(found.value("learning_rate")), rate)}
+    return {"train.optimizer.min_lr": told["min_lr"]} if "min_lr" in told else {}
+
+
+def mixture(value: Any, found: Foreign) -> Said:
+    """Data sets with subset and split; their weights are in data.mix."""
+    names = [
+        ":".join(
+            [str(data_name(one["id"])), *(str(one[k]) for k in ("config", "split") if k in one)]
+        )
+        for one in value
+    ]
+    said: dict[str, Any] = {"data.prompts": names[0] if len(names) == 1 else names}
+    if any(one.get("weight", 1.0) != 1.0 for one in value):
+        said[NOTE] = "the data sets have weights: see data.mix"
+    return said
 
 
 def correction(value: Any, found: Foreign) -> Said:
     """Weights between trainer and engine, which it has with vLLM alone."""
-    if not value or not found.value("use_vllm"):
+    if not value or not found.value("use_vllm") or is_rloo(found):
         return {}
+    low = found.value(f"{CLIP}_min")
     level, _, mode = str(found.value("vllm_importance_sampling_mode")).partition("_")
     return {
         "train.correction.kind": "importance",
         "train.correction.level": level,
-        "train.correction.mode": mode,
-        "train.correction.high": found.value("vllm_importance_sampling_cap"),
+        "train.correction.mode": "clip" if mode == "truncate" and low else mode,
+        "train.correction.low": low or 0.0,
+        "train.correction.high": found.value(f"{CLIP}_max"),
     }
 
 
@@ -102,22 +308,52 @@ def schedule(value: Any, found: Foreign) -> Said:
     return {"train.optimizer.schedule": name}
 
 
+def smoothing(value: Any, found: Foreign) -> Said:
+    """Of the labels of pairs."""
+    return {"train.preference.label_smoothing": value} if learns_from_pairs(found) else {}
+
+
+def warmup(value: Any, found: Foreign) -> Said:
+    """A number of updates; below 1, a share of them."""
+    updates = _updates(found)
+    if value >= 1 or not value:
+        return {"train.optimizer.warmup_steps": math.ceil(value / updates)}
+    total = found.value("max_steps", 0)
+    return share(value, total / updates, "train.optimizer.warmup_steps")
+
+
+def optimizer(value: Any, found: Foreign) -> Said:
+    """AdamW in its many forms, or another rule."""
+    name = re.sub(r"^(paged|ademamix|bnb)_", "", str(value)).partition("_")[0]
+    rules = {"adamw": "adamw", "lion": "lion", "sgd": "sgd"}
+    known = {"train.optimizer.rule": rules[name]} if name in rules else None
+    return known or f"{WARNS}optimises by `{value}`: see train.optimizer.rule"
+
+
 def steps(value: Any, found: Foreign) -> Said:
+    """Count steps: theirs are updates."""
+    return {"train.steps": math.ceil(value / _updates(found))}
+
+
+def epochs(value: Any, found: Foreign) -> Said:
     """Of rows they are the length; of RL the number of rows decides."""
-    return TEXTS["EPOCHS"] if _is_rl(found) else {"train.epochs": value}
+    if found.value("max_steps", 0) > 0:
+        return {}
+    return TEXTS["EPOCHS"] if is_rl(found) else {"train.epochs": math.ceil(value)}
 
 
 def evaluates(value: Any, found: Foreign) -> Said:
     """When it evaluates."""
-    return _interval("eval.every", value, found.value("eval_steps", 500))
+    return _interval("eval.every", value, found.value("eval_steps", 500), found)
 
 
 def saves(value: Any, found: Foreign) -> Said:
     """When it saves."""
-    return _interval("checkpoint.every", value, found.value("save_steps", 500))
+    return _interval("checkpoint.every", value, found.value("save_steps", 500), found)
 
 
-def _interval(key: str, value: Any, steps: Any) -> Said:
+def _interval(key: str, value: Any, steps: Any, found: Foreign) -> Said:
     if value in ("no", False):
         return {key: 0}
-    return f"once an epoch; {key} counts steps" if value == "epoch" else {key: int(steps)}
+    every = max(1, math.ceil(steps / _updates(found))) if steps >= 1 else 0
+    return f"once an epoch; {key} counts steps" if value == "epoch" else {key: every}

@@ -2,33 +2,121 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from milescli.recipe.imports.reading import Foreign
-from milescli.recipe.imports.tables import TEXTS, Said, updates
+from milescli.recipe.imports.tables import (
+    NOTE,
+    TEXTS,
+    WARNS,
+    Said,
+    part_of,
+    path_of,
+    share,
+    updates,
+)
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FIX = "algorithm.rollout_correction"
+_OWN_CONFIGS = ("_trainer", "sft_trainer_engine")
+_OF_GROUPS = ("grpo", "grpo_vectorized", "reinforce_plus_plus_baseline", "rloo")
 _LEVELS = ("token", "sequence", "geometric")
+_REJECTS = {level: level for level in _LEVELS} | {
+    "token_k1": "token",
+    "seq_sum_k1": "sequence",
+    "seq_mean_k1": "geometric",
+    "seq": "sequence",
+    "geo": "geometric",
+}
 
 
 def fits(found: Foreign) -> str:
     """Return by what a configuration of verl is known."""
     if "verl" in found.program or "main_dapo" in found.program or "main_ppo" in found.program:
         return f"the script runs {found.program}"
-    name = next((n for n in found.settings if n.startswith("actor_rollout_ref.")), None)
-    if name is None and {"data.train_files", "trainer.total_epochs"} <= set(found.settings):
+    begins = ("actor_rollout_ref.", "algorithm.filter_groups", "data.gen_batch_size")
+    name = next((n for n in found.settings if n.startswith(begins)), None)
+    if name is None and "data.train_files" in found.settings and _has(found, "trainer."):
         name = "data.train_files"
     return "" if name is None else f"it sets {name}"
 
 
+def _has(found: Foreign, *begins: str) -> bool:
+    return any(name.startswith(begins) for name in found.settings)
+
+
 def _is_sft(found: Foreign) -> bool:
-    return "sft" in found.program or "model.partial_pretrain" in found.settings
+    return "sft" in found.program or not (
+        "main" in found.program or _has(found, f"{ROLLOUT}.", "algorithm.", f"{ACTOR}.ppo_")
+    )
+
+
+def is_fsdp_sft(found: Foreign) -> bool:
+    """Return True for the older of verl's trainers of SFT."""
+    return _is_sft(found) and not is_engine_sft(found)
+
+
+def is_engine_sft(found: Foreign) -> bool:
+    """Return True for the newer of verl's trainers of SFT."""
+    newer = ("engine", "data.max_token_len_per_gpu", "data.pad_mode")
+    is_named = found.program.endswith((".sft_trainer", "/sft_trainer.py", "sft_trainer_ray"))
+    return _is_sft(found) and (is_named or _has(found, *newer))
 
 
 def trains_rows(found: Foreign) -> Said:
     """Return the keys of a run without rollout."""
     return {"train.objective": "supervised"} if _is_sft(found) else {}
+
+
+def is_asynchronous(found: Foreign) -> bool:
+    """Return True for verl's fully asynchronous trainer."""
+    return _has(found, "async_training.")
+
+
+def is_synchronous(found: Foreign) -> bool:
+    """Return True for another one."""
+    return not is_asynchronous(found)
+
+
+def has_null_clip(found: Foreign) -> bool:
+    """Return True if clip_ratio counts: verl's defaults set the bounds of both sides."""
+    bounds = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
+    return all(one in found.settings and found.settings[one].value is None for one in bounds)
+
+
+def _loss(found: Foreign) -> str:
+    return str(found.value(f"{ACTOR}.policy_loss.loss_mode", "vanilla")).lower().replace("-", "_")
+
+
+def is_clipped_twice(found: Foreign) -> bool:
+    """Return True if the loss has the second bound of dual-clip PPO."""
+    return _loss(found) == "vanilla"
+
+
+def is_clip_cov(found: Foreign) -> bool:
+    """Return True for Clip-Cov."""
+    return _loss(found) == "clip_cov"
+
+
+def is_kl_cov(found: Foreign) -> bool:
+    """Return True for KL-Cov."""
+    return _loss(found) == "kl_cov"
+
+
+def is_sapo(found: Foreign) -> bool:
+    """Return True for SAPO."""
+    return _loss(found) == "sapo"
+
+
+def is_constant(found: Foreign) -> bool:
+    """Return True if the loss is divided by a constant."""
+    return found.value(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm"
+
+
+def has_correction(found: Foreign) -> bool:
+    """Return True if weights correct between trainer and engine."""
+    return found.value(f"{FIX}.rollout_is") in _LEVELS
 
 
 def in_loss(found: Foreign) -> bool:
@@ -53,7 +141,9 @@ def lora(found: Foreign) -> bool:
 
 def epochs(value: Any, found: Foreign) -> Said:
     """Of SFT they are the length; of RL the number of rows decides."""
-    return {"train.epochs": value} if _is_sft(found) else TEXTS["EPOCHS"]
+    if found.value("trainer.total_training_steps"):
+        return {}
+    return {"train.epochs": value} if found.objective else TEXTS["EPOCHS"]
 
 
 def minibatch(value: Any, found: Foreign) -> Said:
@@ -61,12 +151,138 @@ def minibatch(value: Any, found: Foreign) -> Said:
     times = found.value(f"{ACTOR}.ppo_epochs", 1)
     if times != 1:
         return f"with ppo_epochs={times}, each sample is used {times} times; miles uses it once"
+    if is_asynchronous(found):
+        times = _batches(found)
+        return {"rollout.prompts_per_step": int(value) * times, "train.updates_per_step": times}
     return updates(float(found.value("data.train_batch_size")), float(value))
+
+
+def _batches(found: Foreign) -> int:
+    """Minibatches between two updates of the engines."""
+    parts = ("require_batches", "trigger_parameter_sync_step")
+    return math.prod(int(found.value(f"async_training.{one}", 1)) for one in parts)
+
+
+def staleness(value: Any, found: Foreign) -> Said:
+    """A share of the samples between two updates of the engines."""
+    return {"rollout.max_staleness": math.ceil(value)}
+
+
+def rollouts(value: Any, found: Foreign) -> Said:
+    """All prompts of the run."""
+    prompts = int(found.value(f"{ACTOR}.ppo_mini_batch_size")) * _batches(found)
+    return {"train.steps": max(1, int(value) // prompts)}
+
+
+def of_program(found: Foreign) -> dict[str, Any]:
+    """Return what the program itself decides: one of verl's trainers samples a step ahead."""
+    if "one_step_off" not in found.program:
+        return {}
+    is_engines = bool(found.value(f"{FIX}.bypass_mode"))
+    old = "engine" if is_engines else "trainer"
+    return {"rollout.max_staleness": 1, "train.old_logprobs": old}
+
+
+def old_logprobs(value: Any, found: Foreign) -> Said:
+    """Those that the trainer computes count, if it does."""
+    is_engines = value and not found.value("async_training.compute_prox_log_prob")
+    return {"train.old_logprobs": "engine" if is_engines else "trainer"}
+
+
+def clip_low(value: Any, found: Foreign) -> Said:
+    """A ratio is never negative."""
+    return {"train.clip_low": min(value, 1.0) if _loss(found) == "cispo" else value}
+
+
+def warmup_share(value: Any, found: Foreign) -> Said:
+    """A number of steps counts instead, if there is one."""
+    if found.value(f"{ACTOR}.optim.lr_warmup_steps", -1) > 0:
+        return {}
+    return share(value, found.value("trainer.total_training_steps"), "train.optimizer.warmup_steps")
+
+
+def min_lr(value: Any, found: Foreign) -> Said:
+    """A share of the learning rate."""
+    lr = found.value(f"{ACTOR}.optim.lr")
+    return {"train.optimizer.min_lr": part_of(lr, value)} if value else {}
+
+
+def kl_in_reward(value: Any, found: Foreign) -> Said:
+    """Of groups, verl takes it from the reward before the group's mean."""
+    said: dict[str, Any] = {"train.kl_coef": value, "train.kl_in": "reward"}
+    name = str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower()
+    if name not in ("gae", "reinforce_plus_plus"):
+        said[NOTE] = "verl takes the KL of a whole response from its reward; miles, that of a token"
+    return said
+
+
+def warmup(value: Any, found: Foreign) -> Said:
+    """Updates of the trainer, of which the engines may skip some."""
+    each = int(found.value("async_training.trigger_parameter_sync_step", 1))
+    return {"train.optimizer.warmup_steps": math.ceil(value / each)}
+
+
+def replay(value: Any, found: Foreign) -> Said:
+    """R3 is the engine's routing."""
+    if value in ("disabled", False):
+        return {}
+    return {"train.routing_replay": True} if value == "R3" else "replays the trainer's own routing"
+
+
+def adaptive(value: Any, found: Foreign) -> Said:
+    """The controller of the KL term."""
+    return {} if value == "fixed" else "adapts the KL coefficient to a target"
+
+
+def turns(value: Any, found: Foreign) -> Said:
+    """Tools or users."""
+    why = "takes turns with tools or users: see rollout.agent, rollout.tools and docs/agents.md"
+    return f"{WARNS}{why}" if value else {}
+
+
+def config(value: Any, found: Foreign) -> Said:
+    """A file with further keys: one of verl's own has its defaults."""
+    stem = str(value).removesuffix(".yaml")
+    is_read = any(one.where.startswith(f"{stem}.yaml:") for one in found.settings.values())
+    if is_read or stem.endswith(_OWN_CONFIGS):
+        return {}
+    return f"{WARNS}is a configuration that was not read: name its file before the script"
+
+
+def bypassed(value: Any, found: Foreign) -> Said:
+    """The loss in bypass mode."""
+    if not found.value(f"{FIX}.bypass_mode") or value == "ppo_clip":
+        return {}
+    return f"{WARNS}is REINFORCE with weights, without a clip: see train.surrogate"
+
+
+def prompt_field(value: Any, found: Foreign) -> Said:
+    """A field within the column."""
+    return _field("prompt", value, found)
+
+
+def response_field(value: Any, found: Foreign) -> Said:
+    """A field within the column."""
+    return _field("response", value, found)
+
+
+def _field(name: str, value: Any, found: Foreign) -> Said:
+    column, fields = found.value(f"data.{name}_key"), value if isinstance(value, list) else [value]
+    if not column or len(fields) != 1:
+        return f"joins several fields: data.{name}_key takes one"
+    return {f"data.{name}_key": f"{column}.{fields[0]}"}
 
 
 def generated(value: Any, found: Foreign) -> Said:
     """Prompts that are sampled for a batch."""
     return {"rollout.over_sampling": max(1.0, value / found.value("data.train_batch_size"))}
+
+
+def samples(value: Any, found: Foreign) -> Said:
+    """Of a group; a sample that has no other to compare with gets its reward."""
+    said = {"rollout.samples_per_prompt": value}
+    name = str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower()
+    return {**said, "train.advantage": "reinforce"} if value == 1 and name in _OF_GROUPS else said
 
 
 def group_std(value: Any, found: Foreign) -> Said:
@@ -86,15 +302,23 @@ def correction(value: Any, found: Foreign) -> Said:
 
 
 def rejection(value: Any, found: Foreign) -> Said:
-    """Samples or tokens that are left out where trainer and engine differ."""
+    """Samples or tokens that are left out where trainer and engine differ, by their ratio: k1. A
+    bound without another is that above; its inverse bounds below."""
     if found.value(f"{FIX}.bypass_mode"):
         return "miles does not reject samples where the ratio of the loss is to the engine's"
-    names = {"seq": "sequence", "geo": "geometric"}
-    level = str(value).partition("_")[0]
-    level = names.get(level, level)
-    if level not in _LEVELS:
-        return f"rejects samples by `{value}`"
-    said: dict[str, Any] = {"train.correction.reject_level": level}
+    if value in ("null", False):
+        return {}
+    level = _REJECTS.get(str(value))
+    if level is None:
+        return f"{WARNS}rejects samples by `{value}`: miles does by their ratio, reject_level"
+    bound = str(found.value(f"{FIX}.rollout_rs_threshold"))
+    lower, joint, upper = bound.rpartition("_")
+    low = found.value(f"{FIX}.rollout_rs_threshold_lower", lower if joint else 1.0 / float(upper))
+    said: dict[str, Any] = {
+        "train.correction.reject_level": level,
+        "train.correction.reject_low": float(low),
+        "train.correction.reject_high": float(upper),
+    }
     if not found.value(f"{FIX}.rollout_is"):
         said |= {"train.correction.kind": "importance", "train.correction.mode": "none"}
     return said
@@ -104,7 +328,7 @@ def reward_path(value: Any, found: Foreign) -> Said:
     """Its weights."""
     if not found.value("reward_model.enable"):
         return "reward_model.enable is false"
-    return {"rollout.reward_model.path": value}
+    return {"rollout.reward_model.path": path_of(str(value))}
 
 
 def val_temperature(value: Any, found: Foreign) -> Said:

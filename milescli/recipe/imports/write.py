@@ -15,8 +15,8 @@ from milescli.core.errors import RecipeError, nearest
 from milescli.recipe import layers
 from milescli.recipe.algorithms import with_algorithm
 from milescli.recipe.imports import openrlhf, prime_rl, roll, slime, trl, verl
-from milescli.recipe.imports.reading import Foreign, Setting, read_files
-from milescli.recipe.imports.tables import Framework, Row, Said, load_table
+from milescli.recipe.imports.reading import Foreign, Setting, read_files, scalar
+from milescli.recipe.imports.tables import NOTE, READ, WARNS, Framework, Row, Said, load_table
 from milescli.recipe.keys import keys
 from milescli.recipe.load import build
 from milescli.recipe.resolved import scalar_yaml
@@ -34,13 +34,19 @@ _OF_ROWS = ("model.", "data.", "train.optimizer.", "train.lora.", "train.steps",
 _OF_ROWS += (
     "train.batch_size",
     "train.distill.",
+    "train.preference.",
+    "train.reward_model.",
     "train.precision",
     "checkpoint.",
     "run.",
     "eval.every",
     *LAYOUT,
 )
-_UNRESOLVED = re.compile(r"\$\{?\(?[A-Za-z_]\w*")
+_PLACES = {"model.path": "MODEL", "data.prompts": "ROWS.jsonl", "data.train": "ROWS.jsonl"}
+"""What stands for a value that a recipe needs."""
+_UNRESOLVED = re.compile(r"\$\{?\(?\w+|^\{.+\}$")
+_REFUSED = "miles refuses, for the reasons at the end:"
+_QUOTED = re.compile(r"`([\w.-]+)`")
 _NAMED = re.compile(r"[a-z][a-z_]*(?:\.[a-z_0-9]+)+")
 
 
@@ -98,12 +104,15 @@ def import_files(
     that follow the script on its command line. Raises RecipeError."""
     found = read_files(paths, overrides=overrides)
     table, reason = _chosen(found, framework, paths)
-    made = Imported(framework=table.name, reason=reason, notes=[*table.notes, *found.warnings])
     rows = table.trains_rows(found)
+    notes = [*table.notes, *(() if rows else table.rl_notes), *found.warnings]
+    made = Imported(framework=table.name, reason=reason, notes=notes)
     if isinstance(rows, str):
         raise RecipeError(
             f"{paths[0].name} cannot become a recipe", why=rows, fix="miles help recipe train"
         )
+    found.objective = str(rows.get("train.objective", ""))
+    _rename(found, table)
     _map(found, table, made)
     _for_rows(made, rows, table)
     _fill(made, table, is_of_rows=bool(rows))
@@ -144,31 +153,48 @@ def _chosen(found: Foreign, framework: str | None, paths: Sequence[Path]) -> tup
     )
 
 
-def _map(found: Foreign, table: Framework, made: Imported) -> None:
+def _rename(found: Foreign, table: Framework) -> None:
     for name in list(found.settings):
         new = table.renamed(name)
         if new != name and new not in found.settings:
             one = found.settings.pop(name)
             found.settings[new] = Setting(new, one.value, f"{one.where} {name}")
-    typed = set(found.settings)
-    for name, value in table.defaults.items():
+
+
+def _map(found: Foreign, table: Framework, made: Imported) -> None:
+    typed = {name for name, one in found.settings.items() if one.value is not None}
+    for name, value in table.defaults_of(found).items():
         if name not in typed:
             found.settings[name] = Setting(name, value, f"{table.name}'s default")
+    for key, value in table.of_program(found).items():
+        made.entries[key] = Entry(key, value, f"{table.name}: what runs, {found.program}")
     for name, row in table.rows.items():
         if (one := found.settings.get(name)) is None:
             continue
         said = _said(row, one, found)
         if isinstance(said, str):
             if name in typed:
-                made.without.append((one, said))
+                _leave(made, one, said)
             continue
+        if note := said.get(NOTE):
+            made.notes.append(str(note))
         for key, value in said.items():
-            if name in typed or key in made.entries or value != keys()[key].default:
+            if key != NOTE and (
+                name in typed or key in made.entries or value != keys()[key].default
+            ):
                 made.entries[key] = Entry(key, value, _said_at(one))
-    for name, one in found.settings.items():
-        if name not in table.rows:
-            why = table.group_of(name) or f"not known to miles: look it up in {table.name}"
-            made.without.append((one, why))
+    for name in (name for name in found.settings if name in typed and name not in table.rows):
+        why = table.group_of(name) or f"not known to miles: look it up in {table.name}"
+        if why != READ and found.settings[name].value != {}:
+            _leave(made, found.settings[name], why)
+
+
+def _leave(made: Imported, one: Setting, why: str) -> None:
+    """List a key of theirs; a text that begins with WARNS is a note, too."""
+    text = why.removeprefix(WARNS)
+    if text != why:
+        made.notes.append(f"{one.name} {text}")
+    made.without.append((one, text))
 
 
 def _said_at(one: Setting) -> str:
@@ -196,7 +222,10 @@ def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
         if (one := made.entries.pop(old, None)) is not None:
             made.entries[new] = Entry(new, one.value, one.comment)
     made.entries = {k: one for k, one in made.entries.items() if k.startswith(_OF_ROWS)}
-    for key in ("data.max_prompt_tokens", "data.prompt_key", "data.label_key"):
+    dropped = ["data.max_prompt_tokens", "data.label_key"]
+    if "data.response_key" not in made.entries:  # a column of chats: miles finds it
+        dropped.append("data.prompt_key")
+    for key in dropped:
         made.entries.pop(key, None)
     for key, value in rows.items():
         made.entries[key] = Entry(key, value, f"{table.name}: what the script trains")
@@ -209,18 +238,26 @@ def _fill(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
         for key, value in table.chosen.items():
             why = f"{table.name} sets no bound of this kind; the value is miles import's choice"
             made.entries.setdefault(key, Entry(key, value, why))
-    for key, name in {"model.path": "MODEL", data: "ROWS.jsonl"}.items():
+        if "train.steps" not in made.entries:
+            steps = keys()["train.steps"].default
+            made.notes.append(
+                f"train.steps is not in the configuration: without it, the run has {steps} steps"
+            )
+    for key in ("model.path", data):
+        name = _PLACES[key]
         if key not in made.entries:
             made.entries[key] = Entry(key, name, "not in the configuration")
             made.notes.append(f"{key} is not in the configuration: write it in place of {name}")
 
 
 def _note_unresolved(made: Imported) -> None:
-    for one in made.entries.values():
+    for one in list(made.entries.values()):
         if isinstance(one.value, str) and _UNRESOLVED.search(one.value):
-            made.notes.append(
-                f"{one.key} is {one.value}, which only a shell knows: write its value"
-            )
+            if one.key.startswith("run."):  # a name that nothing depends on
+                made.entries.pop(one.key)
+                made.without.append((_their(one), "is known to a run alone"))
+                continue
+            made.notes.append(f"{one.key} is {one.value}, which only a run knows: write its value")
 
 
 def _check(made: Imported, *, name: str, source: str) -> None:
@@ -236,16 +273,32 @@ def _check(made: Imported, *, name: str, source: str) -> None:
             return
         except RecipeError as error:
             named = _NAMED.findall(f"{error.what} {error.why} {' '.join(error.fixes)}")
-            wrong = next((key for key in named if key in made.entries), None)
+            ours = [key for key in named if key in made.entries and key != "train.objective"]
+            changed = (key for key in ours if made.entries[key].value != keys()[key].default)
+            wrong = next(changed, ours[0] if ours else None)
+            if wrong is None:  # it may name the value instead: `reward_model` needs a model
+                words = set(_QUOTED.findall(error.what))
+                wrong = next(
+                    (k for k, one in made.entries.items() if str(one.value) in words), None
+                )
             if wrong is None:
                 raise
             one = made.entries.pop(wrong)
-            where, _, rest = one.comment.partition(": ")
-            key, _, value = rest.partition("=")
+            if (place := _PLACES.get(wrong)) is not None and one.value != place:
+                made.entries[wrong] = Entry(wrong, place, "theirs is refused: see the end")
             why = f"{error.what}: {error.why}"
-            made.without.append(
-                (Setting(key, value, where), f"{wrong}={one.value} is refused: {why}")
-            )
+            made.without.append((_their(one), f"{wrong}={one.value} is refused: {why}"))
+            told = next((note for note in made.notes if note.startswith(_REFUSED)), None)
+            if told is not None:
+                made.notes.remove(told)
+            made.notes.append(f"{told or _REFUSED}{',' * (told is not None)} {wrong}")
+
+
+def _their(entry: Entry) -> Setting:
+    """Return the key of theirs that an entry is made of."""
+    where, _, rest = entry.comment.partition(": ")
+    key, _, value = rest.partition("=")
+    return Setting(key, scalar(value), where)
 
 
 def _lines(made: Imported, *, name: str, source: str) -> Iterator[str]:
