@@ -69,6 +69,11 @@ def refuse(rules: Iterable[Rule]) -> None:
             raise RecipeError(rule.what, why=rule.why, fix=rule.fix)
 
 
+LARGEST_DIVISOR = 1 << 20
+"""Of a number that is proposed in a fix: larger ones are not tried, as that takes as long."""
+
+
 def divisor_below(number: int, bound: int) -> int:
-    """Return the largest divisor of `number` that is at most `bound`."""
-    return next(each for each in range(min(number, bound), 0, -1) if number % each == 0)
+    """Return the largest divisor of `number` that is at most `bound`, or LARGEST_DIVISOR."""
+    largest = min(number, bound, LARGEST_DIVISOR)
+    return next(each for each in range(largest, 0, -1) if number % each == 0)

@@ -271,6 +271,11 @@ CASES = {
     "uneven updates": Case(
         sets=["train.updates_per_step=3"], says=("32 prompts",), fix="updates_per_step=2"
     ),
+    "more updates than anybody counts": Case(
+        sets=[f"rollout.prompts_per_step={10**30}", f"train.updates_per_step={10**30 - 1}"],
+        says=("prompts",),
+        fix="updates_per_step=1048576",
+    ),
     "clip of one": Case(sets=["train.clip_low=1.0"], says=("clip_low",), fix="clip_low=0.2"),
     "endless lr warm-up": Case(
         sets=["train.optimizer.warmup_steps=100"], says=("never reach",), fix="warmup_steps=10"
