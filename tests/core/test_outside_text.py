@@ -15,6 +15,7 @@ from milescli.core.files import parse_json, read_json
 CODE = Path(__file__).parents[2] / "milescli"
 OURS = {
     "agents/foreign": "runs as a program of its own, without miles",
+    "backends/sglang/inside/remote.py": "an order of a trainer rank",
     "backends/sglang/inside/shards.py": "an order of a trainer rank",
     "backends/sglang/launch": "lines between our own processes",
     "backends/sglang/weights": "replies of our own plug-in",

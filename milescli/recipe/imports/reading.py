@@ -5,7 +5,6 @@ or fetched. Knows no framework's keys."""
 from __future__ import annotations
 
 import ast
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import RecipeError
+from milescli.core.files import parse_json
 from milescli.core.private import REMOVED, holds_secret
 from milescli.recipe import layers, reader
 from milescli.recipe.imports.launcher import Unknown, computed, is_launcher, read_launcher
@@ -375,7 +375,7 @@ def _resolve(found: Foreign) -> None:
 def _code_of(text: str, path: Path) -> str:
     """Return the code of a notebook, without the lines that are for its shell."""
     try:
-        cells = json.loads(text)["cells"]
+        cells = parse_json(text)["cells"]
         code = [_lines_of(one["source"]) for one in cells if one["cell_type"] == "code"]
     except (ValueError, LookupError, TypeError, RecursionError):
         raise RecipeError(
