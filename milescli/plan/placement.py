@@ -153,6 +153,8 @@ def choose_channel(
     why = "trainer and engines have devices of their own"
     if recipe.weights.channel != "auto":
         channel, why = recipe.weights.channel, "pinned by `weights.channel`"
+        open_to_all = "; Mooncake listens on every address of a node, and asks for no key"
+        why += open_to_all * (channel == "rdma")
     elif alone and colocated:
         why = f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them"
     elif colocated:

@@ -104,6 +104,18 @@ def test_shared_memory_keeps_no_copies() -> None:
     assert _in_step(shared, "trainer-rank") == _in_step(without, "trainer-rank")
 
 
+@pytest.mark.parametrize(
+    ("channel", "words"), [("disk", "files of the run"), ("rdma", "memory that Mooncake reads")]
+)
+def test_what_engines_read_elsewhere_is_offered_once_and_whole(channel: str, words: str) -> None:
+    cpu = ("machine.gpus=0", "engines.num=2", f"weights.channel={channel}")
+    without, every = _plan("qwen3-0.6b", *cpu), _plan("qwen3-0.6b", *cpu, "weights.full_every=4")
+    assert words in _keys(every)["weights.transfer"]
+    assert _keys(every)["weights.full_every"] == f"all weights are in {words} each time"
+    assert ("asks for no key" in _keys(every)["weights.channel"]) == (channel == "rdma")
+    assert _in_step(every, "trainer-rank") == _in_step(without, "trainer-rank")
+
+
 def test_the_host_memory_of_devices_has_the_copies_too() -> None:
     split = ("engines.placement=split",)
     plans = [_plan("qwen3-8b", *split, *more, on="8xH100") for more in ((), DELTA[:1])]

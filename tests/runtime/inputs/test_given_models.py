@@ -34,6 +34,7 @@ from milescli.runtime.inputs.given_models import (
     policy_folders,
     policy_paths,
     require_adapter,
+    require_channel,
     require_learning_draft,
     require_policies,
     teacher_facts,
@@ -100,6 +101,14 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=what):
         require_learning_draft(replace(plan_of(layout), **changes), SMALL)
+
+
+def test_a_channel_whose_package_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("milescli.runtime.inputs.given_models.find_spec", lambda _: None)
+    require_channel(plan_of({}))
+    with pytest.raises(MachineError, match="over RDMA") as caught:
+        require_channel(replace(plan_of({}), channel="rdma"))
+    assert caught.value.fixes[0] == "pip install 'miles-cli[rdma]'"
 
 
 def test_what_fits_passes() -> None:
