@@ -88,7 +88,7 @@ def _not_written(folder: Path, size_bytes: int, error: OSError) -> MachineError:
         "rank writes two at a time",
         fix=[
             *["--set weights.bucket_mib=16"] * is_full,
-            "--set run.dir=/another/disk" if is_full else f"ls -ld {folder}",
+            f"df -h {folder}   # free some disk space" if is_full else f"ls -ld {folder}",
         ],
     )
 

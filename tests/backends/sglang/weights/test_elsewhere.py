@@ -4,6 +4,8 @@ what they refuse. test_shards.py sends real engines weights through them."""
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +69,24 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     engine.close()
     assert "No such file or directory: one file of them has" in caught.value.why
     assert caught.value.fixes == [f"ls -ld {folder}"]
+
+
+def test_a_full_disk_is_named_and_nothing_stays_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "weights"
+    engine = SlowEngine(lambda _: None)
+    channel = disk(folder, engine)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(MachineError, match="cannot be written") as caught:
+        channel.send(buckets())
+    channel.close()
+    engine.close()
+    assert caught.value.fixes[0] == "--set weights.bucket_mib=16"
+    assert list(folder.iterdir()) == []
 
 
 class Mooncake:
