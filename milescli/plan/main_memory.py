@@ -84,19 +84,22 @@ def of_engine(
     used: int,
     sent: int,
     kept: int,
+    verifies: bool,
 ) -> ProcessMemory:
     """Estimate the main memory of an engine. `compared` is the bytes of the copy with which the
-    first publication is compared, `used` comes from `engine_workspace`, `sent` is the bytes of one
-    bucket of weights, and `kept` those of the weights that it received last, where changes of them
-    are sent. Loading maps a file of half as many bytes as the weights."""
+    first publication is compared, and with `verifies` each one; `used` comes from
+    `engine_workspace`, `sent` is the bytes of one bucket of weights, and `kept` those of the
+    weights that it received last, where changes of them are sent, or of the memory into which it
+    reads over RDMA. Loading maps a file of half as many bytes as the weights."""
     base = ENGINE_PROCESS + weights + kept
+    trained = base + ENGINE_KERNELS
     return ProcessMemory(
         name=name,
         node=node,
         phases={
             "start": num_ranks * (base + max(compared + sent, used, weights // 2)),
-            "step": num_ranks * (base + used + ENGINE_KERNELS),
-            "publish": num_ranks * (base + used + ENGINE_KERNELS + sent),
+            "step": num_ranks * (trained + used),
+            "publish": num_ranks * (trained + max(used, verifies * compared) + sent),
         },
         shared_bytes=num_ranks * sent,
     )
@@ -254,6 +257,8 @@ def fit_main_memory(
             bucket=bucket,
             stored=stored,
             collecting=collecting_bytes(recipe, machine, num_collectors, nodes=numbers),
+            landing=bucket if recipe.weights.channel == "rdma" else 0,
+            verifies=recipe.weights.verify,
         )
         node = max(nodes, key=lambda node: node.total)
         if node.total + node.num_shards * least <= budget:
@@ -385,10 +390,13 @@ def _nodes(
     bucket: int,
     stored: int,
     collecting: Mapping[int, int],
+    landing: int,
+    verifies: bool,
 ) -> list[_NodeLoad]:
     """[nodes] that the slots are on. `bucket`: bytes of weight sync; `stored`: bytes of a step's
     samples in the object store of the driver's node; `collecting`: bytes of the processes that
-    collect, by node."""
+    collect, by node; `landing`: bytes into which an engine rank reads over RDMA; `verifies`: each
+    publish is compared."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = (
@@ -434,7 +442,8 @@ def _nodes(
                         compared=compared,
                         used=used,
                         sent=sent,
-                        kept=published if load.sent_copies else 0,
+                        kept=published if load.sent_copies else landing,
+                        verifies=verifies,
                     )
                     for engine, count in shards.items()
                 ),

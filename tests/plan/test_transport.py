@@ -116,6 +116,17 @@ def test_what_engines_read_elsewhere_is_offered_once_and_whole(channel: str, wor
     assert _in_step(every, "trainer-rank") == _in_step(without, "trainer-rank")
 
 
+def test_engines_that_are_compared_have_room_for_a_second_model() -> None:
+    cpu = ("machine.gpus=0", "engines.num=1")
+    plain, verified = _plan("qwen3-0.6b", *cpu), _plan("qwen3-0.6b", *cpu, "weights.verify=true")
+    (before,), (after,) = (
+        [one for one in plan.processes if one.name == "engine-0"] for plan in (plain, verified)
+    )
+    grown = after.phases["publish"] - before.phases["publish"]
+    assert grown > 0.6e9 * 2, "a model of 4 bytes a number, but what sampling needs is free"
+    assert after.phases["step"] == before.phases["step"]
+
+
 def test_the_host_memory_of_devices_has_the_copies_too() -> None:
     split = ("engines.placement=split",)
     plans = [_plan("qwen3-8b", *split, *more, on="8xH100") for more in ((), DELTA[:1])]

@@ -43,8 +43,8 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ...]]:
 @given(cuts(), st.sampled_from([torch.float32, torch.bfloat16, torch.uint8]), st.booleans())
 def test_an_index_of_a_box_reads_what_it_would_of_a_tensor(cut, dtype, has_long_rows) -> None:
     shape, index = cut
-    if has_long_rows and shape:  # then runs are read one by one
-        shape, index = (*shape, 4096), (*index, slice(0, 4096))
+    if has_long_rows and shape:  # then much lies between runs, which are read one by one
+        shape, index = (shape[0], 2**15), (index[0], slice(0, 2**14))
     ahead = 3 * dtype.itemsize
     numbers = torch.arange(prod(shape)).to(dtype).view(shape)
     reader = Copier(rank=torch.cat([torch.zeros(3, dtype=dtype), numbers.view(-1)]))

@@ -75,21 +75,19 @@ def is_remote(handle: str) -> bool:
     return handle.startswith(_PREFIX)
 
 
-_landings: dict[str, Landing] = {}
-"""By the host of the first trainer rank that this engine rank was told to read from."""
+_landing: list[Landing] = []
+"""Where this engine rank reads to; made at the first order."""
 
 
 def read_elsewhere(tensors: Sequence[Any], handles: Sequence[str]) -> list[RemoteMemory]:
     """Return the memory of these handles, to be read until the next call. `tensors`: of the order,
     whose boxes bound what is read. Raises MachineError where this node cannot."""
     memories = [handle.removeprefix(_PREFIX) for handle in handles]
-    host = json.loads(memories[0])[0].rpartition(":")[0]
-    if host not in _landings:
-        _landings[host] = Landing(endpoint(host))
-    _landings[host].begin(
-        sum(end - first + 16 for *_, boxes in tensors for _, first, end, *_ in boxes)
-    )
-    return [RemoteMemory(memory, _landings[host]) for memory in memories]
+    if not _landing:
+        session, _ = json.loads(memories[0])
+        _landing.append(Landing(endpoint(session.rpartition(":")[0])))
+    _landing[0].begin(sum(end - first + 16 for *_, boxes in tensors for _, first, end, *_ in boxes))
+    return [RemoteMemory(memory, _landing[0]) for memory in memories]
 
 
 _endpoint: list[Endpoint] = []

@@ -26,6 +26,25 @@ _HOST = torch.device("cpu")
 class _ElsewhereChannel(TensorChannel):
     """Engine ranks read pieces from every trainer rank, and whole tensors from rank 0."""
 
+    def open(self, engines: list[EngineAddress]) -> None:
+        """Also prepare this node. Raises MachineError on all ranks where one cannot."""
+        super().open(engines)
+        failures: list[MachineError | None] = [None]
+        try:
+            self._prepare()
+        except MachineError as error:
+            failures = [error]
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            own, failures = failures[0], [None] * dist.get_world_size()
+            dist.all_gather_object(failures, own)
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+    def _prepare(self) -> None:
+        """Make what buckets are written into. Raises MachineError."""
+        raise NotImplementedError
+
     def _readers_of(
         self, engines: list[EngineAddress], num_ranks: int
     ) -> list[list[tuple[int, int]]]:
@@ -45,13 +64,15 @@ class DiskChannel(_ElsewhereChannel):
     folder: Path | None = None
     """Folder that trainer ranks and engines reach under one name; the run's own, in a run."""
 
-    def open(self, engines: list[EngineAddress]) -> None:
-        """Also removes the files that this rank left when it was killed."""
-        super().open(engines)
+    def _prepare(self) -> None:
+        """Make the folder, and remove the files that this rank left there when it was killed."""
         assert self.folder is not None, "a disk channel needs a folder"
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in self.folder.glob(f"{_prefix()}*"):
-            left.unlink(missing_ok=True)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in self.folder.glob(f"{_prefix()}*"):
+                left.unlink(missing_ok=True)
+        except OSError as error:
+            raise _not_written(self.folder, error) from None
 
     def _new_buffer(self, size_bytes: int, device: torch.device) -> SharedBuffer:
         assert self.folder is not None, "a disk channel needs a folder"
@@ -73,19 +94,21 @@ class _FileBuffer(SharedBuffer):
             write_file(bucket, self._file)
         except OSError as error:
             self.free()
-            raise _not_written(self._folder, self.size_bytes, error) from None
+            raise _not_written(self._folder, error, size_bytes=self.size_bytes) from None
 
 
 def _prefix() -> str:
     return f"rank{dist.get_rank() if dist.is_initialized() else 0}-"
 
 
-def _not_written(folder: Path, size_bytes: int, error: OSError) -> MachineError:
+def _not_written(folder: Path, error: OSError, *, size_bytes: int = 0) -> MachineError:
     is_full = error.errno in DISK_FULL
+    why = str(error.strerror)
+    if size_bytes:
+        why += f": a file needs {format_bytes(size_bytes)}, and each trainer rank writes two"
     return MachineError(
         f"weights for the engines cannot be written to {folder}",
-        why=f"{error.strerror}: one file of them has {format_bytes(size_bytes)}, and each trainer "
-        "rank writes two at a time",
+        why=why,
         fix=[
             *["--set weights.bucket_mib=16"] * is_full,
             f"df -h {folder}   # free some disk space" if is_full else f"ls -ld {folder}",
@@ -95,7 +118,7 @@ def _not_written(folder: Path, size_bytes: int, error: OSError) -> MachineError:
 
 class RdmaChannel(_ElsewhereChannel):
     """Sends through Mooncake: each engine rank reads the pieces of its cut out of host memory that
-    the trainer ranks registered. Carries pieces alone."""
+    the trainer ranks registered. A whole tensor is one piece of rank 0."""
 
     require_node = staticmethod(require_node)
 
@@ -104,20 +127,8 @@ class RdmaChannel(_ElsewhereChannel):
         super().__init__(**settings)
         self._endpoint: Endpoint | None = None
 
-    def open(self, engines: list[EngineAddress]) -> None:
-        """Raises MachineError on all ranks where one cannot use Mooncake."""
-        super().open(engines)
-        failures: list[object] = [None]
-        try:
-            self._endpoint = endpoint(self._host)
-        except MachineError as error:
-            failures = [error]
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            own, failures = failures[0], [None] * dist.get_world_size()
-            dist.all_gather_object(failures, own)
-        for failure in failures:
-            if isinstance(failure, MachineError):
-                raise failure
+    def _prepare(self) -> None:
+        self._endpoint = endpoint(self._host)
 
     def _flatten(self, bucket: Any, index: int) -> Any:
         if bucket and not isinstance(bucket[0], Shard):

@@ -126,7 +126,7 @@ class _DeviceHandle:
 def write_file(bucket: Bucket, path: Path) -> None:
     """Write a bucket into a file that this user alone reads, in the order of `layout`, over what it
     had. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         for (_, tensor), place in zip(aligned(bucket), layout(bucket), strict=True):
             flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()

@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         channel.send(buckets())
     channel.close()
     engine.close()
-    assert "No such file or directory: one file of them has" in caught.value.why
+    assert "No such file or directory: a file needs" in caught.value.why
     assert caught.value.fixes == [f"ls -ld {folder}"]
 
 
