@@ -100,6 +100,7 @@ def published_in_shards(
         tensor.nbytes for bucket in made.policy.buckets_for_engines() for _, tensor in bucket
     )
     sent, failure = [0], None
+    dist.barrier()  # each rank removes its own
     left = [path.name for path in channel.folder.glob("*")]
     if way != "DistributedChannel" and not has_biases:
         buckets = made.policy.shards_for_engines(channel.groups, for_check=True)
