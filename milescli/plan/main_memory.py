@@ -30,7 +30,7 @@ from milescli.plan.static_memory import STATE_COPIES, decided_by, note_copies
 from milescli.plan.transport import sent_copies, store_bytes
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Recipe, Weights
 
 RANK_PROCESS = 650 * MIB
 """Of a trainer rank without its model: Python, torch, Megatron-Core, and what allocator and kernels
@@ -224,7 +224,6 @@ def fit_main_memory(
     """
     merged = publishes_merged(recipe, on_cpu=True, size=size)
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
-    bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
     num_collectors, numbers = choose_collectors(recipe, engines, Log()), _nodes_of(slots)
     kept = sent_copies(recipe, colocated=colocated)
@@ -254,11 +253,9 @@ def fit_main_memory(
             layout,
             engines,
             slots,
-            bucket=bucket,
+            sync=recipe.weights,
             stored=stored,
             collecting=collecting_bytes(recipe, machine, num_collectors, nodes=numbers),
-            landing=bucket if recipe.weights.channel == "rdma" else 0,
-            verifies=recipe.weights.verify,
         )
         node = max(nodes, key=lambda node: node.total)
         if node.total + node.num_shards * least <= budget:
@@ -387,22 +384,21 @@ def _nodes(
     engines: EngineLayout,
     slots: Sequence[Slot],
     *,
-    bucket: int,
+    sync: Weights,
     stored: int,
     collecting: Mapping[int, int],
-    landing: int,
-    verifies: bool,
 ) -> list[_NodeLoad]:
-    """[nodes] that the slots are on. `bucket`: bytes of weight sync; `stored`: bytes of a step's
+    """[nodes] that the slots are on. `sync`: how weights go to engines; `stored`: bytes of a step's
     samples in the object store of the driver's node; `collecting`: bytes of the processes that
-    collect, by node; `landing`: bytes into which an engine rank reads over RDMA; `verifies`: each
-    publish is compared."""
+    collect, by node."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = (
         memory.engine_weights(engines, size=load.size, multiplies_plain=True) if engines.num else 0
     )
     published = memory.sent_weights(engines, size=load.size) if engines.num else 0
+    bucket = bucket_bytes(sync.bucket_mib, on_cpu=True)
+    landing = bucket if sync.channel == "rdma" else 0  # of an engine rank, which reads into it
     sent = min(2 * bucket, published)  # one is written while the other is read
     largest = 0 if memory.slots else facts.vocab_size * facts.hidden_size
     compared = published + 3 * largest // engines.tp  # with three masks of the largest weight
@@ -443,7 +439,7 @@ def _nodes(
                         used=used,
                         sent=sent,
                         kept=published if load.sent_copies else landing,
-                        verifies=verifies,
+                        verifies=sync.verify,
                     )
                     for engine, count in shards.items()
                 ),

@@ -100,8 +100,6 @@ def published_in_shards(
         tensor.nbytes for bucket in made.policy.buckets_for_engines() for _, tensor in bucket
     )
     sent, failure = [0], None
-    dist.barrier()  # each rank removes its own
-    left = [path.name for path in channel.folder.glob("*")]
     if way != "DistributedChannel" and not has_biases:
         buckets = made.policy.shards_for_engines(channel.groups, for_check=True)
         with pytest.raises(MismatchError, match=r"took nothing of 1 tensors: .*o_proj\.bias"):
@@ -125,6 +123,8 @@ def published_in_shards(
         dist.all_gather_object(everyones, failure)
         assert len({*everyones}) == 1, everyones
     channel.close()
+    dist.barrier()  # each rank has removed its own
+    left = [path.name for path in channel.folder.glob("*")]
     made.close()
     return {
         "fetched": fetched,
