@@ -42,9 +42,8 @@ class Following:
             self._fleet.followers = None
 
     def engines_of(self, worker: Worker) -> list[EngineAddress]:
-        """A process's share of the engines, which keeps to their numbers; all, where none of the
-        share lives, and of engines that play a role. It asks them directly: a router may be on
-        another computer."""
+        """Return a process's share of the engines, which keeps to their numbers; all, where none of
+        the share lives, and of engines that play a role."""
         engines, count = list(self._fleet.engines), len(self._workers)
         if self._policy is not None:
             return engines
