@@ -226,7 +226,7 @@ def fit_main_memory(
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
     num_collectors, numbers = choose_collectors(recipe, engines, Log()), _nodes_of(slots)
-    kept = sent_copies(recipe, colocated=colocated)
+    kept = sent_copies(recipe, memory, colocated=colocated)
     stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
     of_cache = 4 if recipe.train.on_policy == "exact" else size

@@ -26,7 +26,7 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.static_memory import decided_by
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
-from milescli.plan.transport import sends_whole, sent_copies, step_bytes
+from milescli.plan.transport import sent_copies, step_bytes, why_whole
 from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
@@ -140,7 +140,7 @@ def search_space(
             + (0 if recipe.caches_teacher else teacher_passes(teachers, table)),
             size=size,
             bucket_bytes=bucket,
-            sends_whole=sends_whole(recipe, memory),
+            sends_whole=why_whole(recipe, memory) is not None,
             engines_apart=recipe.engines_apart,
         ),
         load=TrainerLoad(
@@ -152,7 +152,7 @@ def search_space(
             teachers=tuple(teachers),
             takes_copies=recipe.fault.copy_every > 0,
             saves_copy=recipe.checkpoint.async_save,
-            sent_copies=sent_copies(recipe, colocated=colocated),
+            sent_copies=sent_copies(recipe, memory, colocated=colocated),
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),

@@ -83,13 +83,14 @@ def plan_store(
     return size
 
 
-def sent_copies(recipe: Recipe, *, colocated: bool) -> int:
+def sent_copies(recipe: Recipe, memory: MemoryModel, *, colocated: bool) -> int:
     """Return how many copies the trainer keeps of the weights that were sent last, from which
     `weights.full_every` finds changes; where it keeps any, engines keep one. While waves are
     updated, some have what was sent before."""
     channel = recipe.weights.channel
     is_apart = channel == "distributed" or (channel == "auto" and not colocated)
     keeps = recipe.has_engines and recipe.weights.full_every > 1 and is_apart
+    keeps = keeps and why_whole(recipe, memory) is None
     return keeps * (2 if recipe.weights.wave_share < 1 else 1)
 
 
@@ -101,11 +102,15 @@ OFFERED_IN = {
 """Channel -> where engines find the pieces that they take."""
 
 
-def sends_whole(recipe: Recipe, memory: MemoryModel) -> bool:
-    """Return True if weights are published as whole tensors: those of an adapter beside the model,
-    and formats whose scales cover a matrix, or that are the user's own."""
-    is_own = recipe.weights.format not in FORMATS.builtin
-    return memory.sent is not memory.counter or is_own or memory.formats.engines == "nvfp4"
+def why_whole(recipe: Recipe, memory: MemoryModel) -> str | None:
+    """Return why weights are published as whole tensors; None if each rank sends its pieces."""
+    if recipe.train.lora.is_on or memory.sent is not memory.counter:
+        return "an adapter is trained"
+    if recipe.weights.format not in FORMATS.builtin:
+        return "`weights.format` is your own"
+    if memory.formats.engines == "nvfp4":
+        return "the scales of NVFP4 cover whole matrices"
+    return None
 
 
 def note_transfer(
@@ -123,6 +128,14 @@ def note_transfer(
     if not engines.num:
         return
     ranks, place = trainer.world_size, OFFERED_IN.get(channel)
+    if (why := why_whole(recipe, memory)) is not None:
+        how = f"are offered in {place}" if place else "go from rank 0 to every engine rank"
+        size_bytes = memory.sent_weights(EngineLayout(), size=size)
+        said = f"whole tensors {how}, as {why}"
+        log.note("weights.transfer", format_bytes(size_bytes), said)
+        if place is None and recipe.weights.full_every > 1:
+            log.note("weights.full_every", 1, f"whole tensors are sent each time, as {why}")
+        return
     moved = transfer(memory, trainer, engines, size=size, shared=place is not None)
     if place is not None:
         said = (
