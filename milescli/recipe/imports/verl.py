@@ -80,8 +80,7 @@ def is_synchronous(found: Foreign) -> bool:
 
 
 def has_null_clip(found: Foreign) -> bool:
-    """Return True if clip_ratio applies, because both bounds, which verl's defaults set, are null.
-    """
+    """Return True if clip_ratio applies, because both bounds, which verl's defaults set, are null."""
     bounds = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
     return all(one in found.settings and found.settings[one].value is None for one in bounds)
 
@@ -220,8 +219,7 @@ def kl_in_reward(value: Any, found: Foreign) -> Said:
 
 
 def warmup(value: Any, found: Foreign) -> Said:
-    """Map the warm-up from updates to steps, as engines may be updated only after several updates.
-    """
+    """Map the warm-up from updates to steps, as engines may be updated only after several updates."""
     each = int(found.value("async_training.trigger_parameter_sync_step", 1))
     return {"train.optimizer.warmup_steps": math.ceil(value / each)}
 
