@@ -338,7 +338,8 @@ def steps(value: Any, found: Foreign) -> Said:
 
 
 def epochs(value: Any, found: Foreign) -> Said:
-    """Map the epochs of a run on rows; in RL the number of rows decides, so a note replaces them."""
+    """Map the epochs of a run on rows; in RL the number of rows decides, so a note replaces
+    them."""
     if found.value("max_steps", 0) > 0:
         return {}
     return TEXTS["EPOCHS"] if is_rl(found) else {"train.epochs": math.ceil(value)}

@@ -80,7 +80,8 @@ def is_synchronous(found: Foreign) -> bool:
 
 
 def has_null_clip(found: Foreign) -> bool:
-    """Return True if clip_ratio applies, because both bounds, which verl's defaults set, are null."""
+    """Return True if clip_ratio applies, because both bounds, which verl's defaults set, are
+    null."""
     bounds = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
     return all(one in found.settings and found.settings[one].value is None for one in bounds)
 
