@@ -63,7 +63,8 @@ def _fits(lengths: Sequence[int], bins: Bins, cap: int) -> bool:
 
 
 def _deal(lengths: Sequence[int], full: Bins, *, num_ranks: int, num_bins: int) -> list[Bins]:
-    """Deal the finished bins, `num_bins` to each rank, with the ranks as even as whole bins allow."""
+    """Deal the finished bins, `num_bins` to each rank, with the ranks as even as whole bins
+    allow."""
     bins = full + [[] for _ in range(num_ranks * num_bins - len(full))]
     sums = [sum(lengths[index] for index in bin_) for bin_ in bins]
     return [[bins[place] for place in places] for places in even_deal(sums, num_ranks)]

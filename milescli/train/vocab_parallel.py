@@ -172,7 +172,8 @@ class _MeanRow:
     def add(
         self, weights: torch.Tensor, peak: torch.Tensor, part: torch.Tensor, rows: slice
     ) -> None:
-        """Add the rows `part` of the weight, weighted by `weights` [rows, columns], exp(x - peak)."""
+        """Add the rows `part` of the weight, weighted by `weights` [rows, columns], exp(x -
+        peak)."""
         before, own = self._peak[rows], peak[:, None]
         after = torch.maximum(before, own)
         more = onednn.product(weights.to(part.dtype), part.t()).float()

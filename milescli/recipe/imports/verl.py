@@ -220,7 +220,8 @@ def kl_in_reward(value: Any, found: Foreign) -> Said:
 
 
 def warmup(value: Any, found: Foreign) -> Said:
-    """Map the warm-up from updates to steps, as engines may be updated only after several updates."""
+    """Map the warm-up from updates to steps, as engines may be updated only after several
+    updates."""
     each = int(found.value("async_training.trigger_parameter_sync_step", 1))
     return {"train.optimizer.warmup_steps": math.ceil(value / each)}
 

@@ -195,7 +195,8 @@ class Collector:
         return {"unscored_samples": float(missing)} if missing else {}
 
     async def collect(self, step: int) -> Batch:
-        """Take prompts, sample and score their groups, and replace those that the filter refuses."""
+        """Take prompts, sample and score their groups, and replace those that the filter
+        refuses."""
         progress, bound_s = Progress(step=step), self._recipe.machine.step_timeout_s
         try:
             async with asyncio.timeout(bound_s) as bound:

@@ -58,7 +58,8 @@ class _Slot:
 
     @property
     def oldest(self) -> int:
-        """Return the version of the group's oldest token, or a lower bound while it is generated."""
+        """Return the version of the group's oldest token, or a lower bound while it is
+        generated."""
         if self.group is None:
             return self.began
         return min(sample.oldest_version for sample in self.group.samples)
@@ -248,7 +249,8 @@ class DoneFirstCollector:
         return _Slot(position=position, epoch=epoch, prompt=prompt)
 
     def _skip_settled(self) -> None:
-        """Move the source past settled prompts: `position` would otherwise jump when one is drawn."""
+        """Move the source past settled prompts: `position` would otherwise jump when one is
+        drawn."""
         while self._source.position in self._settled:
             self._source.take(1)
 

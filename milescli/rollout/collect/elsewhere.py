@@ -38,7 +38,8 @@ class GroupMaker(Protocol):
 
 
 class Line(NamedTuple):
-    """Stands in for a Trajectory whose tokens are in another process; fields have the same names."""
+    """Stands in for a Trajectory whose tokens are in another process; fields have the same
+    names."""
 
     num_tokens: int
     num_loss_tokens: int

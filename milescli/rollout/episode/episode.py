@@ -87,7 +87,8 @@ class Teaching(Protocol):
     """Queries teachers while the policy samples."""
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the trajectories with the predictions of the prompt's teacher. Raises MilesError."""
+        """Return the trajectories with the predictions of the prompt's teacher. Raises
+        MilesError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

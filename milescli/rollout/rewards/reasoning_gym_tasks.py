@@ -54,7 +54,8 @@ class ReasoningGym:
         return float(_scorer(name)(answer=_answer(response), entry=entry))
 
     def check_label(self, label: str | None) -> str | None:
-        """Return why no response can be correct (the entry's own answer scores nothing), or None."""
+        """Return why no response can be correct (the entry's own answer scores nothing), or
+        None."""
         if label is None:
             return "`reasoning_gym` needs a label"
         try:

@@ -144,7 +144,8 @@ def _equal_ratios(one: Answer, other: Answer) -> bool:
 
 
 def _clock(ratio_: Ratio) -> set[tuple[int, int]]:
-    """Return the times of day that the ratio may mean, on a 24-hour clock; none if it is no time."""
+    """Return the times of day that the ratio may mean, on a 24-hour clock; none if it is no
+    time."""
     hour, minute = (*ratio_.parts, "")[:2]
     if len(ratio_.parts) != 2 or not (hour.isdecimal() and minute.isdecimal()):
         return set()

@@ -112,7 +112,8 @@ class MathReward:
         return "".join(stated(response).split()) or None
 
     def check_label(self, label: str | None) -> str | None:
-        """Return why the label cannot be graded, found by grading it against itself; None: it can."""
+        """Return why the label cannot be graded, found by grading it against itself; None: it
+        can."""
         if label is None:
             return "`math` needs a label"
         if PLAIN_NUMBER.fullmatch(result_of(label)):

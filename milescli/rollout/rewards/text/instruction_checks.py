@@ -77,7 +77,8 @@ def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation
 
 
 def response_language(text: str, *, language: str) -> bool:
-    """Return True if the text is in this language (ISO code), or its language cannot be detected."""
+    """Return True if the text is in this language (ISO code), or its language cannot be
+    detected."""
     return detected_language(text) in (language, None)
 
 
