@@ -1,11 +1,11 @@
-"""Which tensors of a model are quantised in a number format, and why the others are not: the one
-table of exemptions, for trainer, publishing, export and plan alike. Pure functions of the weight
-table; no tensor is touched.
+"""Chooses which tensors of a model are quantised in a number format, and says why the others are
+not: the only table of exemptions, for trainer, publishing, export and plan alike. Pure functions of
+the weight table; no tensor is read.
 
 It follows what the families' own releases store: FP8 for every linear layer of attention and MLP
 (DeepSeek, Kimi K2, Qwen, GLM-5), INT4 for routed experts alone (Kimi K2 Thinking), NVFP4 for MLPs
 and for attention that is not latent (NVIDIA's), MXFP4 for gpt-oss's experts. Norms, embeddings,
-output layers, routers and what is small or sets decays are never quantised.
+output layers, routers, small tensors and those that set decays are never quantised.
 """
 
 from __future__ import annotations
