@@ -85,7 +85,7 @@ class Imported:
     """How the framework was recognised."""
     entries: dict[str, Entry] = field(default_factory=dict)
     layout: dict[str, Entry] = field(default_factory=dict)
-    """Keys that stand in the recipe only as comments."""
+    """Keys that the recipe contains only as comments."""
     without: list[tuple[Setting, str]] = field(default_factory=list)
     """Keys of the framework without a counterpart, and what they did."""
     notes: list[str] = field(default_factory=list)
