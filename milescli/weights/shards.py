@@ -242,7 +242,8 @@ class Sharded(torch.Tensor):
 
     @staticmethod
     def __new__(cls, source: Source, on_meta: torch.Tensor) -> Sharded:
-        """`on_meta` is a view of a contiguous tensor of the source's shape on the meta device."""
+        """Make a tensor without numbers. `on_meta` is a view of a contiguous tensor of the source's
+        shape on the meta device."""
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             on_meta.shape,

@@ -399,9 +399,9 @@ def _lines_of(cell: Sequence[str]) -> str:
 
 
 def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) -> None:
-    """The arguments of a launcher; else the keywords of `SomethingConfig(...)`, of
-    `SomethingTrainer(...)` as `trainer.NAME`, and of `load_dataset(...)`; names stand for what the
-    module assigns to them."""
+    """Add the arguments of a launcher to `found`. If the module is none, add the keywords of
+    `SomethingConfig(...)`, of `SomethingTrainer(...)` as `trainer.NAME`, and of
+    `load_dataset(...)`; names are replaced by what the module assigns to them."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -525,8 +525,9 @@ def _changes(value: ast.expr, name: str) -> bool:
 
 
 def _literal(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 4) -> Any:
-    """The value of a constant, of a name that stands for one, or of what a model is loaded from;
-    else the source, Unknown. Of a list, each: its unknown ones as texts."""
+    """Return the value of a constant, of a name that is assigned one, or the path that a model is
+    loaded from; otherwise Unknown, with the source. For a list, return that of each item, with
+    unknown ones as text."""
     source = ast.unparse(node)
     name = re.sub(r"^\w*args\.", "args.", source)
     if name in known and depth:

@@ -251,8 +251,9 @@ def _verdict(words: Sequence[str]) -> bool | None:
 
 
 def _without_assignments(words: list[Word], variables: dict[str, list[Word]]) -> list[Word]:
-    """`A=1 B=2` sets both; `A=1 python x.py` sets A for x.py alone, which is as good. `for A in 1`
-    sets the first."""
+    """Store the assignments at the start of a command in `variables`, and return the remaining
+    words. `A=1 B=2` sets both; `A=1 python x.py` sets A only for x.py, which makes no difference
+    here. `for A in 1` sets A to the first value."""
     if [one.text for one in words[:3:2]] == ["for", "in"] and len(words) > 3:
         values = [one for word in words[3:] for one in _spread(word, variables) or [word]]
         if not re.search(r"[$*]", values[0].text):
