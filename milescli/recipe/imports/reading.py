@@ -399,7 +399,7 @@ def _lines_of(cell: Sequence[str]) -> str:
 
 
 def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) -> None:
-    """Add the arguments of a launcher to `found`. If the module is none, add the keywords of
+    """Add the arguments of a launcher to `found`. If the module is not one, add the keywords of
     `SomethingConfig(...)`, of `SomethingTrainer(...)` as `trainer.NAME`, and of
     `load_dataset(...)`; names are replaced by what the module assigns to them."""
     try:
