@@ -41,14 +41,15 @@ class SearchSpace:
     time: TimeModel
     work: Work
     load: TrainerLoad
-    """Row and number of microbatches are filled in for each layout."""
+    """Row and number of microbatches are set for each layout."""
     memory_bytes: int
     """Memory of one device."""
     devices_per_node: int
     longest: int
     """Tokens of the longest sequence that is trained on."""
     longest_served: int
-    """The same that an engine must hold: an evaluation's responses may be longer."""
+    """Tokens of the longest sequence that an engine must hold: an evaluation's responses may be
+    longer."""
     pins: Parallel
     engine_pins: EngineSettings
     cap: int | None
@@ -59,8 +60,8 @@ class SearchSpace:
     colocated: bool
     has_engines: bool
     stored_bytes: int
-    """Bytes on the driver's node of a step's samples in the object store, and of processes that
-    collect."""
+    """Bytes on the driver's node of a step's samples in the object store, and of collecting
+    processes."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -85,7 +86,8 @@ class SearchSpace:
 
 
 def _collecting(recipe: Recipe, machine: Machine) -> int:
-    """Bytes on the driver's node of processes that collect, if every device had an engine."""
+    """Return the bytes on the driver's node of collecting processes, if every device had an
+    engine."""
     num_devices = sum(len(node.devices) for node in machine.nodes)
     most = EngineLayout(num=num_devices * recipe.has_engines)
     count, nodes = choose_collectors(recipe, most, Log()), range(len(machine.nodes))
