@@ -19,7 +19,7 @@ from milescli.core.types import WeightVersion
 from milescli.core.units import MIB
 from milescli.doctor.tiny_trainer import start_trainer, take_step
 from milescli.plan.memory import bucket_bytes
-from milescli.plan.types import TrainerLayout
+from milescli.plan.types import EngineLayout, TrainerLayout
 
 REPEATS = 3
 
@@ -41,7 +41,9 @@ def measure(visit: Visit) -> Iterator[Line]:
                 trainer.publish(WeightVersion(2 + number))
                 seconds.append(time.perf_counter() - begun)
             taken = statistics.median(seconds)
-            planned = time_model(weights).sync(TrainerLayout(), work_of(visit), num_receivers=None)
+            planned = time_model(weights).sync(
+                TrainerLayout(), EngineLayout(), work_of(visit), shared=True
+            )
             yield Line(
                 name="publish",
                 measured=size / taken / 1e9,

@@ -19,7 +19,7 @@ from bench.gpu.prune import globs, prune
 from milescli.core.pins import pin, pins
 
 ROOT = Path(__file__).resolve().parents[3]
-LISTS = [ROOT / f"bench/gpu/part{number}.txt" for number in (1, 2, 3)]
+LISTS = [ROOT / f"bench/gpu/part{number}.txt" for number in (1, 2)]
 BEYOND_PINS = {"sglang-kernel": "sglang_kernel_torch_2_11"}
 """The pin of a package, where it is not its name."""
 
