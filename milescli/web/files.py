@@ -49,7 +49,7 @@ def file_within(folder: Path, name: str) -> Path:
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Convert an OSError to Forbidden: the file cannot be read."""
+    """Raise Forbidden if reading the file fails within the context."""
     try:
         yield
     except OSError as error:
