@@ -18,8 +18,7 @@ from milescli.rollout.endpoint import Endpoint, base_url
 
 
 class Speaker:
-    """Speaks for a user or another role through an endpoint; one object serves all episodes of a
-    process."""
+    """Speaks for a user or a role through an endpoint; one serves all episodes of a process."""
 
     def __init__(self, settings: SpeakerSettings, *, who: str, section: str) -> None:
         """Take the name `who` for errors, such as the role `critic`, and the recipe's `section`
@@ -43,8 +42,7 @@ class Speaker:
             raise RecipeError(error.what, why=error.why, fix=error.fixes[:1]) from None
 
     async def say(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the speaker's next turn, within the bounds of its settings. Raises
-        EndpointError."""
+        """Return the next turn, within the bounds of the settings. Raises EndpointError."""
         settings = self._settings
         body = {
             "model": settings.model,

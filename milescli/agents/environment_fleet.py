@@ -66,8 +66,7 @@ _THREADS: dict[int, int] = {}
 
 def act(episode: int, what: Asked) -> Content | Step | None:
     """Run one call: Begin returns the first observation, Act a Step, Where text, End nothing.
-    Raises ValueError if the environment returns anything else, and whatever the environment
-    raises."""
+    Raises ValueError if the environment returns anything else, and what it raises."""
     return _where(episode) if isinstance(what, Where) else _acted(episode, what)
 
 
@@ -111,8 +110,7 @@ def _end(episode: int) -> None:
 
 
 def _where(episode: int) -> str:
-    """Return the lines at which the episode's current call is, innermost last; empty if none is
-    running."""
+    """Return the lines of the episode's current call, innermost last; empty if none runs."""
     frame = sys._current_frames().get(_THREADS.get(episode, 0))
     told = list[str]()
     for line in traceback.extract_stack(frame) if frame is not None else ():
@@ -124,8 +122,7 @@ def _where(episode: int) -> str:
 
 _TARGET = "milescli.agents.environment_fleet:act"
 MAX_RETURNS = 3
-"""Largest number of times that an episode is replayed because its process ended; after that the
-episode fails."""
+"""Times that an episode is replayed because its process ended; after that it fails."""
 _FIRST_TIMEOUT_S = 120.0
 """Time for the imports of an environment, in addition to `step_timeout_s`."""
 _WHERE_TIMEOUT_S = 2.0
@@ -157,8 +154,7 @@ class _Place:
         self.process = self._new()
 
     def give_up(self, process: CallProcess) -> None:
-        """End `process`, and let the next call start another one. Does nothing if it was replaced
-        already."""
+        """End `process`, unless it was replaced already; the next call starts another."""
         if process is self.process:
             process.close()
             self.process, self.has_begun = self._new(), False
@@ -340,8 +336,7 @@ class Episode:
     """Call that is still running, but for which nobody waits any more."""
 
     async def reset(self) -> Content | None:
-        """Return the first observation; None if the policy is shown the prompt itself. Raises
-        AgentError."""
+        """Return the first observation; None: the prompt itself. Raises AgentError."""
         return await self._asked(None)
 
     async def step(self, action: str) -> Step:

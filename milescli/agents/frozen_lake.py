@@ -169,8 +169,7 @@ def placed(ice: Board, at: Place) -> list[str]:
 
 
 def board_text(board: Board) -> str:
-    """Return the board as the policy sees it, one word per cell, and the moves over ice that lead
-    closer to the goal."""
+    """Return the board, one word per cell, and the moves over ice that lead closer to the goal."""
     at, goal = find(board, PLAYER), find(board, GOAL)
     landed = {word: moved(board, at, move) for word, move in MOVES.items()}
     closer = [

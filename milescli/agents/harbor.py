@@ -1,5 +1,5 @@
 """An agent whose episodes are trials of harbor: `rollout.agent=harbor`. A program of harbor's
-solves a task in a container and calls the policy over HTTP, and the task's own verifier gives the
+solves a task in a container and calls the policy over HTTP; the task's own verifier gives the
 reward."""
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class HarborAgent:
         self._room = asyncio.Semaphore(settings.harbor.num_at_once)
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Run a trial once fewer than `num_at_once` are running. The text is the policy's last
-        turn."""
+        """Run a trial when one may start. The text is the policy's last turn."""
         async with self._room:
             outcome = await played(self.host, prompt, session, timeout_s=self._timeout_s)
         return replace(outcome, text=session.turns[-1].text if session.turns else "")

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from mcp.types import Tool as ToolThere
 
 START_TIMEOUT_S = 60.0
-"""Time until a server must complete the handshake; it may have to download itself first (npx,
-uvx)."""
+"""Time for a server's handshake; it may have to download itself first (npx, uvx)."""
 LIST_TIMEOUT_S = 30.0
 """Time to list all tools of a server."""
 CLOSE_TIMEOUT_S = 10.0
@@ -155,8 +154,7 @@ class ServerLink:
         return text
 
     async def _connected(self) -> Client:
-        """Return the connection. All callers share one attempt to connect; cancelling a caller does
-        not end it."""
+        """Return the connection, which all callers share; cancelling one does not end it."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         return await asyncio.shield(self._connecting)
@@ -201,8 +199,7 @@ class ServerLink:
         return Client(stdio_client(server, errlog=printed), cache=None)
 
     def _lose(self, client: Client | None) -> None:
-        """Drop a lost connection, so that the next call connects again; only the first caller does
-        so."""
+        """Drop a lost connection, once, so that the next call connects again."""
         connecting = self._connecting
         if connecting is not None and connecting.done() and _result(connecting) is client:
             self._connecting = None

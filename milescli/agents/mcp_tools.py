@@ -1,6 +1,5 @@
-"""The tools of a run's MCP servers. They are started and listed once in a process, in a thread and
-an event loop of their own, whoever calls. Called by `tool_kit`; `mcp_server` talks to one
-server."""
+"""The tools of a run's MCP servers, started and listed once in a process, in a thread and event
+loop of their own. Called by `tool_kit`; `mcp_server` talks to one server."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ T = TypeVar("T")
 
 
 class McpTool:
-    """Implements milescli.agents.tool_kit.Tool and OpenTool in one: a server has no notion of
-    episodes."""
+    """Implements milescli.agents.tool_kit.Tool and OpenTool: a server knows no episodes."""
 
     def __init__(self, servers: McpServers, link: ServerLink, told: Any) -> None:
         """Take `told`, an entry of the server's list of tools."""
@@ -150,8 +148,7 @@ def require_package(rollout: Rollout) -> None:
 
 
 def parts_of(told: Any) -> list[str | bytes]:
-    """Return the texts and image files of a result; for any other content a note that it was left
-    out."""
+    """Return a result's texts and image files; for other content, what was left out."""
     parts = list[str | bytes]()
     for part in told.content:
         resource = getattr(part, "resource", None)

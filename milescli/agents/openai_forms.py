@@ -236,8 +236,7 @@ class Events:
         return any(self._said.values())
 
     def _rest(self, part: str, whole: str) -> str:
-        """Return the part of `whole` that was not sent yet; the pieces may lack its leading
-        blanks."""
+        """Return what is left of `whole`; the pieces sent may lack its leading blanks."""
         said = self._said[part]
         whole = whole if whole.startswith(said) else whole.lstrip()
         return whole[len(said) :] if whole.startswith(said) else ""
@@ -247,8 +246,7 @@ class ChatEvents(Events):
     """Writes the events of /v1/chat/completions."""
 
     def __init__(self, *, model: str, number: str, wants_usage: bool) -> None:
-        """Write events for this model and request number; with `wants_usage`, the last one has the
-        token counts."""
+        """Write events with these names; with `wants_usage`, the last one has the token counts."""
         super().__init__()
         self._head = _head("chat.completion.chunk", f"chatcmpl-{number}", model)
         self._wants_usage = wants_usage

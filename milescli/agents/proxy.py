@@ -197,8 +197,7 @@ class SessionProxy:
         )
 
     def _saying(self, begin: Callable[[Any, _Guest, str], _Form]) -> _Respond:
-        """Return the handler of a request for messages, which responds with the whole message or
-        with events."""
+        """Return the handler of a request for messages; it responds as a whole or with events."""
 
         async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
             form = begin(asked, guest, number)

@@ -34,8 +34,7 @@ class ReasoningGymTask:
         self._entry: Any = None
 
     def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
-        """Return the question for `seed`; the recipe's system prompt says where to write the
-        answer."""
+        """Return the question; the recipe's system prompt says where to write the answer."""
         self._tasks = self._make(seed)
         self._entry = self._tasks[0]
         return str(self._entry["question"])

@@ -278,8 +278,7 @@ def _items(answered: Answered, number: str) -> list[Json]:
 
 
 def _messages(given: object, before: Sequence[Json]) -> list[Json]:
-    """Convert `input`, which continues `before`, to messages. The items of one turn of the policy
-    become one message."""
+    """Convert `input`, which continues `before`. The items of one turn become one message."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):

@@ -98,8 +98,7 @@ class Corpus:
             self._index = index
 
     def find(self, query: str) -> list[str]:
-        """Return the best `top_k` texts, best first, without those that share no word with the
-        query."""
+        """Return the best `top_k` texts, best first; none that shares no word with the query."""
         import bm25s
 
         self.load()

@@ -49,8 +49,7 @@ class Tool(Protocol):
         ...
 
     async def open(self) -> OpenTool:
-        """Open the tool for one episode. May wait for other episodes, which does not count as a
-        failed call."""
+        """Open the tool for one episode. May wait for others, which is not a failed call."""
         ...
 
 
@@ -170,8 +169,7 @@ class ToolKit:
 
 def offered(rollout: Rollout) -> list[Mapping[str, Any]]:
     """Return the tools that the model may call, in OpenAI's form; starts and lists the MCP servers.
-    An agent that runs in a process of its own starts its servers there again. Raises as
-    `ToolKit.complete`."""
+    An agent in a process of its own starts them there again. Raises as `ToolKit.complete`."""
     kit = ToolKit(rollout)
     kit.complete_now()
     if rollout.mcp and not plays_here(rollout):

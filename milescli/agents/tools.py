@@ -83,8 +83,7 @@ class ToolBox:
         return json.dumps(value, default=str) if content is None else content
 
     def _told_failure(self, call: ToolCall, error: Exception) -> str:
-        """Return the message for a mistake of the model. Raises AgentError for a tool that never
-        works."""
+        """Return the message for the model's mistake. Raises AgentError if a tool never works."""
         if call.name in self.kit.tools and not isinstance(error, OF_THE_MODEL):
             record = self._record(call.name)
             record.num_failures += 1
@@ -158,8 +157,7 @@ class ToolAgent:
         return Outcome(text=text, is_cut=is_cut, figures=figures)
 
     async def _results(self, reply: Reply, box: ToolBox) -> list[dict[str, Any]]:
-        """Return one message for each call; if the calls cannot be parsed, one message that says
-        so."""
+        """Return one message for each call, or one that says why they cannot be parsed."""
         if reply.malformed is not None and not reply.calls:
             return [{"role": "tool", "content": f"error: {reply.malformed}"}]
         return [

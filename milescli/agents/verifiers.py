@@ -25,8 +25,7 @@ class VerifiersAgent:
         self._timeout_s = settings.verifiers.episode_timeout_s
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Play one episode. The environment gives the reward; its rewards and metrics become
-        figures."""
+        """Play one episode; the environment gives the reward, and its metrics as figures."""
         return await played(self.host, prompt, session, timeout_s=self._timeout_s)
 
 
@@ -43,8 +42,7 @@ def host_for(settings: Rollout) -> ForeignHost:
 
 
 def tasks(settings: Rollout) -> list[dict[str, Any]]:
-    """Return the first `rollout.verifiers.num_tasks` tasks of the taskset as rows. Raises
-    RecipeError."""
+    """Return the first `rollout.verifiers.num_tasks` tasks as rows. Raises RecipeError."""
     host = host_for(settings)
     host.package.require(asked_by="`task:verifiers`")
     return rows_of(host, "tasks", count=settings.verifiers.num_tasks)

@@ -61,8 +61,7 @@ class Output:
 
     @property
     def is_interactive(self) -> bool:
-        """Return True if the narration goes to a terminal that can redraw; only then is a live
-        panel drawn."""
+        """Return True if the narration's terminal can redraw: only then a live panel is drawn."""
         return self.narration.is_terminal and not self.narration.is_dumb_terminal
 
     @property
@@ -71,8 +70,7 @@ class Output:
         return self.mode is Mode.HUMAN and self.data.is_terminal
 
     def json(self, kind: str, payload: Mapping[str, object]) -> None:
-        """Print one line to stdout, in JSON mode only: `{"schema": 1, "kind": kind,
-        ...payload}`."""
+        """Print one line, in JSON mode only: `{"schema": 1, "kind": kind, ...payload}`."""
         if self.mode is Mode.JSON:
             self._json(self.data, kind, payload)
 
@@ -103,8 +101,7 @@ class Output:
             self._show(grid)
 
     def kv(self, pairs: Mapping[str, object], *, title: str = "") -> None:
-        """Print names and values as data; in quiet mode tab-separated. Prints nothing in JSON
-        mode."""
+        """Print names and values; in quiet mode tab-separated. Prints nothing in JSON mode."""
         if self.mode is Mode.QUIET:
             for name, value in pairs.items():
                 self._line(self.data, f"{name}\t{_plain(value)}")
@@ -182,8 +179,7 @@ class Output:
             )
 
     def give_back_terminal(self) -> None:
-        """Show the cursor again, which a process hides while it draws and leaves hidden if it
-        dies."""
+        """Show the cursor, which a process has hidden that died while it drew."""
         if self.is_interactive:
             self.narration.show_cursor(True)
 
@@ -273,8 +269,7 @@ _DRAWN = (
     }
     | {"·": ".", "\u2013": "-", "\u2014": "-", "\u2018": "'", "\u2019": "'", "“": '"', "”": '"'}
 )
-"""Characters beyond ASCII that miles itself prints -> their replacements in ASCII. Corners of boxes
-become `+`."""
+"""Characters that miles prints beyond ASCII -> replacements. Corners of boxes become `+`."""
 
 
 def _in_plain(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -99,8 +99,7 @@ class _Output(io.FileIO):
         return len(data)
 
     def _takes(self) -> bool:
-        """Return True once the stream is writable. Waits up to `patience_s`, but not while bytes
-        are being dropped."""
+        """Return True if the stream is writable; wait for it unless bytes are being dropped."""
         assert self.patience_s is not None
         poll = select.poll()
         poll.register(self.fileno(), select.POLLOUT)

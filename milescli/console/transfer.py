@@ -24,8 +24,7 @@ _LEAST_BAR, _MOST_BAR, _DONE = 6, 24, "━"
 
 
 class Transfer:
-    """Shows progress; call it with the number of newly completed units, from any thread. A context
-    manager."""
+    """Shows progress; call it with the number of new units, from any thread. A context manager."""
 
     def __init__(
         self,

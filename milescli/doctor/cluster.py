@@ -25,8 +25,7 @@ from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial
 from milescli.doctor.trial import run_trial
 
 ASK_S, EXAMINE_S, GROUP_S = 120.0, 900.0, 300.0
-"""Time limits of a short question, of all checks of a node, and of the collective over all
-nodes."""
+"""Time limits of a short question, of all checks of a node, and of the collective."""
 EXAMINE = "milescli.doctor.cluster:examine"
 TAKE_PLACE = "milescli.doctor.cluster:take_place"
 FREE_PORTS = "milescli.platform.ports:free_ports"

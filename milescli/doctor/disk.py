@@ -30,8 +30,7 @@ SCRATCH = Path("/tmp")
 """Folder of every run's Ray session. It is not TMPDIR, because paths of sockets are limited to 107
 bytes."""
 SCRATCH_NEEDED, SCRATCH_WANTED = 256 * MIB, 2 * GIB
-"""Free bytes in SCRATCH: for the logs of Ray and of one engine; for several engines, and what Ray
-spills."""
+"""Free bytes there: for the logs of Ray and of one engine; for several, and what Ray spills."""
 RAY_FULL = 0.95
 """Ray's `local_fs_capacity_threshold`: on a fuller disk Ray accepts no object that does not fit
 into shared memory."""
@@ -45,8 +44,7 @@ SLOW_SAVE_S = 600.0
 def check_disk(
     folder: Path, *, free_bytes: int | None = None, bytes_per_s: float | None = None
 ) -> list[Finding]:
-    """Check free space and writing speed where runs are (or will be: the nearest folder that
-    exists)."""
+    """Check free space and speed where runs are (or will be: the nearest folder that exists)."""
     existing = nearest_folder(folder)
     another = f"--set run.dir={another_folder(but_not=existing)}"
     in_the_way = next(
@@ -86,8 +84,7 @@ def check_disk(
 
 
 def write_speed(folder: Path, *, size_bytes: int = 32 * MIB) -> float:
-    """Return the bytes per second of one synced write. Raises OSError if the folder is not
-    writable."""
+    """Return the bytes per second of one synced write. Raises OSError if it fails."""
     block = os.urandom(MIB)
     with tempfile.TemporaryFile(dir=folder) as file:
         start = time.monotonic()

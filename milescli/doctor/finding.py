@@ -57,8 +57,7 @@ class Check:
     is_heavy: bool = False
     """Takes a core or more: few of these run at once."""
     needs: tuple[str, ...] = ()
-    """Checks that must not fail; otherwise this one is skipped, so that a fault is reported only
-    once."""
+    """Checks that must not fail, or this one is skipped: a fault is reported only once."""
 
 
 def ok(check: str, what: str) -> list[Finding]:

@@ -53,8 +53,7 @@ def as_root(command: str) -> str:
 
 
 def pip_install(*words: str) -> str:
-    """Return a pip command for the environment that runs this, whichever `pip` comes first in
-    PATH."""
+    """Return a pip command for this Python environment, whichever `pip` is first in PATH."""
     return shlex.join([sys.executable, "-m", "pip", "install", *words])
 
 

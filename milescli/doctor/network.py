@@ -221,8 +221,7 @@ def check_rdma(
 
 
 def _port(path: Path) -> tuple[str, str]:
-    """Read a port's state and rate: ("ACTIVE", "400 Gb/s") from "4: ACTIVE" and "400 Gb/sec (4X
-    NDR)"."""
+    """Read state and rate: ("ACTIVE", "400 Gb/s") from "4: ACTIVE" and "400 Gb/sec (4X NDR)"."""
     try:
         state, rate = (path / "state").read_text().strip(), (path / "rate").read_text().strip()
     except OSError:

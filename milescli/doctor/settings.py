@@ -128,8 +128,7 @@ def check_kernels(
 
 
 def check_compiled() -> list[Finding]:
-    """Return the finding `kernels` of a CPU; compiles the kernels if they do not exist yet, which
-    takes a second."""
+    """Return the finding `kernels` of a CPU; compiles missing kernels, which takes a second."""
     try:
         library = loaded()
     except NoKernels as error:

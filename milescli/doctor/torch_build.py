@@ -21,8 +21,7 @@ less than all."""
 
 
 def describe_torch() -> dict[str, Any]:
-    """Describe torch's build and devices. Imports torch and opens devices, so it runs in a process
-    of its own."""
+    """Describe torch's build and devices. Imports torch: runs in a process of its own."""
     import torch
 
     devices: list[dict[str, object]] = []

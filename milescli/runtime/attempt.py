@@ -273,7 +273,7 @@ class Attempt:
         mirror.emit_news(self.bus)
 
     async def _finish_mirrors(self, gives_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the copies of the last checkpoints, at most until the machine is taken away."""
+        """Wait for the last copies, at most for the step timeout or until the machine goes away."""
         bound_s = self.spec.recipe.machine.step_timeout_s
         if self._preemption is not None:
             bound_s = min(bound_s, max(0.0, self._preemption.deadline_s - time.time()))
@@ -390,8 +390,7 @@ class Attempt:
         return ranks
 
     async def save_and_stop(self, stopped: Stopped) -> None:
-        """Save what was learned since the newest checkpoints, then raise Stopped with the command
-        that continues."""
+        """Save what was learned since the newest checkpoints, then raise Stopped or NodesJoined."""
         begun = [one for one in self.trainings if one.has_learned]
         for one in begun:
             await one.save_last()
@@ -415,8 +414,7 @@ async def _result_of(starting: asyncio.Future[T]) -> T:
 
 
 def _failure_of(starting: asyncio.Future[SglangFleet | None]) -> Probe:
-    """Return a probe that ends the run at once if the engines fail to start, and not only after the
-    warm-up."""
+    """Return a probe that ends the run as soon as the engines fail to start."""
 
     async def probe() -> None:
         if starting.done() and not starting.cancelled() and (error := starting.exception()):
@@ -430,8 +428,7 @@ LOOK_EVERY_S = 5.0
 
 
 class JoiningNodes:
-    """Restarts a run on more nodes as they join. Belongs to one attempt, whose spec has a
-    `wished`."""
+    """Restarts a run on more nodes. Belongs to one attempt, whose spec has a `wished`."""
 
     def __init__(self, spec: RunSpec, *, stop: StopFlag, bus: EventBus) -> None:
         """`stop`: flag of the loop; `bus` gets one notice for each node that cannot be used."""
@@ -464,8 +461,7 @@ class JoiningNodes:
             self._stop.set_joined(self._joined(nodes))
 
     def _usable(self, num_nodes: int) -> RunNodes:
-        """Return the nodes for a run on that many. Raises MilesError if a run could not start on
-        them."""
+        """Return that many nodes. Raises MilesError if a run could not start on them."""
         wished = self._spec.wished
         assert wished is not None, "a run that has all its nodes looks for none"
         loaded = for_nodes(min(num_nodes, wished.recipe.machine.nodes), wished)

@@ -148,8 +148,7 @@ class Builder:
     ) -> SglangFleet:
         """Start all engines at once, and the reward model if there is one, then the router if there
         is one, and the client. `engines` is filled as processes start, so that a failure half-way
-        can still stop them. `until_started`: how to retry a process that is killed during its
-        start."""
+        can still stop them. `until_started`: how to retry a start that is killed."""
         await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
@@ -254,9 +253,8 @@ class Builder:
         journal: SampleJournal | None,
         with_greedy: bool,
     ) -> ActorHandle:
-        """Start a process that collects from these engines of the fleet, by this recipe, which
-        belongs to an adapter if there are several. `policies`: clients of those that play a
-        role."""
+        """Start a process that collects from these engines of the fleet, by this recipe, an
+        adapter's if there are several. `policies`: clients of those that play a role."""
         all_nodes, adapters = sorted({slot.node for slot in self.plan.slots}), [*self.spec.adapters]
         count = self.plan.collectors // max(1, len(adapters))
         place = number + (count * adapters.index(adapter) if adapter else 0)
@@ -344,10 +342,9 @@ class Builder:
         )
 
     async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:
-        """Start the router and return its URL. Returns None if there is none: a single engine needs
-        none; for engines that share the cores of one computer it costs more than it gains; and with
-        several adapters each client calls the engines directly, as it knows which engines hold its
-        adapter."""
+        """Start the router and return its URL; None: there is none. A single engine needs none; for
+        engines that share the cores of one computer it costs more than it gains; and with several
+        adapters, clients call the engines that hold theirs directly."""
         one_computer = all(slot.node == 0 for slot in self.plan.slots)
         is_small = self.plan.device_kind == "cpu" and one_computer
         in_waves = self.recipe.weights.wave_share < 1  # a router does not know which are paused

@@ -22,8 +22,7 @@ class Devices:
     except inside `training` and `publish`."""
 
     taking_turns: bool
-    """True if trainer and engines share device memory: colocated, but not on a CPU, where neither
-    releases memory."""
+    """True if they share device memory: colocated, but not on a CPU, where none is released."""
     trainer: Trainer
     engines: RolloutEngine
     version: WeightVersion = field(default_factory=lambda: WeightVersion(0))
@@ -162,8 +161,7 @@ class Devices:
 
     @asynccontextmanager
     async def _while_in_sync(self) -> AsyncIterator[None]:
-        """Wait until trainer and engines hold the same weights, and keep it so within the
-        context."""
+        """Wait until trainer and engines hold the same weights, and keep it so within."""
         while True:
             await self._in_sync.wait()
             async with self.changing:

@@ -110,8 +110,7 @@ def memory_named(recipe: Recipe, machine: Machine) -> Iterator[None]:
 
 
 def refuse_plain_updates(config: Mapping[str, object]) -> None:
-    """Raise RecipeError if engines would start from quantised weights, but receive unquantised
-    ones."""
+    """Raise RecipeError if engines start from quantised weights, but receive plain ones."""
     if quantization_config(config) is not None:
         raise RecipeError(
             f"the quantised `{config['model_type']}` model cannot be trained in this way",

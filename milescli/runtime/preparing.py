@@ -1,6 +1,5 @@
 """Prepares the inputs of a run, of one policy or of several adapters over one model: each adapter
-is a run of its own within the run's directory, and all are planned together. Called by launch and
-resume."""
+is a run of its own within the run's directory; all share a plan. Called by launch and resume."""
 
 from __future__ import annotations
 

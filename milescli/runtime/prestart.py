@@ -34,8 +34,7 @@ from milescli.runtime.planning import engine_spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prestarted:
-    """Secrets and processes that the processes of a run share, fixed before the first of them
-    starts."""
+    """What the processes of a run share, fixed before the first of them starts."""
 
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     """Token by which watchdogs identify the processes of the run."""
@@ -189,9 +188,8 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str, timeout_s: float) -> It
 
 
 def run_variables(token: str) -> dict[str, str]:
-    """Return the environment variables that every process of the run inherits. With SPT_NOENV, a
-    process that changes its title leaves its environment readable, by which the watchdog identifies
-    it."""
+    """Return the environment variables that every process of the run inherits. SPT_NOENV: a process
+    that changes its title keeps its environment readable; the watchdog reads it."""
     return {TOKEN_VARIABLE: token, "TOKENIZERS_PARALLELISM": "false", "SPT_NOENV": "1"}
 
 

@@ -35,8 +35,7 @@ class RowWork:
 
     @property
     def asks_teachers(self) -> bool:
-        """Return False if the cache has all results of the teachers, or if the teachers are
-        served."""
+        """Return False if the cache has all that the teachers say, or they are served."""
         if self.spec.recipe.train.distill.is_served:
             return False
         return not self.spec.recipe.caches_teacher or bool(self._teacher.missing(self._rows))
@@ -114,8 +113,7 @@ class RowWork:
         return training.new_run(source, trainer, devices, memory=lambda stepped: stepped.memory)
 
     async def evaluate(self, step: int) -> None:
-        """Measure the loss on held-out rows, and evaluate the engines' answers to held-out
-        prompts."""
+        """Measure the loss on held-out rows, and the engines' answers to held-out prompts."""
         run, rows = self.training.run, self.spec.inputs.validation
         assert run is not None, "nothing runs yet"
         if rows:

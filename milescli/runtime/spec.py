@@ -42,8 +42,7 @@ class RunSpec:
 
     @property
     def saved_in_warm_up(self) -> StoredCheckpoint | None:
-        """Return the checkpoint of a run that was stopped during its warm-up, or right after it;
-        else None."""
+        """Return the checkpoint of a run stopped in its warm-up, or right after it; else None."""
         in_warm_up = self.past is not None and self.past.manifest.warmup_steps is not None
         return self.past if in_warm_up else None
 

@@ -1,6 +1,5 @@
 """The warm process that starts every run of a driver: small, with an empty environment, ended with
-its driver. Imports the standard library alone; a local sandbox starts one, and calls it as a
-worker.
+its driver. Standard library alone; a local sandbox starts one, and calls it as a worker.
 
 Each call has an `op`. `run` (code, stdin, files, limits) -> its result. `open` (files, limits) ->
 {opened}; then `cell` (session, code, wall_s, output_bytes), `close` (session). An error means that
@@ -75,8 +74,7 @@ class Supervisor:
         self._out = os.fdopen(os.dup(1), "wb")
 
     def reply(self, number: int, value: Any, *, kind: str = "value") -> None:
-        """Send a reply to the driver. Ignores errors: if the driver is gone, this process ends soon
-        too."""
+        """Send a reply to the driver, ignoring errors: without it, our own end is near."""
         with self._lock, contextlib.suppress(OSError):
             self._out.write(JSON.pack((number, kind, value)))
             self._out.flush()
@@ -153,8 +151,7 @@ class Supervisor:
             contained.end()
 
     def _cells(self, task: _Task, contained: Contained, *, deadline: float) -> dict[str, Any]:
-        """Run cells until the session is closed or its time is up; replies `opened` to `open`
-        first."""
+        """Reply `opened`, then run cells until the session is closed or its time is up."""
         self.reply(task.number, {"opened": True})
         while True:
             why = contained.idle(deadline=deadline) if task.inbox.empty() else ""

@@ -352,8 +352,7 @@ def _words(text: str) -> list[str]:
 
 
 def _result_in(file: Path) -> Json | None:
-    """Return the last JSON object of a command with `--json`; of a long list of samples only the
-    first."""
+    """Return the last object of a command with `--json`, with the first of many samples."""
     try:
         with open(file, "rb") as opened:
             lines = opened.read(RESULT_BYTES).splitlines()

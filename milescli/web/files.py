@@ -152,8 +152,7 @@ class LineIndex:
                 yield data
 
     def blocks_backwards(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (newlines before it, block) for the counted blocks, last one first. Raises
-        OSError."""
+        """Yield (newlines before it, block) of what was counted, last first. Raises OSError."""
         with open(self.file, "rb") as opened:
             for block in reversed(range(len(self.newlines) - 1)):
                 opened.seek(block * BLOCK_BYTES)

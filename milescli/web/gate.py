@@ -60,8 +60,7 @@ class Gate:
 
     @property
     def cookie(self) -> str:
-        """Return the cookie's name. It includes the port, because browsers share cookies between
-        the ports of a host."""
+        """Return its name, with the port: browsers share cookies between the ports of a host."""
         return f"miles_ui_{self.port}"
 
     def knows_host(self, header: str | None) -> bool:
@@ -81,8 +80,7 @@ class Gate:
         return hmac.compare_digest(given.encode(), self.key.encode())
 
     def has_key(self, headers: Headers, pairs: Iterable[tuple[str, str]]) -> bool:
-        """Return True if the URL, the cookie, or `Authorization: Bearer`, which scrapers can send,
-        has the key."""
+        """Return True if the URL, the cookie, or `Authorization: Bearer` (scrapers) has the key."""
         given = [value for name, value in pairs if name == "key"]
         try:
             if (kept := SimpleCookie(headers.get("cookie", "")).get(self.cookie)) is not None:
@@ -181,9 +179,8 @@ _OTHER_PAGE = Forbidden(
 
 
 def _is_own_page(headers: Headers) -> bool:
-    """Return True if a request comes from our page or not from a browser: a form or script of
-    another site cannot send JSON here without a preflight request, which this server does not
-    answer."""
+    """Return True if a request comes from our page or not from a browser: other sites cannot send
+    JSON here without a preflight request, which this server does not answer."""
     is_json = headers.get("content-type", "").partition(";")[0].strip() == "application/json"
     return is_json and headers.get("sec-fetch-site", "same-origin") == "same-origin"
 

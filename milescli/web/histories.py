@@ -33,8 +33,7 @@ class _Held:
     asked_s: float = 0.0
 
     def is_kept(self, place: int) -> bool:
-        """Return True if the history stays in memory; `place` counts from the most recently used
-        one."""
+        """Return True if the history stays in memory; `place` 0 is the most recently used."""
         age_s = time.monotonic() - self.asked_s
         is_new = age_s < FORGET_S if place < NUM_HELD else age_s < FOLLOWED_S
         return self.lock.locked() or is_new

@@ -36,9 +36,9 @@ class Logs:
         self._indexes = LineIndexes()
 
     def lines(self, asked: Asked) -> Json:
-        """Return lines of one file. `total`: number of all lines, or of those that match; `is_all`:
-        False if counting or searching ran out of time. `offset` counts from the start; with `tail`,
-        from the end."""
+        """Return lines of one file. `total`: all lines, or all that match; `is_all`: False if
+        counting or searching ran out of time. `offset` is from the start; with `tail`, from the
+        end."""
         name = f"logs/{asked.names['attempt']}/{asked.names['file']}"
         file = file_within(asked.with_logs.path, name)
         ask = asked.question

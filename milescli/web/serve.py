@@ -47,8 +47,7 @@ def open_page(url: str, *, failed: Callable[[str], None]) -> None:
 STOP_S = 1
 """Longest that open responses may take once the server stops."""
 MAX_CONNECTIONS = 512
-"""Largest number of open connections, including those that follow runs; further ones are
-refused."""
+"""Most open connections, including those that follow runs; further ones are refused."""
 FORGET_EVERY_S = 60.0
 DEFAULT_PORT = 8420
 """Fixed, so that a bookmark still works after the server restarts."""
@@ -102,8 +101,7 @@ def open_door(
 
 
 def address_of(host: str, port: int) -> str:
-    """Return http://HOST:PORT, with the name of this computer if `host` stands for every
-    address."""
+    """Return http://HOST:PORT, by this computer's name if `host` is every address."""
     name = socket.gethostname() if is_any(host) else host
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
@@ -212,8 +210,7 @@ class PageServer:
                 self._site.control.close()
 
     def stop(self) -> None:
-        """Stop accepting requests, end the streams, and let `serve` return. Called in its event
-        loop."""
+        """Admit nobody, end the streams, and let `serve` return. Called in its event loop."""
         self._site.streams.close()
         self._server.should_exit = True
 

@@ -88,8 +88,7 @@ def _by_id(paths: Sequence[Path]) -> dict[str, ShownRun]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """List runs, newest first. Runs that disappear meanwhile, or that this user may not read, are
-    left out."""
+    """List runs, newest first, without those that go away or that this user may not read."""
     ages = list[tuple[float, Path]]()
     for file in folder.glob(f"*/{RECIPE_FILE}"):
         try:

@@ -1,7 +1,6 @@
 """The other side of a UserWorker: `python -m milescli.workers.child BYTES` reads messages, calls
 one function of miles for each, which calls the user's, and writes its result. A plain function runs
-one call at a time; an async function, or a plain one that is marked `in_threads`, runs them all at
-once."""
+one call at a time; an async one, or a plain one marked `in_threads`, all at once."""
 
 from __future__ import annotations
 

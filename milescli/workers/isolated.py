@@ -113,8 +113,7 @@ class Isolated:
         self._bound_s = user_code.BOUND_S if bound_s is None else bound_s
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Call the plug-in. Raises RecipeError if it raises, ends its process, or does not return
-        in time."""
+        """Call it. Raises RecipeError if it raises, ends its process, or takes too long."""
         return self._call(None, args, options)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,6 @@
 """A child process that answers calls over its pipes, seen from its parent. `UserWorker` is one for
 the user's code: whatever that does (hang in C, block an event loop, exit, exhaust memory, print
-without end), it is stopped at its limit, reported with the line where it was, and costs one
-process."""
+without end), it is stopped, reported with its line, and costs one process."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ _TAIL_BYTES = 4096
 _LAST_WORDS_S = 3.0
 """Time for a process to print where it hangs."""
 _DRAIN_S = 2.0
-"""Time to read the last output of an ended process. Its pipe is closed then, unless it started a
-daemon."""
+"""Time to read an ended process's last output: its pipe is closed, unless it began a daemon."""
 _PACKAGE = str(Path(__file__).parents[1])
 
 OnAsk = Callable[[int, Any], None]
@@ -48,8 +46,7 @@ class EvictedCall(CallFailed):
 
 
 class Reply(Protocol):
-    """Receives the outcome of a call, in the thread that reads; concurrent.futures.Future is
-    one."""
+    """Receives a call's outcome, in the reading thread; concurrent.futures.Future is one."""
 
     def set_running_or_notify_cancel(self) -> bool:
         """Return True if anybody still waits."""
@@ -136,8 +133,7 @@ class Worker:
         self._frames.end()
 
     def end(self, cause: str = "it was ended") -> None:
-        """End the process at once, with all processes that it started. `cause`: what its open calls
-        raise."""
+        """End the process and all that it started, at once. `cause`: what its open calls raise."""
         self._cause = self._cause or cause
         if not self._has_ended.is_set():
             self._kill()
@@ -150,8 +146,7 @@ class Worker:
         self.end(cause)
 
     def _kill(self) -> None:
-        """Kill the process group. Must run before the process is reaped: afterwards another process
-        may have its id."""
+        """Kill the group, before it is reaped: afterwards its id may be another process's."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

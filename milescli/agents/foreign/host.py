@@ -85,8 +85,7 @@ class ForeignWorker(Worker):
 
 @dataclass(eq=False)
 class ForeignHost:
-    """Starts the process of a package when it is needed. Any thread and any event loop may call
-    it."""
+    """Starts a package's process when it is needed. Any thread or event loop may call it."""
 
     package: Package
     start: Mapping[str, Any]
@@ -106,9 +105,8 @@ class ForeignHost:
         return self._worker.pid if self._worker is not None else None
 
     async def ask(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """Return the reply to a request. Raises CallFailed with what the package raised or if it
-        took too long, ProcessLost if the process ended, AgentError if the process ends each
-        time."""
+        """Return the reply. Raises CallFailed with what the package raised or if it took too long,
+        ProcessLost if the process ended, AgentError if the process ends each time."""
         worker = self._begun()
         try:
             await asyncio.shield(asyncio.wrap_future(worker.started))
@@ -174,8 +172,7 @@ class ForeignHost:
             return self._worker
 
     def _was_lost(self, worker: ForeignWorker, error: ProcessLost) -> Exception:
-        """Return the error to raise, and count each lost process once; the next request starts
-        another."""
+        """Return the error to raise; count each lost process once. The next request starts one."""
         with self._lock:
             if worker is self._worker:
                 self._worker = None

@@ -1,6 +1,5 @@
 """Installs a package of environments in a virtual environment of its own. An incomplete
-installation does not count; a second call returns at once after a complete one. Called by `miles
-env install`."""
+installation does not count; a complete one is not repeated. Called by `miles env install`."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ def chosen(package: Package, python: str | None) -> tuple[str, str]:
 
 
 def interpreters(package: Package) -> list[str]:
-    """List the candidates: our own interpreter, those on PATH, and those of pyenv. Their versions
-    are not checked yet."""
+    """List candidates, unchecked: our own interpreter, those on PATH, and those of pyenv."""
     (major, first), (_, below) = package.python, package.python_below
     names = [f"python{major}.{minor}" for minor in range(first, below)]
     on_path = [path for name in names if (path := shutil.which(name))]
@@ -124,8 +122,7 @@ def version_of(interpreter: str) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def _alone(package: Package) -> Iterator[None]:
-    """Hold the lock on the package's folder. Raises MachineError if another process is installing
-    it."""
+    """Hold the package's lock. Raises MachineError if another process is installing it."""
     with package.folder.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,8 +136,7 @@ def _alone(package: Package) -> Iterator[None]:
 
 
 def _run(command: Sequence[str], *, what: str, package: Package, timeout_s: float) -> None:
-    """Run a command with empty standard input. Raises MachineError with the end of its output if it
-    fails."""
+    """Run a command, without input. Raises MachineError with the end of its output."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     process = subprocess.Popen(
         command,

@@ -16,8 +16,7 @@ from milescli.core.pins import pin
 PLACE = "MILES_ENVIRONMENTS"
 """Environment variable that names the folder of all these virtual environments."""
 PROGRAMS = Path(__file__).with_name("programs")
-"""Programs that run in these environments; they import the standard library and the package,
-nothing of miles."""
+"""Programs that run there; they import the standard library and the package, nothing of miles."""
 RECORD = "installed.json"
 """File that is written last: a folder without it is an incomplete installation."""
 

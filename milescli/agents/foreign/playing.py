@@ -26,8 +26,7 @@ ASK_TIMEOUT_S = 300.0
 
 
 def host_of(host: ForeignHost) -> ForeignHost:
-    """Return this process's host for the same package and parameters; register `host` if there is
-    none."""
+    """Return this process's host for the same package and parameters, at first `host`."""
     return _HOSTS.setdefault(f"{host.package.name} {host.start!r}", host)
 
 
@@ -56,8 +55,7 @@ async def played(
 
 
 def outcome_of(said: Mapping[str, Any], *, package: str) -> Outcome:
-    """Convert the package's reply into an Outcome. Raises AgentError if the reward or a metric is
-    not a finite number."""
+    """Convert the reply into an Outcome. Raises AgentError for a number that is not finite."""
     numbers = {"reward": said["reward"], **said["figures"]}
     for name, value in numbers.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -96,8 +94,7 @@ def require_environment_there(rollout: Rollout) -> None:
 
 
 def rows_of(host: ForeignHost, method: str, **params: Any) -> list[dict[str, Any]]:
-    """Return the package's tasks as rows of a data file. Raises RecipeError if it does not return
-    them."""
+    """Return the package's tasks as rows of a data file. Raises RecipeError if it fails."""
     try:
         return host.ask_now(method, params, timeout_s=ASK_TIMEOUT_S)
     except CallFailed as error:

@@ -28,8 +28,7 @@ def cache_of(kind: str, name: str) -> Path:
 
 
 def saved_token() -> str | None:
-    """Return the token that the client would use: HF_TOKEN, or the file that `hf auth login`
-    writes."""
+    """Return the client's token: HF_TOKEN, or the file that `hf auth login` writes."""
     from huggingface_hub import get_token
 
     return get_token()

@@ -167,8 +167,7 @@ def _redirect_factories() -> None:
 
 
 def _rename_tensor_types() -> None:
-    """Let Tensor.type() return 'torch.cuda.*Tensor', which the optimizer and gradient clipping
-    compare with."""
+    """Let Tensor.type() return 'torch.cuda.*Tensor', which Megatron compares with."""
     plain = torch.Tensor.type
 
     def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

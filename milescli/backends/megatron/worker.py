@@ -400,8 +400,7 @@ class TrainerRank(Profiled):
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Convert a collective's timeout to a WaitTimeout that says who waited, for what, and how
-        long."""
+        """Raise WaitTimeout if a collective times out: who waited, for what, and how long."""
         started = time.monotonic()
         try:
             with torch.profiler.record_function(f"miles: {what}"):

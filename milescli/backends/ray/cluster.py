@@ -31,9 +31,8 @@ ACTORS_PER_SLOT = 2
 LEAVE_TIMEOUT_S = 15.0
 """Time for this process to leave Ray, which waits for Ray's own processes."""
 CALLS_AT_ONCE = 256
-"""Number of concurrent calls of one actor: `run` calls execute on its work thread one after the
-other, `status` and `peek` beside them. Every collecting process may wait for the reward model's
-actor."""
+"""Number of concurrent calls of one actor: `run` on its work thread, one after the other, `status`
+and `peek` beside it. Every collecting process may wait for the reward model's actor."""
 
 
 class Cluster:
@@ -243,8 +242,7 @@ class Cluster:
             raise node_died(dead, "whatever of this run was there is gone with it")
 
     async def put(self, value: object) -> Any:
-        """Share a value with many actors, once. Runs in a thread, so that signals are handled even
-        if Ray hangs."""
+        """Share a value with many actors, in a thread: if Ray hangs, signals still work."""
         import ray
 
         return await in_thread(lambda: ray.put(value))
@@ -300,8 +298,7 @@ def _free() -> dict[str, float]:
 
 
 def _given_devices() -> list[str]:
-    """Return the names of this task's GPUs in a stable order; the task must request all GPUs of its
-    bundle."""
+    """Return the names of a task's GPUs, all those of its bundle, in a stable order."""
     import ray
 
     return sorted(map(str, ray.get_gpu_ids()), key=lambda name: (len(name), name))

@@ -45,8 +45,7 @@ def each_node(
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """Join the cluster within the context, and leave it at the end, unless the process was in one
-    before."""
+    """Join the cluster within the context, unless the process has joined it already."""
     import ray
 
     if ray.is_initialized():

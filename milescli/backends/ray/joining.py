@@ -233,8 +233,7 @@ def raylet_lives() -> bool:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Replace Ray's `owner.name` by `value` within the context; do nothing if this version of Ray
-    lacks that name."""
+    """Replace Ray's `owner.name` by `value` within the context, if this version has it."""
     if not hasattr(owner, name):
         yield
         return

@@ -1,6 +1,5 @@
 """Processes for quick calls on another node of the run, as the driver sees them. Many calls to one
-node travel to its actor in one message, and so do the replies. Used by the runtime, for
-environments."""
+node's actor travel in one message, and so do the replies. Used by the runtime, for environments."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class NodeProcesses:
         self._actor: _Actor | None = None
 
     async def start(self, *, timeout_s: float) -> int:
-        """Start the node's actor, and return the node's number of cores. Raises WorkerDied or
-        WaitTimeout."""
+        """Start the actor; return the node's number of cores. Raises WorkerDied or WaitTimeout."""
         handle = await self._spawned(timeout_s)
         self._actor = _Actor(self, handle)
         return await handle.run("num_cores", timeout_s=timeout_s)
@@ -152,8 +150,7 @@ class _Actor:
             raise self.failure
 
     def order(self, order: Order) -> None:
-        """Send an order after earlier ones, in one message with others of the same round of the
-        event loop."""
+        """Send an order after earlier ones, in one message with those of the same loop round."""
         self._orders.append(order)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.ensure_future(self._send())

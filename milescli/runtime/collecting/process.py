@@ -317,8 +317,7 @@ class CollectorProcess:
         return pieces
 
     def _decided(self, cut: GroupCut) -> Group:
-        """Return the group with the driver's decisions: which samples are trained on, and their
-        rewards."""
+        """Return the group with the driver's decisions: trained samples, and rewards."""
         group = self._groups[cut.ticket]
         samples = [
             sample if is_learned else replace(sample, is_learned=False)
@@ -344,8 +343,8 @@ class CollectorProcess:
         self._fleet.reopen(version)
 
     async def pause_some(self, urls: frozenset[str]) -> PublishStats:
-        """Pause its own requests to some engines, as `SglangFleet.pause_some` does; the driver
-        pauses them."""
+        """Pause its requests to some engines, as `SglangFleet.pause_some`; the driver pauses
+        them."""
         return await self._fleet.stop_some(urls)
 
     async def reopen_some(self, urls: frozenset[str]) -> None:
@@ -375,8 +374,7 @@ class CollectorProcess:
             self._journal.distrust()
 
     async def checkpoint(self, oldest: Kept | None) -> None:
-        """Begin the next file of the journal; `oldest`: the oldest checkpoint from which a run may
-        be resumed."""
+        """Begin the next file of the journal; `oldest`: from which a run may be resumed."""
         self._oldest = oldest
         if self._journal is not None:
             self._journal.checkpoint()

@@ -74,8 +74,7 @@ ALL = "all"
 CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
 """Parts of a run's recipe that --set may change."""
 Models = Iterator[tuple[int, Path]]
-"""(step, Hugging Face folder) of each model of one shape; the folder is written when it is
-needed."""
+"""(step, Hugging Face folder) of each model of one shape; the folder is written on demand."""
 Ask = Callable[..., Awaitable[Sequence[SetResult]]]
 """What to do with engines that are ready; called like `_all_sets`."""
 
@@ -394,9 +393,8 @@ async def parsing(episodes: Episodes) -> AsyncIterator[None]:
 
 
 def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
-    """Return the plan with the same engines and without the trainer's slots; the last
-    `num_policies` engines are for roles that other models play. Nodes and devices are renumbered
-    from 0."""
+    """Return the plan with the same engines, the last `num_policies` for roles that other models
+    play, and without the trainer's slots; nodes and devices are renumbered from 0."""
     kept = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
     nodes = sorted({slot.node for slot in kept})
     first = {node: min(slot.device for slot in kept if slot.node == node) for node in nodes}

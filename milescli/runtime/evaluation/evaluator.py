@@ -47,8 +47,7 @@ from milescli.runtime.recording.side_files import SideFiles
 from milescli.workers.isolated import resolve_isolated
 
 Watch = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Number of samples -> a context that provides a function to call with the number of newly
-completed ones."""
+"""Number of samples -> a context whose function is called with the number of new ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,8 +66,7 @@ class Evaluator:
     watch: Watch = lambda total: nullcontext(lambda num: None)
     """Shows how many samples are done."""
     side: SideFiles | None = None
-    """Writes the samples, which may be missing if the disk is full; None: a full disk is an
-    error."""
+    """Writes the samples if the disk is not full; None: a full disk is an error."""
     tell: Callable[[str], None] | None = None
     """Called for prompts that are excluded because a sample could not be scored."""
     _evaluate: EvaluationFn = field(init=False)
@@ -176,8 +174,7 @@ class Evaluator:
         return [group for group in groups if group is not None]
 
     def _first_of(self, missing: Counter[int]) -> str:
-        """Return a clause that names the first prompt with a missing sample; empty if none is
-        missing."""
+        """Return a clause that names the prompt of the first missing sample, if there is one."""
         if not missing:
             return ""
         return f"; the first missing one is of prompt {self.prompts[min(missing)].index}"

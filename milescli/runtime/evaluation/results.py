@@ -48,8 +48,7 @@ class SetResult:
     """None if an endpoint returned only text."""
     seconds: float
     path: str
-    """Samples, relative to the run directory; the same data is beside it as .parquet, and this
-    result as .json."""
+    """Samples, relative to the run directory; beside it the same as .parquet, and this as .json."""
     data_sha256: str
     """SHA-256 of the evaluated prompts and labels, in order."""
     settings: Mapping[str, object]
@@ -182,8 +181,7 @@ def sha256_of_prompts(prompts: Sequence[Prompt]) -> str:
 
 
 def settings_of(recipe: Recipe) -> dict[str, object]:
-    """Return the settings that the figures depend on besides the model and the prompts, by the
-    recipe's keys."""
+    """Return what the figures depend on besides model and prompts, by the recipe's keys."""
     rollout, evaluation = recipe.rollout, recipe.eval
     return {
         "rollout.agent": rollout.agent,

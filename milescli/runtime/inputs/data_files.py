@@ -50,8 +50,7 @@ WITHOUT_EVAL = [
 ]
 SCRATCH_BYTES = 8 * 2**20
 SCRATCH_ROWS = 100_000
-"""Largest amount of text, and number of rows, from which the vocabulary of a scratch model is
-made."""
+"""Largest amount of text, and of rows, from which a scratch model's vocabulary is made."""
 
 
 def require_files(data: Data) -> None:

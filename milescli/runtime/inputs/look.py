@@ -64,7 +64,7 @@ class Look:
 
 
 def look(recipe: Recipe, facts: ModelFacts) -> list[Outcome]:
-    """Make all checks whose inputs are on this machine; runs in the other process."""
+    """Make all checks whose inputs are on this machine. `Look` calls it in its process."""
     with tempfile.TemporaryDirectory(prefix="miles-look-") as folder:
         return list(_looked(recipe, facts, RunDir(path=Path(folder))))
 

@@ -108,8 +108,7 @@ def special_texts(subject: Tokens) -> Iterator[str]:
 
 
 def split_markers(tokenizer: ChatTokenizer) -> dict[str, int]:
-    """Return the chat template's markers that are not single tokens, with their numbers of
-    tokens."""
+    """Return the template's markers that are not single tokens, and how many each is."""
     found = set(_MARKER.findall(tokenizer.template or ""))
     lengths = {marker: len(tokenizer.encode_more(marker)) for marker in found}
     return {marker: number for marker, number in lengths.items() if number > 1}

@@ -72,8 +72,7 @@ class Profiler:
             await self._end(step)
 
     def leave(self) -> None:
-        """Mark the current profile as ended because the attempt failed, so that its caller stops
-        waiting."""
+        """End the current profile because the attempt failed, so that its caller stops waiting."""
         if (active := self._active) is not None:
             self._active = None
             ended = replace(active.state, progress=Progress.ENDED)

@@ -196,8 +196,7 @@ def _processor() -> str:
 
 
 def write_records(spec: RunSpec, loaded: LoadedRecipe) -> None:
-    """Write recipe.yaml, plan.json and manifest.json. `loaded`: the recipe with the origin of each
-    value."""
+    """Write recipe, plan and manifest. `loaded`: the recipe with the origin of each value."""
     run, model_dir = spec.run, spec.inputs.model_dir
     before = read_record(run)
     write_atomically(run.recipe_file, resolved_yaml(loaded))

@@ -295,7 +295,7 @@ class SampleJournal:
             self._segments.insert(0, segment)
 
     def _fits(self, step: int, position: int) -> bool:
-        """Return True if the group exists, and is neither too old for the step nor newer than its
+        """Return True if the group exists, is not too old for the step, nor newer than its
         weights."""
         if position not in self._places:
             return False

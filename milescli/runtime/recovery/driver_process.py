@@ -67,12 +67,10 @@ class Parent:
     resume: Callable[[Path], None]
     """Continues a run."""
     mends: Collection[str]
-    """Kinds of errors after which it restarts the driver: MENDABLE if supervised, else
-    OTHER_NODES."""
+    """Kinds of errors after which it restarts: MENDABLE if supervised, else OTHER_NODES."""
     _run: RunDir | None = None
     _has_begun: bool = False
-    """True once an attempt has started; an earlier failure of the first one means that the machine
-    is not ready."""
+    """True once an attempt has started; an earlier failure means that the machine is not ready."""
     _limits: Fault = field(default_factory=Fault)
     _num_steps: int | None = None
     """Number of steps of the run; None if the driver has not reported it. Once all are saved, there
@@ -237,8 +235,7 @@ def _seconds_since(log_dir: Path) -> float:
 
 
 def _wait_for_clean_up(said: Said) -> None:
-    """Wait until the driver's processes and scratch files are gone. Raises MachineError if
-    something is left."""
+    """Wait until the driver's processes are gone. Raises MachineError if something is left."""
     if "token" in said:
         wait_for_clean_up(
             token=said["token"],
@@ -296,9 +293,8 @@ class Ended:
 
 def run_in_child(work: Callable[[], None], *, on_hold: Callable[[int], None]) -> Ended | None:
     """Fork; return how the child ended. In the child: call `work`, raise what it raises, and return
-    None, so that the child continues like a process without this parent. Call it on the main thread
-    while there are no others. `on_hold` gets the process id of a child that is stopped by
-    SIGSTOP."""
+    None, so that it continues like a process without this parent. Call it on a main thread without
+    others. `on_hold` gets the process id of a child that SIGSTOP stopped."""
     sys.stdout.flush()
     sys.stderr.flush()
     in_foreground = _is_foreground()

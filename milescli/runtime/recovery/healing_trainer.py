@@ -27,8 +27,7 @@ from milescli.train.base import TrainBatch, Trainer
 CHANGES = ("step", "start_critic", "reset_optimizer", "freeze_reference", "load")
 """Methods that change the ranks' state, so that new ranks must repeat them."""
 WRITES = ("save", "save_adapter", "keep_adapter")
-"""Methods whose first argument is the folder that they write; dead ranks may have written a part of
-it."""
+"""Methods whose first argument is the folder that they write; dead ranks may have begun it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,7 @@ class RecordedCalls:
 
     @property
     def reaches_checkpoints(self) -> bool:
-        """Return True if all calls since the checkpoint are recorded; for adapters, since each
-        one's own."""
+        """Return True if all calls since the checkpoint, of each adapter its own, are recorded."""
         return all(lost <= self.saved(adapter) for adapter, lost in self._lost.items())
 
     def since(self, mark: int) -> Numbered:
@@ -317,8 +315,7 @@ class HealingTrainer(Trainer):
             _empty(call.args[0])
 
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
-        """Return the death of a rank that explains the error. Raises the error itself if none has
-        died."""
+        """Return the death of a rank that explains the error, which is raised if none has died."""
         dead = self._death or await self._ranks.find_dead(within_s=DEATH_GRACE_S)
         if isinstance(dead, NodeDied):
             raise dead
@@ -386,9 +383,9 @@ class HealingTrainer(Trainer):
         self._repairs.done(self._name, began=began, source=source)
 
     async def _start_again(self, error: WorkerDied) -> str:
-        """Start ranks, and repeat the calls since the copy or the checkpoint, whichever is newer;
-        return its name for people. Raises the error if the copy is lost and the checkpoint is too
-        old."""
+        """Start ranks, and repeat the calls since the copy or the checkpoint, whichever is newer.
+        Return for people what was repeated; empty if no step was. Raises the error if the copy is
+        lost and the checkpoint is too old."""
         recorded, copies = self._recorded, self._copies
         mark = copies.mark if copies is not None else None
         if copies is not None and mark is not None and mark >= recorded.saved():
@@ -411,8 +408,7 @@ class HealingTrainer(Trainer):
         return f"from {begun}, {_repeated(calls)}"
 
     async def _repeat(self, calls: Numbered) -> None:
-        """Repeat the calls; a checkpoint that was being written is written again at the same
-        point."""
+        """Repeat the calls, and write an unfinished checkpoint again at the same point."""
         for call in self._lasting:
             await call.repeat(self._ranks)
         due = dict(self._saving)

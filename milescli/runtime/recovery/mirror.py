@@ -200,8 +200,7 @@ class Mirror:
             return
 
     def _is_overtaken(self, pause_s: float) -> bool:
-        """Wait; return True as soon as there is something newer to copy, or the mirror is
-        closed."""
+        """Wait; return True as soon as something newer waits, or the mirror is closed."""
         with self._changed:
             return self._changed.wait_for(lambda: self._is_closed or self._waiting, pause_s)
 

@@ -191,8 +191,7 @@ class RankWatch:
             self._doing = None
 
     def _longest_of(self, method: str, bits: int) -> float:
-        """Return the longest time in seconds for a batch of at least half the size; 0.0 if there
-        was none."""
+        """Return the most seconds for a batch of at least half the size; 0.0: never done."""
         seconds = self._longest.items()
         return max(
             (s for (what, size), s in seconds if what == method and size >= bits - 1), default=0.0
@@ -218,8 +217,7 @@ class RankWatch:
         return await self._overdue(ranks)
 
     async def _overdue(self, ranks: RankGroup) -> WorkerDied | None:
-        """Return the error if ranks that all answer take much longer than ever before; else
-        None."""
+        """Return the error if ranks that all answer take far longer than ever; else None."""
         if self._doing is None:
             return None
         method, silence = self._doing

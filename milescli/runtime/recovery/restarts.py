@@ -16,8 +16,7 @@ E = TypeVar("E", bound=MilesError)
 T = TypeVar("T")
 
 SAME_STEP_LIMIT = 3
-"""Deaths of one process at one step after which the run ends, because the step itself must kill
-it."""
+"""Deaths of one process at one step after which the run ends: the step itself kills it."""
 
 
 @dataclass(slots=True, kw_only=True)

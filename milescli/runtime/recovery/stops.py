@@ -63,8 +63,7 @@ _came: list[int] = []
 
 
 def _stop(number: int, _: object) -> None:
-    """Handle a signal. A closed terminal may send SIGHUP several times: the shell, and the
-    kernel."""
+    """Handle a signal. A closed terminal may send SIGHUP twice: by the shell, and the kernel."""
     again = number == signal.SIGHUP and bool(_came)
     _came.append(number)
     if not again:

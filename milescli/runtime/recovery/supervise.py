@@ -22,8 +22,8 @@ from milescli.runtime.recovery.stops import ended_now, stop_signals
 
 WATCH_EVERY_S = 1.0
 CAUSE_GRACE_S = 5.0
-"""Seconds after a failure of the loop during which we look for a dead process that explains it, on
-one computer."""
+"""Seconds, after a failure of the loop, to find a dead process that explains it, on one
+computer."""
 
 
 @dataclass(slots=True)

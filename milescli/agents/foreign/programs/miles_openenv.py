@@ -136,8 +136,7 @@ class Sessions:
 
 
 def _only_text(schema):
-    """Return the field of an action that plain text can fill; None if an action must be a JSON
-    object."""
+    """Return the field that plain text can fill; None if an action must be a JSON object."""
     if schema.get("title") in TYPES_OF_TOOLS:
         return None
     fields = {k: v for k, v in (schema.get("properties") or {}).items() if k != "metadata"}

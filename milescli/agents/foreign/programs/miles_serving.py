@@ -22,8 +22,7 @@ NUM_FRAMES = 3
 
 def serve(handler):
     """Serve requests until standard input ends. The public async methods of `handler` are the
-    requests, called with their parameters by name; its async `close`, if it has one, is called at
-    the end."""
+    requests, called with parameters by name; its async `close`, if there is one, comes last."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed must not look like a reply
     requests = os.fdopen(os.dup(0), "rb")

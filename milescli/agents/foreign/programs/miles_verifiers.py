@@ -41,8 +41,7 @@ class Playing:
         self._numbers, self._tasks = itertools.count(), None
 
     async def start(self, environment, arguments, options, max_turns):
-        """Load the environment. `arguments`: of the taskset; `options`: the other fields of
-        verifiers' `[env]`."""
+        """Load the environment. `arguments`: of the taskset; `options`: the rest of `[env]`."""
         config = _config(environment, arguments, options, max_turns)
         self.environment = load_environment(resolve_env_config(config))
         self._ready = asyncio.get_running_loop().create_future()

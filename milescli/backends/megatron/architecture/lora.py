@@ -252,8 +252,7 @@ class _LayerPairs:
         return (output[0] + self._delta(inputs[0]), *output[1:])
 
     def _delta(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the adapter adds, [..., in] -> [..., out], sharded like the layer's
-        output."""
+        """Return what is added, [..., in] -> [..., out], sharded as the layer's output is."""
         if self._dropout and torch.is_grad_enabled():  # what is only scored is scored whole
             x = F.dropout(x, self._dropout)
         firsts, second = self._matrices[A], self._fused(self._matrices[B])
@@ -285,9 +284,8 @@ class _LayerPairs:
         return product(between, second)
 
     def _fused(self, seconds: list[torch.Tensor]) -> torch.Tensor:
-        """Join the Bs [out_i, r] into one matrix [out, r of all pairs]: each has its own columns,
-        and zeros at the rows of the other matrices. The rows are in the order of the fused
-        matrix."""
+        """Join the Bs [out_i, r] into [out, r of all pairs], with rows in the fused matrix's order:
+        each has its own columns, and zeros at the rows of the other matrices."""
         if self._rows is None:
             return seconds[0]
         parts, at = [], 0

@@ -71,8 +71,7 @@ class SquareTower(torch.nn.Module):
         self._patch_shape = vision.patch_shape
 
     def forward(self, patches: torch.Tensor, *, grid_thw: torch.Tensor, return_dict: bool):
-        """Compute features from [patches, numbers of a patch] of whole images; VisionGpt calls
-        this."""
+        """Compute features of [patches, numbers of a patch]; VisionGpt calls this."""
         channels, _, high, wide = self._patch_shape
         _, rows, columns = grid_thw[0].tolist()
         pixels = patches.view(-1, rows, columns, channels, high, wide)

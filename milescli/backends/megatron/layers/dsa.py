@@ -261,8 +261,7 @@ class LightningIndexer(torch.nn.Module):
 
 
 def _by_grid(filled: Sequence[torch.Tensor], row: PackedRow) -> list[tuple[torch.Tensor, ...]]:
-    """Split each tensor [cells, ...] by grid, and return for each grid [N, Q, ...] of all of
-    them."""
+    """Split tensors [cells, ...] by grid: for each grid, [N, Q, ...] of all of them."""
     sizes = [grid.shape[0] * grid.shape[1] for grid in row.grids]
     by_grid = zip(*(part.split(sizes) for part in filled), strict=True)
     return [

@@ -207,8 +207,7 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         return {name: digest for _, sha256 in gathered for name, digest in sha256.items()}
 
     def _raise_together(self, failures: list[object], own: BaseException | None) -> None:
-        """Raise the first rank's failure on every rank. `failures` [rank]: an error text if that
-        rank failed."""
+        """Raise the first failure on every rank. `failures` [rank]: a text if that rank failed."""
         for rank, text in enumerate(failures):
             if isinstance(text, str):
                 raise not_written(self._folder, f"trainer rank {rank}: {text}") from own

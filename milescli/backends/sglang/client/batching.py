@@ -29,8 +29,7 @@ MAX_HOMES = 8192
 """Number of conversations whose engine is remembered; older ones may go to any engine."""
 
 LOOK_EVERY_S = 1.0
-"""Seconds between two checks of an engine's load while requests are held back, or its cache is
-short."""
+"""Seconds between two checks of an engine while requests are held back, or its cache is short."""
 
 Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
 """(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream`."""
@@ -229,10 +228,9 @@ class RequestBatcher:
 
     def _shares(self, waiting: list[_Request]) -> Iterator[tuple[_Engine, list[_Request]]]:
         """Choose which engine gets which requests. The next turn of a conversation goes to the
-        engine that caches its beginning, unless that engine is busier than another by a whole call.
-        The rest goes in equal shares to the engines with the fewest requests, as far as they have
-        room, and what is left is held back. Each share counts as open before the next is
-        requested."""
+        engine that caches its beginning, unless that is busier than another by a whole call. The
+        rest goes in equal shares to those with the fewest, as far as they have room; what is left
+        is held back. Each share counts as open before the next is requested."""
         open_ = [engine for engine in self._engines.values() if not engine.is_closed]
         least = min((engine.num_open for engine in open_), default=0)
         at_home, others = defaultdict[str, list[_Request]](list), list[_Request]()
@@ -267,9 +265,8 @@ class RequestBatcher:
                 del self._homes[next(iter(self._homes))]
 
     async def _call(self, requests: list[_Request], engine: _Engine) -> None:
-        """Send the requests until each has its reply or its error. Requests that a broken
-        connection left open are sent again; nothing is lost, because equal seeds give equal
-        tokens."""
+        """Send the requests until each has its reply or its error. After a broken connection, open
+        ones are sent again; nothing is lost, because equal seeds give equal tokens."""
         try:
             for wait_s in (*RETRY_WAITS_S, None):
                 left = [request for request in requests if not request.reply.done()]

@@ -199,8 +199,7 @@ class SglangFleet:
         return response.completion(reason, routing_shape=self._routing_shape)
 
     async def _go_on(self, response: PartialResponse, deadline: float) -> StopReason | None:
-        """Request the missing part once. Returns None if a pause interrupted it. Raises as
-        `generate`."""
+        """Request the missing part once; None if a pause cut it short. Raises as `generate`."""
         while True:
             async with self._slot(deadline):
                 aborts_before = self._num_aborts
@@ -414,9 +413,8 @@ class SglangFleet:
                     ) from None
 
     async def pause_some(self, urls: Collection[str]) -> PublishStats:
-        """Pause some engines while the others sample. Their requests continue there, start again,
-        or end first, depending on `on_update`, as in `pause`. Not possible behind a router. Raises
-        as `pause`."""
+        """Pause some engines while the others sample: their requests continue there, start again,
+        or end first, as in `pause`. Not possible behind a router. Raises as `pause`."""
         stats = await self.stop_some(urls)
         if self._shares_engines:
             await self._order_all("/pause_generation", {"mode": "in_place"}, urls)
@@ -453,8 +451,7 @@ class SglangFleet:
             await asyncio.sleep(ABORT_RETRY_S)
 
     async def resume_some(self, urls: Collection[str], version: WeightVersion) -> None:
-        """Prepare these engines, which hold `version`, as `resume` does, and send requests to them
-        again."""
+        """Prepare these engines, which hold `version`, as `resume` does, and use them again."""
         if self._shares_engines:
             await self._order_all("/continue_generation", {}, urls)
         else:

@@ -39,8 +39,7 @@ class Reply:
     """`routing.packed` rows from the first one requested to the token before the last."""
     guesses: Guesses = NO_GUESSES
     num_prompt_tokens: int | None = None
-    """Length of the prompt by the engine's count, with all image tokens; None if it does not
-    say."""
+    """Length of the prompt as the engine counts, with image tokens; None if unknown."""
 
     def all_of(self, version: WeightVersion) -> Reply:
         """Return the same reply with every token attributed to this version."""
@@ -172,9 +171,8 @@ class PartialResponse:
             self.routed_rows = len(self.request.prompt_ids) + len(self.token_ids) - 1
 
     def _require_same_prompt(self, count: int | None) -> None:
-        """Raise MismatchError if the engine counts another prompt length. SGLang tokenises the text
-        again, and if its processor counts other numbers of image tokens, it only writes a warning
-        to its log."""
+        """Raise MismatchError if the engine counts another prompt length: SGLang tokenises again,
+        and only logs a warning if its processor counts image tokens in another way."""
         own = len(self.request.prompt_ids) + len(self.token_ids)
         if count not in (None, own):
             raise MismatchError(

@@ -218,8 +218,7 @@ class TensorChannel(_Channel):
         return readers(engines, num_ranks=num_ranks)
 
     def _reached(self) -> object:
-        """Return a key that is equal on all trainer ranks whose memory the same engines can
-        read."""
+        """Return a key that is equal on trainer ranks whose memory the same engines read."""
         return _memory()
 
     def _new_buffer(self, size_bytes: int, device: torch.device) -> SharedBuffer:
@@ -321,8 +320,7 @@ class TensorChannel(_Channel):
         return payloads
 
     def _pieces(self, placed: list[_Placed]) -> list[list[str]]:
-        """Return for each engine rank which tensors there are, and which rank's memory holds which
-        box of them."""
+        """Return for each engine rank which tensors exist, and which rank has which box."""
         payloads = [[""] * engine.tp for engine in self.orders.engines]
         for group, members in enumerate(self.groups):
             numbers = count()
@@ -346,8 +344,7 @@ class TensorChannel(_Channel):
             raise
 
     def _free(self) -> None:
-        """Free the buffers: training needs the memory, and on a device the engines need it for
-        their caches."""
+        """Free the buffers: training needs the memory, and on a device the engines' caches."""
         on_device = any(
             buffer is not None and buffer.device.type == "cuda" for buffer in self._buffers
         )

@@ -27,8 +27,7 @@ class _ElsewhereChannel(TensorChannel):
     """Engine ranks read pieces from every trainer rank, and whole tensors from rank 0."""
 
     def open(self, engines: list[EngineAddress]) -> None:
-        """Open the channel and prepare this node. Raises MachineError on all ranks if one of them
-        fails."""
+        """Open the channel and prepare this node. Raises MachineError on all ranks if one fails."""
         super().open(engines)
         failures: list[MachineError | None] = [None]
         try:
@@ -88,8 +87,7 @@ class _FileBuffer(SharedBuffer):
         self.made_for, self._folder = made_for, folder
 
     def write(self, bucket: Bucket) -> None:
-        """Write a new file. Raises MachineError if the disk is full or the folder does not
-        exist."""
+        """Write a new file. Raises MachineError if the folder is full, or does not exist."""
         self.free()
         self._file = self._folder / f"{_prefix()}{secrets.token_hex(8)}"
         try:

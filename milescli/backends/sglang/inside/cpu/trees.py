@@ -84,8 +84,7 @@ def _ancestors(parents: list[int]) -> torch.Tensor:
 
 
 def _link(parents: list[int], next_token: torch.Tensor, next_sibling: torch.Tensor) -> None:
-    """Write each node's first child, and the next child of its own parent, [N] each; -1 if there is
-    none."""
+    """Write each node's first child, and its parent's next child, [N] each; -1: none."""
     children, siblings = [-1] * len(parents), [-1] * len(parents)
     for node in range(len(parents) - 1, 0, -1):
         siblings[node], children[parents[node]] = children[parents[node]], node
