@@ -136,7 +136,7 @@ def _alone(package: Package) -> Iterator[None]:
 
 
 def _run(command: Sequence[str], *, what: str, package: Package, timeout_s: float) -> None:
-    """Run a command, without input. Raises MachineError with the end of its output."""
+    """Run a command without input. Raises MachineError with the end of its output if it fails."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     process = subprocess.Popen(
         command,

@@ -1,6 +1,6 @@
-"""HTTP to engines and router: every call is bounded, every failure has a name. The fleet in the
-driver uses `EngineHttp`; a trainer rank, which is no coroutine, uses `Orders`, the same HTTP on an
-event loop in a thread of its own."""
+"""HTTP to engines and router: every call has a time limit, every failure a name. The fleet in the
+driver uses `EngineHttp`; a trainer rank, whose code is not async, uses `Orders`, the same HTTP on
+an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.core.types import EngineAddress
 from milescli.core.units import format_duration
 
 RETRY_WAITS_S = (0.1, 0.5, 2.0)
-"""Before each further try of a request whose connection broke."""
+"""Seconds before each retry of a request whose connection broke."""
 ROUTER_RETRY_WAITS_S = (*RETRY_WAITS_S, 5.0, 10.0, 15.0)
 """Waits before retries through a router: a dead router is replaced within seconds."""
 HEALTH_TIMEOUT_S = 10.0
@@ -77,13 +77,13 @@ class EngineHttp:
         keys = {engine.api_key for engine in engines}
         assert len(keys) == 1, f"{len(keys)} keys for one router"
         self.engines = list(engines)
-        """Those in service; may change."""
+        """Engines in service; may change."""
         self.router_url = router_url
         self._caller = caller
         self.headers = bearer(keys.pop())
-        """That every request bears."""
+        """Headers of every request."""
         self._last_reply_s = {engine.name: time.monotonic() for engine in engines}
-        """By name, of those that were ever in service."""
+        """Name of each engine that was ever in service -> time of its last reply."""
         self._session: aiohttp.ClientSession | None = None
 
     def session(self) -> aiohttp.ClientSession:
@@ -164,8 +164,8 @@ class EngineHttp:
     async def _open(
         self, call: _Call, body: dict[str, Any]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Return the response to a POST, of which nothing is read; what goes wrong while it is read
-        is named, too."""
+        """Provide the response to a POST before it is read; failures while it is read get a name,
+        too."""
         try:
             async with (
                 asyncio.timeout(call.timeout_s) as bound,
@@ -295,7 +295,7 @@ def engine_died(engine: EngineAddress, detail: str) -> EngineDied:
 
 
 def _as_object(text: str) -> dict[str, Any]:
-    """Some orders reply in plain words: those come under `message`."""
+    """Return a reply as an object: plain text, which some orders return, becomes its `message`."""
     try:
         reply = parse_json(text)
     except ValueError:
@@ -304,7 +304,7 @@ def _as_object(text: str) -> dict[str, Any]:
 
 
 GRACE_S = 5.0
-"""For an engine that has lost a rank to end altogether."""
+"""Time for an engine that has lost a rank to end completely."""
 
 Reply = Future[dict[str, Any]]
 

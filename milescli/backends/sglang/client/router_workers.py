@@ -14,7 +14,7 @@ from milescli.core.types import EngineAddress
 from milescli.core.units import format_duration
 
 CHANGE_TIMEOUT_S = 60.0
-"""For the router to take an engine in or out; it asks a new one for its model first."""
+"""Time for the router to add or remove an engine; it first asks a new one for its model."""
 POLL_S = 0.1
 
 

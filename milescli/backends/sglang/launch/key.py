@@ -11,8 +11,7 @@ import os
 import sys
 
 KEY_VARIABLE = "MILES_ENGINE_KEY"
-"""Set by EngineServer and RouterServer for the process that they start, which takes it out
-again."""
+"""Set by EngineServer and RouterServer for the process that they start, which removes it again."""
 
 
 def bearer(api_key: str | None) -> dict[str, str]:

@@ -23,7 +23,7 @@ class RouterSpec:
     log_path: Path
     host: str = "127.0.0.1"
     api_key: str | None = field(default=None, repr=False)
-    """Asked of whoever comes, and shown to the engines."""
+    """Key that clients must send, and that the router sends to the engines."""
     policy: str = "cache_aware"
     max_concurrent_requests: int = 4096
     request_timeout_s: int = 3600
@@ -75,8 +75,8 @@ class RouterServer(ManagedProcess):
 
 
 def _router_environment(spec: RouterSpec) -> dict[str, str]:
-    """Ours without proxies, which the router would send requests and key through, and without
-    secrets."""
+    """Return our environment without proxies, through which the router would send requests and key,
+    and without secrets."""
     ours = without_secrets(os.environ)
     env = {name: value for name, value in ours.items() if not name.lower().endswith("_proxy")}
     return env if spec.api_key is None else env | {KEY_VARIABLE: spec.api_key}
