@@ -48,7 +48,7 @@ async def burst(
     engines: list[EngineAddress], options: argparse.Namespace, *, slots: int | None
 ) -> tuple[float, float, int, list[list[int]]]:
     """(seconds, share with an idle engine, responses computed again, tokens)"""
-    fleet = SglangFleet(router_url=None, engines=engines, max_running=slots)
+    fleet = SglangFleet(engines=engines, max_running=slots)
     last = dict[str, float]()
 
     async def one(request: GenerateRequest) -> list[int]:

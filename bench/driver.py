@@ -42,7 +42,6 @@ from milescli.runtime.recovery.restarts import Repairs, Restarts
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
 
-FLEET = {"router_url": None}
 NOTHING: dict[str, Any] = {
     "policies": {},
     "version": WeightVersion(0),
@@ -133,7 +132,7 @@ async def measure(
             "driver:StandInProcess",
             node=0,
             num_cpus=0.0,
-            kwargs={**arguments, "name": str(number), "fleet": {**FLEET, "engines": engines}},
+            kwargs={**arguments, "name": str(number), "fleet": {"engines": engines}},
             environment={},
         )
         pids.append(await handle.start(timeout_s=300.0))

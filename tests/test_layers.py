@@ -60,7 +60,6 @@ FLOORS = {
 
 OWNERS = {
     "sglang": ("backends.sglang",),
-    "sglang_router": ("backends.sglang",),
     "megatron": ("backends.megatron",),
     "ray": ("backends.ray",),
     "huggingface_hub": ("backends.hub",),

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KERNEL = "sglang_kernel_torch_"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-EXACT = ("sglang", "sglang-router", "megatron-core")
+EXACT = ("sglang", "megatron-core")
 """Wanted by the package in the very version that was tested. Ray from the oldest that serves on:
 clusters that are joined bring their own. Torch in the releases that were tested."""
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs what a GPU machine without a network lacks for bench/gpu: the wheels of part1.txt to
-# part3.txt, as part1.tar.xz to part3.tar.xz and SHA256. Fetches wheels for the Python of that
+# Packs what a GPU machine without a network lacks for bench/gpu: the wheels of part1.txt and
+# part2.txt, as part1.tar.xz and part2.tar.xz with SHA256. Fetches wheels for the Python of that
 # machine, whatever runs here; installs nothing outside FOLDER, and packs nothing of miles but its
 # entry points: the code travels with the repository. bench/gpu/unpack.sh is the other end.
 # Usage: [TORCH_LIB=FOLDER] bench/gpu/pack.sh [FOLDER]
@@ -15,7 +15,7 @@ root=$(cd "$here/../.." && pwd)
 python=${PYTHON:-python3}
 target=3.12
 max_bytes=${MAX_BYTES:-60000000}
-parts=(1 2 3)
+parts=(1 2)
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 fail() { printf 'error: %s\n  why: %s\n  fix: %s\n' "$1" "$2" "$3" >&2; exit 4; }

@@ -109,9 +109,8 @@ def address_of(server: ManagedProcess) -> EngineAddress:
 
 
 def fleet_of(server: ManagedProcess) -> SglangFleet:
-    """Without a router: it forwards requests, and there is one engine. Belongs to one event
-    loop."""
-    return SglangFleet(router_url=None, engines=[address_of(server)], response_timeout_s=240.0)
+    """Return a client of one engine. Belongs to one event loop."""
+    return SglangFleet(engines=[address_of(server)], response_timeout_s=240.0)
 
 
 async def generate(

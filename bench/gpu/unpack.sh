@@ -3,7 +3,7 @@
 # them below bench/gpu/site, and names PYTHONPATH and PATH. Installs nothing into any Python.
 #   source bench/gpu/unpack.sh PART...   sets the variables in this shell
 #   bench/gpu/unpack.sh PART...          prints the lines that set them: eval "$(...)"
-# PART is 1, 2, 3 or all. A part that is unpacked already is left alone, also where its archive is
+# PART is 1, 2 or all. A part that is unpacked already is left alone, also where its archive is
 # gone. PARTS and SITE name other folders.
 
 # Everything in functions of one prefix and in subshells: a shell that sources this keeps its own
@@ -79,19 +79,19 @@ for folder in spec.submodule_search_locations if spec else ():
 _miles_kit_lines() { # ROOT PART...
   local root=$1 site=${SITE:-$1/bench/gpu/site} part folder packages="" programs="" cuda runtime
   shift
-  [ "$*" != all ] || set -- 1 2 3
-  [ $# -gt 0 ] || _miles_kit_fail "no part is named" "it is 1, 2, 3 or all" \
+  [ "$*" != all ] || set -- 1 2
+  [ $# -gt 0 ] || _miles_kit_fail "no part is named" "it is 1, 2 or all" \
     "source bench/gpu/unpack.sh all" || return
   for part in "$@"; do
     case $part in
-    1 | 2 | 3) ;;
-    *) _miles_kit_fail "unknown part $part" "it is 1, 2, 3 or all" \
+    1 | 2) ;;
+    *) _miles_kit_fail "unknown part $part" "it is 1, 2 or all" \
       "source bench/gpu/unpack.sh all" || return ;;
     esac
     _miles_kit_part "$part" "${PARTS:-$root/bench/gpu/parts}" "$site" || return
   done
   # also those of an earlier call
-  for folder in "$site"/part[123]; do
+  for folder in "$site"/part[12]; do
     [ -f "$folder/.sha256" ] || continue
     packages+=$folder: programs+=$folder/bin:
   done

@@ -344,7 +344,7 @@ class EngineAddress:
     """[tp] trainer rank whose memory each engine rank can open, as `weights.sharing` says; empty
     where there is none, and weights come through a group."""
     api_key: str | None = field(default=None, repr=False)
-    """What requests must bear. Equal for all engines behind one router, which asks for it too."""
+    """What requests must bear. Equal for all engines of a run."""
     log_path: Path | None = None
     """Where its last words are; None: errors do without."""
     has_own_draft: bool = False

@@ -87,7 +87,7 @@ async def _converse(
     from milescli.backends.sglang.client.fleet import SglangFleet
 
     address = EngineAddress(name="engine 0", url=spec.url, log_path=spec.log_path)
-    fleet = SglangFleet(router_url=None, engines=[address], response_timeout_s=120.0)
+    fleet = SglangFleet(engines=[address], response_timeout_s=120.0)
     started = None
     try:
         responded, completion = await check_response(fleet, start_s=start_s)

@@ -103,7 +103,7 @@ def shm_sizes() -> tuple[int, int]:
 
 
 def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -> list[Finding]:
-    """Check that loopback works, and that enough ports for engines, router and ranks are free.
+    """Check that loopback works, and that enough ports for engines and ranks are free.
     Names their holders."""
     free, taken = [], []
     for port in candidates:

@@ -122,7 +122,6 @@ def check_sandbox(recipe: Recipe | None) -> list[Finding]:
 REPORTED_PACKAGES = (
     "torch",
     "sglang",
-    "sglang-router",
     "megatron-core",
     "ray",
     "transformers",

@@ -15,7 +15,7 @@ from milescli.insight.facts import RunFacts
 from milescli.platform.memory_record import FILE, has_sizes, sizes_by_name
 
 OTHERS = "others"
-"""Processes that the plan has no name for: driver, router, Ray."""
+"""Processes that the plan has no name for: driver, Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

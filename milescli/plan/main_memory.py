@@ -43,7 +43,7 @@ ENGINE_KERNELS = 350 * MIB
 """Main memory that an engine rank adds after long sampling: kernels for as many numbers of requests
 and tokens as its caches hold."""
 SESSION = 950 * MIB
-"""Driver, router and Ray's own processes on one node, and the process that engines are forked
+"""Driver and Ray's own processes on one node, and the process that engines are forked
 from."""
 HEAP = 0.1
 """Share of activations that the allocator retains between rows of different lengths."""
@@ -115,7 +115,7 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
 
 
 def of_others(node: int, *, copies: int, stored: int, collecting: int) -> ProcessMemory:
-    """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
+    """Estimate the main memory of driver and Ray, and of the process that keeps copies of
     all ranks' states (`copies` bytes, including those beside the ranks). `stored`: bytes of a
     step's samples in Ray's object store, which keeps the pages that it used. `collecting`:
     bytes of the node's processes that collect."""

@@ -131,7 +131,7 @@ class Fault(Section):
     cause."""
 
     max_restarts: NonNegative = 8
-    """Maximum number of engines, routers and trainers that may be restarted within `window_s`; 0:
+    """Maximum number of engines and trainers that may be restarted within `window_s`; 0:
     the first death ends the run."""
     window_s: PositiveFloat = 3600.0
     kept_gib: PositiveFloat = 4.0

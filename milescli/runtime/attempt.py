@@ -23,7 +23,6 @@ from milescli.cluster.nodes import RunNodes, choose_nodes
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodesJoined, Stopped
 from milescli.core.events import EventBus, Notice, PhaseStarted, RunEnded
-from milescli.core.silence import Silence
 from milescli.runtime.adapters import AdapterDevices, adapter_trainings, train_together
 from milescli.runtime.devices import Devices
 from milescli.runtime.planning import plan_without_plugins
@@ -32,7 +31,6 @@ from milescli.runtime.recording.side_files import SideFiles
 from milescli.runtime.recovery.engine_keepers import (
     EngineKeeper,
     Join,
-    RouterKeeper,
     WatchedFleet,
     keep_engines,
     keep_scorer,
@@ -315,13 +313,7 @@ class Attempt:
     def keep_engines(self, fleet: WatchedFleet, name: str, *, join: Join) -> EngineKeeper:
         """Start replacing dead engines of the fleet with this name."""
         engines, builder = self.engines, self.session.builder
-        keeper = keep_engines(fleet, name, engines, builder, repairs=self.repairs, join=join)
-        if fleet is engines.fleet and engines.router is not None:
-            silence = Silence(worker="router", bound_s=self.spec.recipe.machine.silence_s)
-            engines.keepers.append(
-                RouterKeeper(fleet, engines=engines, repairs=self.repairs, silence=silence)
-            )
-        return keeper
+        return keep_engines(fleet, name, engines, builder, repairs=self.repairs, join=join)
 
     async def _until_started(self, name: str, start: Callable[[], Awaitable[T]]) -> T:
         return await until_started(name, start, repairs=self.repairs)

@@ -15,7 +15,6 @@ from milescli.backends.ray.actor import ActorHandle, run_all, start_all
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.sglang.client.fleet import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.launch.arguments import check_extra
-from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WorkerKilled
@@ -31,7 +30,6 @@ from milescli.plan.memory import trained_shape
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.platform.late import torch
-from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
 from milescli.runtime.collecting.process import JournalPart
 from milescli.runtime.collecting.share import collector_name, part_of, share_of
@@ -146,9 +144,9 @@ class Builder:
     async def start_engines(
         self, engines: Engines, *, until_started: UntilStarted = _once
     ) -> SglangFleet:
-        """Start all engines at once, and the reward model if there is one, then the router if there
-        is one, and the client. `engines` is filled as processes start, so that a failure half-way
-        can still stop them. `until_started`: how to retry a start that is killed."""
+        """Start all engines at once, the reward model if there is one, and the clients. `engines`
+        is filled as processes start, so that a failure half-way can still stop them.
+        `until_started`: how to retry a start that is killed."""
         await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
@@ -160,15 +158,14 @@ class Builder:
             starting.append(until_started(SCORER_NAME, partial(self._start_scorer, engines)))
         await asyncio.gather(*starting)
         of_rollout = self.engine_addresses(engines)
-        router_url = await self._start_router(of_rollout, engines)
-        engines.fleet = self._fleet(of_rollout, router_url)
+        engines.fleet = self._fleet(of_rollout)
         for name in self.spec.adapters:
-            engines.adapters[name] = self._fleet(of_rollout, None, adapter=name)
+            engines.adapters[name] = self._fleet(of_rollout, adapter=name)
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
-            engines.evaluation = self._fleet(of_evaluation, None)
+            engines.evaluation = self._fleet(of_evaluation)
         for name in self.recipe.rollout.policies:
             served = self.engine_addresses(engines, name)
-            engines.policies[name] = self._fleet(served, None, serves_policy=False)
+            engines.policies[name] = self._fleet(served, serves_policy=False)
         return engines.fleet
 
     async def end_engine(self, dead: EngineActors) -> None:
@@ -202,23 +199,21 @@ class Builder:
     def slot_fleets(self, engines: Engines) -> list[SglangFleet]:
         """Return a client of the same engines for each of `adapters` by name, in order."""
         served = self.engine_addresses(engines)
-        return [self._fleet(served, None, adapter=name) for name in self.recipe.adapters]
+        return [self._fleet(served, adapter=name) for name in self.recipe.adapters]
 
     def base_fleet(self, engines: Engines) -> SglangFleet:
         """Return a client of the engines that uses the model without any adapter."""
-        return self._fleet(self.engine_addresses(engines), None, serves_policy=False)
+        return self._fleet(self.engine_addresses(engines), serves_policy=False)
 
     def _fleet(
         self,
         engines: list[EngineAddress],
-        router_url: str | None,
         *,
         serves_policy: bool = True,
         adapter: str | None = None,
     ) -> SglangFleet:
         """Return the client of a fleet's engines. `adapter`: its adapter, if there are several."""
         return SglangFleet(
-            router_url=router_url,
             engines=engines,
             **self._asking(serves_policy=serves_policy, adapter=adapter),
         )
@@ -280,13 +275,11 @@ class Builder:
                 "tokenizer": self.spec.inputs.tokenizer,
                 "vocab_size": self.spec.inputs.facts.vocab_size,
                 "fleet": {
-                    "router_url": None,
                     "engines": list(engines),
                     **self._asking(adapter=adapter),
                 },
                 "policies": {
                     name: {
-                        "router_url": None,
                         "engines": list(served.engines),
                         **self._asking(serves_policy=False),
                     }
@@ -340,29 +333,6 @@ class Builder:
             layout=TrainerLayout(),
             step_timeout_s=settings.request_timeout_s,
         )
-
-    async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:
-        """Start the router and return its URL; None: there is none. A single engine needs none; for
-        engines that share the cores of one computer it costs more than it gains; and with several
-        adapters, clients call the engines that hold theirs directly."""
-        one_computer = all(slot.node == 0 for slot in self.plan.slots)
-        is_small = self.plan.device_kind == "cpu" and one_computer
-        in_waves = self.recipe.weights.wave_share < 1  # a router does not know which are paused
-        if len(asked) == 1 or is_small or self.recipe.adapters or in_waves:
-            return None
-        port, metrics_port = await asyncio.to_thread(free_ports, 2)
-        engines.router = RouterServer(
-            RouterSpec(
-                worker_urls=tuple(engine.url for engine in asked),
-                port=port,
-                metrics_port=metrics_port,
-                log_path=self.log_dir / "router.log",
-                api_key=self.resources.api_key,
-            )
-        )
-        engines.router.start()
-        await asyncio.to_thread(engines.router.wait_ready, 60.0)
-        return engines.router.spec.url
 
     async def _spawn_engine(self, index: int, *, ends_groups: Sequence[int] = ()) -> EngineActors:
         """Spawn one actor on each node of the engine; the first one runs its HTTP server.

@@ -11,7 +11,6 @@ from milescli.core.errors import Stopped, WorkerDied
 from milescli.core.types import WeightVersion
 from milescli.runtime.adapters import AdapterDevices, together
 from milescli.runtime.attempt import Attempt
-from milescli.runtime.build import Builder
 from tests.waiting import settled
 
 
@@ -133,15 +132,3 @@ def test_a_resumed_run_goes_on_from_what_the_last_of_them_has_saved(
     ]
     attempt = SimpleNamespace(trainings=trainings)
     assert Attempt.saved_step.fget(attempt) == told  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("adapters", "share"), [({"a": None, "b": None}, 1.0), ({}, 0.5)])
-def test_there_is_no_router_before_engines_that_several_ask_or_that_change_in_waves(
-    adapters: dict[str, None], share: float
-) -> None:
-    """Which each of them knows to hold it, or to be paused, and a router does not."""
-    plan = SimpleNamespace(slots=[], device_kind="cuda")
-    recipe = SimpleNamespace(adapters=adapters, weights=SimpleNamespace(wave_share=share))
-    spec = SimpleNamespace(plan=plan, recipe=recipe)
-    builder = Builder(spec=spec, cluster=None, resources=None, log_dir=None)  # type: ignore[arg-type]
-    assert asyncio.run(builder._start_router([None, None], None)) is None  # type: ignore[arg-type,list-item]

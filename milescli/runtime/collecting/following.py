@@ -43,8 +43,7 @@ class Following:
 
     def engines_of(self, worker: Worker) -> list[EngineAddress]:
         """Return a process's share of the engines, chosen by their numbers, or all of them if none
-        of its share lives, or if the engines play a role. It calls them directly: a router may be
-        on another computer."""
+        of its share lives, or if the engines play a role."""
         engines, count = list(self._fleet.engines), len(self._workers)
         if self._policy is not None:
             return engines

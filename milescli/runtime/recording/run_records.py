@@ -27,7 +27,7 @@ from milescli.recipe.load import LoadedRecipe, values_of
 from milescli.recipe.resolved import resolved_yaml
 from milescli.runtime.spec import RunSpec
 
-RECORDED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers")
+RECORDED_PACKAGES = ("torch", "sglang", "megatron-core", "ray", "transformers")
 MAY_CHANGE = (
     "machine",
     "fault",

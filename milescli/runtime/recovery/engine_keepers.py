@@ -11,14 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
-from milescli.backends.sglang.launch.router import RouterServer
-from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Event, Notice, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.core.files import last_log_lines
@@ -172,8 +169,6 @@ class EngineWatch:
         )
 
 
-ROUTER_START_TIMEOUT_S = 60.0
-"""Time for a router to answer; it usually needs a second."""
 Start = Callable[[], Awaitable[EngineAddress]]
 """Starts an engine."""
 Join = Callable[[Start], Awaitable[None]]
@@ -292,62 +287,6 @@ class EngineKeeper:
         finally:
             del self._healing[engine.index]
         self._repairs.done(engine.name, began=began)
-
-
-class RouterKeeper:
-    """Replaces a router that died, at the same address. The fleet sends its open requests again."""
-
-    def __init__(
-        self,
-        fleet: SglangFleet,
-        *,
-        engines: Engines,
-        repairs: Repairs,
-        silence: Silence,
-    ) -> None:
-        """`fleet`: of the engines behind the router."""
-        self._fleet, self._engines = fleet, engines
-        self._repairs, self._silence = repairs, silence
-
-    async def probe(self) -> None:
-        """Check the router; if it died, return once another one answers. Raises WorkerDied if a
-        limit is reached."""
-        router = self._engines.router
-        assert router is not None, "a keeper without a router"
-        if (error := await self._loss(router)) is None:
-            return
-        began = time.monotonic()
-        if refusal := self._repairs.begin(router.name, error):
-            raise beyond(error, refusal)
-        urls = tuple(engine.url for engine in self._fleet.engines)
-        new = RouterServer(replace(router.spec, worker_urls=urls))
-        await in_thread(lambda: router.stop(0.0))
-        self._engines.router = new
-        await in_thread(new.start)
-        await in_thread(lambda: new.wait_ready(ROUTER_START_TIMEOUT_S))
-        self._silence.look(None)
-        self._repairs.done(router.name, began=began)
-
-    async def _loss(self, router: RouterServer) -> WorkerDied | None:
-        """Return why a replacement is needed; None if the router lives and answers."""
-        look = router.look()
-        if look.ended is not None:
-            return router.death(f"on its own: {look.ended}")
-        is_well = look.stopped is None and await in_thread(router.speaks)
-        times = UNSURE if look.stopped is None else 1.0
-        self._silence.look(None if is_well else look.stopped or "it does not respond", times=times)
-        if news := self._silence.news(self._repairs.step()):
-            self._repairs.bus.emit(news)
-        if not self._silence.is_too_long:
-            return None
-        return WorkerDied(
-            f"the router has been silent for {self._silence.seconds:.0f} s",
-            why=f"{self._silence.reason}; its log ends:\n{router.last_words()}",
-            fix=f"less {router.log_path}",
-        )
-
-    async def close(self) -> None:
-        """Do nothing: nothing runs between two probes."""
 
 
 def warn_of_losses(

@@ -1,5 +1,5 @@
-"""The rollout side of a run: actors that hold engine processes, the router before them, and the
-clients of engines and reward model. Started by `build`, kept alive by `engine_keepers`."""
+"""The rollout side of a run: actors that hold engine processes, and the clients of engines and
+reward model. Started by `build`, kept alive by `engine_keepers`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Protocol
 from milescli.backends.ray.actor import ActorHandle, run_all, start_all
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.launch.process import ProcessLook
-from milescli.backends.sglang.launch.router import RouterServer
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import WorkerDied
@@ -103,11 +102,10 @@ class Keeper(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Engines:
-    """Manages all engines of a run, with router and clients."""
+    """Manages all engines of a run, with their clients."""
 
     actors: dict[int, EngineActors] = field(default_factory=dict)
     """Actors by their place in the plan."""
-    router: RouterServer | None = None
     fleet: SglangFleet | None = None
     evaluation: SglangFleet | None = None
     """Engines reserved for evaluations; None: the plan reserves none."""
@@ -146,13 +144,11 @@ class Engines:
         await asyncio.gather(*(keeper.close() for keeper in keepers))
 
     async def stop(self) -> None:
-        """End clients, router and engines."""
+        """End clients and engines."""
         await self.leave()
         others = (*self.policies.values(), *self.adapters.values())
         for fleet in filter(None, (self.fleet, self.evaluation, *others)):
             await fleet.close()
-        if self.router is not None:
-            await asyncio.to_thread(self.router.stop)
         await asyncio.gather(*(engine.stop() for engine in self.actors.values()))
 
 

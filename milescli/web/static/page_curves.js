@@ -131,8 +131,10 @@ class Curves {
     this.loaded.renew();
   }
 
+  /** With the names that were asked for: others may be chosen before the answer is there. */
   async load(signal) {
-    return this.fetch(this.chosen(), { signal });
+    const names = this.chosen();
+    return { names, ...(await this.fetch(names, { signal })) };
   }
 
   fetch(names, options) {
@@ -141,8 +143,7 @@ class Curves {
     return fetchLines(this.context, names, { first, last, isTime, ...options });
   }
 
-  draw({ lines, steps, times }) {
-    const names = this.chosen();
+  draw({ names, lines, steps, times }) {
     Object.assign(this, { steps, times });
     if (!names.length) {
       this.forget();

@@ -1,4 +1,4 @@
-"""One real engine with its router on a tiny Qwen3, shared by every test of this folder."""
+"""One real engine of a tiny Qwen3, shared by every test of this folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from milescli.backends.sglang.client.fleet import SglangFleet
-from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.server import EngineServer
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.backends.sglang.weights.channels import TensorChannel
@@ -116,11 +115,8 @@ class Service:
     """What the tests hold."""
 
     engine: EngineServer
-    router: RouterServer
     model: torch.nn.Module
     """The same weights in transformers."""
-    direct: bool = False
-    """Fleets speak to the engine itself, as where it is the only one."""
 
     @property
     def address(self) -> EngineAddress:
@@ -141,7 +137,6 @@ class Service:
 
         async def with_fleet():
             fleet = SglangFleet(
-                router_url=None if self.direct else self.router.url,
                 engines=[self.address],
                 response_timeout_s=60,
                 order_timeout_s=120,
@@ -174,10 +169,9 @@ def start_service(
     is_forked: bool = True,
     **options: object,
 ) -> Service:
-    """Engine and router on that folder; both stopped where one does not start. `is_forked`: else
-    the engine is a process that was started as itself."""
+    """An engine on that folder, stopped where it does not start. `is_forked`: else it is a process
+    that was started as itself."""
     log_dir = log_dir or folder
-    router_port, metrics_port = free_ports(2)
     spec = EngineSpec(
         model_dir=folder,
         tokenizer_dir=folder,
@@ -193,24 +187,13 @@ def start_service(
         **options,
     )
     engine = engine_of(spec) if is_forked else EngineServer(spec)
-    door = RouterSpec(
-        worker_urls=(engine.url,),
-        port=router_port,
-        metrics_port=metrics_port,
-        log_path=log_dir / "router.log",
-        api_key=KEY,
-    )
-    router = RouterServer(door)
     try:
         engine.start()
         engine.wait_ready(400)
-        router.start()
-        router.wait_ready(200)
     except BaseException:
-        router.stop()
         engine.stop()
         raise
-    return Service(engine=engine, router=router, model=model)
+    return Service(engine=engine, model=model)
 
 
 @pytest.fixture(scope="session")
@@ -219,7 +202,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("qwen3")
     running = start_service(folder, make_qwen3(folder))
     yield running
-    running.router.stop()
     running.engine.stop()
 
 
@@ -252,5 +234,4 @@ def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("keeping")
     made = start_service(folder, make_qwen3(folder), name="keeping", prefix_cache=True)
     yield made
-    made.router.stop()
     made.engine.stop()

@@ -50,13 +50,7 @@ def serving(folder: Path, extra_env: Mapping[str, str], **sizes: int) -> Iterato
     write_tokenizer(folder)
     running = start_service(folder, model, return_routed_experts=True, extra_env=extra_env)
     yield running
-    running.router.stop()
     running.engine.stop()
-
-
-@pytest.fixture(params=["together", "router"])
-def served(request, moe):
-    return replace(moe, direct=request.param == "together")
 
 
 def routing_of_transformers(model, token_ids: list[int]) -> numpy.ndarray:
@@ -85,11 +79,10 @@ def wanted(seed: int, tokens: int) -> GenerateRequest:
     )
 
 
-def test_logprobs_and_chosen_experts_are_those_of_transformers(served):
+def test_logprobs_and_chosen_experts_are_those_of_transformers(moe):
     async def use(fleet):
         return await asyncio.gather(*(fleet.generate(wanted(seed, 24)) for seed in range(8)))
 
-    moe = served
     for seed, completion in enumerate(moe.run(use, routing_shape=SHAPE)):
         tokens = [*wanted(seed, 24).prompt_ids, *completion.response_ids]
         with torch.no_grad():
@@ -102,7 +95,7 @@ def test_logprobs_and_chosen_experts_are_those_of_transformers(served):
         assert completion.routed_experts.bytes_per_number == 1
 
 
-def test_rows_that_are_known_do_not_come_again_and_no_record_where_none_is_wanted(served):
+def test_rows_that_are_known_do_not_come_again_and_no_record_where_none_is_wanted(moe):
     requests = [
         wanted(0, 24),
         replace(wanted(0, 24), num_known_routes=5),
@@ -113,7 +106,7 @@ def test_rows_that_are_known_do_not_come_again_and_no_record_where_none_is_wante
     async def use(fleet):
         return await asyncio.gather(*map(fleet.generate, requests))
 
-    whole, later, without, last = served.run(use, routing_shape=SHAPE)
+    whole, later, without, last = moe.run(use, routing_shape=SHAPE)
     assert later.response_ids == without.response_ids == last.response_ids == whole.response_ids
     assert without.routed_experts is None
     assert numpy.array_equal(routing(later), routing(whole)[5:])
@@ -122,7 +115,7 @@ def test_rows_that_are_known_do_not_come_again_and_no_record_where_none_is_wante
     assert len(whole.routed_experts.indices) - len(later.routed_experts.indices) == 5 * cells
 
 
-def test_a_conversation_is_sent_each_row_once(served):
+def test_a_conversation_is_sent_each_row_once(moe):
     received = []
 
     async def use(fleet):
@@ -148,8 +141,8 @@ def test_a_conversation_is_sent_each_row_once(served):
             tokens = [*turn.prompt_ids, *turn.response_ids, 7, 8]
         return session.trajectories()
 
-    (line,) = served.run(use, routing_shape=SHAPE)
-    expected = routing_of_transformers(served.model, line.token_ids.tolist())
+    (line,) = moe.run(use, routing_shape=SHAPE)
+    expected = routing_of_transformers(moe.model, line.token_ids.tolist())
     assert numpy.array_equal(routing(line), expected)
     assert sum(received) == line.num_tokens - 1
 

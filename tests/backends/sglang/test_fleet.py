@@ -1,5 +1,5 @@
-"""Two engines behind one router: the shared one, and one with two ranks on two nodes, which are two
-addresses of this machine."""
+"""Two engines: the shared one, and one with two ranks on two nodes, which are two addresses of this
+machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from milescli.backends.sglang.client.fleet import SglangFleet
-from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.server import EngineServer
 from milescli.backends.sglang.weights.channels import DistributedChannel, TensorChannel
 from milescli.core.errors import WorkerDied
@@ -37,7 +36,6 @@ class Pair:
     here: Service
     across: list[EngineServer]
     """One per node; the first is the one to speak to."""
-    router: RouterServer
 
     @property
     def addresses(self) -> list[EngineAddress]:
@@ -56,13 +54,9 @@ class Pair:
     def is_whole(self) -> bool:
         return all(engine.poll() is None for engine in self.across)
 
-    def run(self, test, *, router_url: str | None = None):
+    def run(self, test):
         async def with_fleet():
-            fleet = SglangFleet(
-                router_url=router_url or self.router.url,
-                engines=self.addresses,
-                response_timeout_s=BOUND_S,
-            )
+            fleet = SglangFleet(engines=self.addresses, response_timeout_s=BOUND_S)
             try:
                 return await test(fleet)
             finally:
@@ -71,16 +65,15 @@ class Pair:
         return asyncio.run(with_fleet())
 
     def scores_of_both(self) -> list[torch.Tensor]:
-        return [
-            torch.tensor(
-                self.run(lambda fleet: fleet.score(TOKENS), router_url=address.url),
-                dtype=torch.float64,
-            )
-            for address in self.addresses
-        ]
+        """They are asked in turn."""
+
+        async def score_twice(fleet):
+            return [await fleet.score(TOKENS) for _ in self.addresses]
+
+        return [torch.tensor(scores, dtype=torch.float64) for scores in self.run(score_twice)]
 
     def stop(self) -> None:
-        for server in (self.router, *self.across):
+        for server in self.across:
             server.stop()
 
 
@@ -103,23 +96,12 @@ def start_pair(service: Service, logs: Path) -> Pair:
         )
         for rank, host in enumerate(NODES)
     ]
-    port, metrics_port = free_ports(2)
-    door = RouterSpec(
-        worker_urls=(shared.url, across[0].url),
-        port=port,
-        metrics_port=metrics_port,
-        log_path=logs / "router.log",
-        api_key=KEY,
-        policy="round_robin",
-    )
-    pair = Pair(here=service, across=across, router=RouterServer(door))
+    pair = Pair(here=service, across=across)
     try:
         for engine in across:
             engine.start()
         for engine in across:
             engine.wait_ready(400)
-        pair.router.start()
-        pair.router.wait_ready(200)
     except BaseException:
         pair.stop()
         raise
@@ -161,7 +143,7 @@ def test_both_take_the_weights_and_hold_what_was_sent(pair, kind):
     assert [torch.allclose(scores, expected, atol=1e-5, rtol=0) for scores in sent] == [True, True]
 
 
-def test_both_generate_alike_behind_the_router_also_after_sleep(pair):
+def test_both_generate_alike_also_after_sleep(pair):
     request = GenerateRequest(prompt_ids=TOKENS, max_new_tokens=12, temperature=0.0)
 
     async def sleep_between(fleet):

@@ -4,7 +4,7 @@ is done, each token is of the weights that its version says, and of no KV of oth
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -138,7 +138,6 @@ async def _send(service: Service, version: int) -> None:
 async def _in_waves(both: tuple[Service, Service], *, on_update: str, wait_s: float) -> Waved:
     """Twelve responses, while one engine after the other is given new weights."""
     fleet = SglangFleet(
-        router_url=None,
         engines=[service.address for service in both],
         on_update=on_update,  # type: ignore[arg-type]
     )
@@ -171,7 +170,7 @@ async def _in_waves(both: tuple[Service, Service], *, on_update: str, wait_s: fl
 def test_engines_that_are_updated_in_waves_say_the_version_of_each_token(
     service: Service, keeping: Service, on_update: str
 ) -> None:
-    both = replace(service, direct=True), keeping
+    both = service, keeping
     for wait_s in MOMENTS_S:
         waved = asyncio.run(_in_waves(both, on_update=on_update, wait_s=wait_s))
         versions = {tuple(s.version for s in one.version_spans) for one in waved.said.values()}

@@ -1,5 +1,5 @@
-"""A real engine joins a fleet whose router is asked, and is killed while it responds: what it was
-asked, the other one is asked."""
+"""A real engine joins a fleet, and is killed while it responds: what it was asked, the other one is
+asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.client.http import EngineDied
-from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.server import EngineServer
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.platform.ports import free_ports
@@ -46,28 +45,6 @@ def second(service: Service, tmp_path):
         engine.stop()
 
 
-@pytest.fixture
-def router(service: Service, tmp_path):
-    """One of its own, before the shared engine."""
-    port, metrics_port = free_ports(2)
-    door = RouterServer(
-        RouterSpec(
-            worker_urls=(service.engine.url,),
-            port=port,
-            metrics_port=metrics_port,
-            log_path=tmp_path / "router.log",
-            api_key=KEY,
-            policy="round_robin",
-        )
-    )
-    door.start()
-    try:
-        door.wait_ready(200)
-        yield door
-    finally:
-        door.stop()
-
-
 def _kill_detokenizer(engine: EngineServer) -> None:
     """SGLang itself does not notice, and its requests wait: the engine counts as ended."""
     parts = psutil.Process(engine.pid).children(recursive=True)
@@ -79,15 +56,13 @@ def _kill_detokenizer(engine: EngineServer) -> None:
 
 
 def test_an_engine_joins_responds_and_dies_and_nothing_of_it_is_lost(
-    service: Service, second: EngineServer, router: RouterServer
+    service: Service, second: EngineServer
 ) -> None:
     address = EngineAddress(url=second.url, name="engine 1", api_key=KEY, log_path=second.log_path)
     heard: list[EngineDied] = []
 
     async def main():
-        fleet = SglangFleet(
-            router_url=router.url, engines=[service.address], response_timeout_s=120
-        )
+        fleet = SglangFleet(engines=[service.address], response_timeout_s=120)
         try:
             alone = await asyncio.gather(*(fleet.generate(each) for each in REQUESTS))
             await fleet.admit(address, WeightVersion(3))

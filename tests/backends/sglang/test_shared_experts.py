@@ -41,7 +41,7 @@ def test_an_engine_says_what_the_merged_model_says(tmp_path: Path) -> None:
     write_adapter(tmp_path / "start", adapter_of(blank, of_adapter, SHAPE, base_model=model))
 
     async def said(engine: EngineAddress) -> list[list[float]]:
-        fleet = SglangFleet(router_url=None, engines=[engine], adapter=SOLE_ADAPTER)
+        fleet = SglangFleet(engines=[engine], adapter=SOLE_ADAPTER)
         channel = TensorChannel()
         await asyncio.to_thread(channel.open, [engine])
         rows = [list(await fleet.score(PROMPT))]

@@ -60,7 +60,7 @@ class Seeing:
         self.rows = rows_of({"model_type": family})
         self.prompts = [prompt_of(row, self.folder) for row in self.rows]
         started = start_service(self.folder, self.model, log_dir=folder, name=family, **options)
-        self.service: Service = replace(started, direct=True)
+        self.service: Service = started
 
     def sampled(
         self,
@@ -159,7 +159,6 @@ class Seeing:
         self.model = plain_vision.loaded(folder).eval()
 
     def stop(self) -> None:
-        self.service.router.stop()
         self.service.engine.stop()
 
 

@@ -40,9 +40,9 @@ def list_sums(parts: Path) -> None:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Path:
-    """All three."""
+    """Both."""
     folder = tmp_path / "parts"
-    for number in (1, 2, 3):
+    for number in (1, 2):
         make_part(folder, number, f"number = {number}\n")
     return folder
 
@@ -70,7 +70,7 @@ def test_sourced_it_sets_paths_and_nothing_else_of_the_shell(parts: Path) -> Non
     script = f"""
     source {SCRIPT} all || exit
     false  # the shell of the caller has no `set -e` now
-    echo "$PYTHONPATH"; program2; python3 -c 'import module3; print(module3.number)'
+    echo "$PYTHONPATH"; program2; python3 -c 'import module1; print(module1.number)'
     shopt -qo nounset && echo nounset
     true
     """
@@ -79,8 +79,8 @@ def test_sourced_it_sets_paths_and_nothing_else_of_the_shell(parts: Path) -> Non
         ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=200
     )
     site = parts.parent / "site"
-    folders = [str(site / f"part{number}") for number in (1, 2, 3)]
-    expected = [":".join([*folders, str(ROOT)]), "from the kit", "3"]
+    folders = [str(site / f"part{number}") for number in (1, 2)]
+    expected = [":".join([*folders, str(ROOT)]), "from the kit", "1"]
     assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr
 
 
@@ -109,11 +109,11 @@ def test_a_wrong_checksum_is_refused_and_what_is_there_stays(parts: Path) -> Non
 
 @pytest.mark.parametrize("xz", ["with xz", "without xz"])
 def test_a_broken_archive_leaves_nothing(parts: Path, tmp_path: Path, xz: str) -> None:
-    archive = parts / "part3.tar.xz"
+    archive = parts / "part2.tar.xz"
     archive.write_bytes(archive.read_bytes()[:-40])
     list_sums(parts)
     path = os.environ["PATH"] if xz == "with xz" else without_xz(tmp_path / "bin")
-    done = unpack(parts, "3", PATH=path)
+    done = unpack(parts, "2", PATH=path)
     assert done.returncode == 4 and "cannot be extracted" in done.stderr
     assert not list((parts.parent / "site").iterdir())
 

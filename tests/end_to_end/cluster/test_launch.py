@@ -175,7 +175,6 @@ def test_a_run_over_two_nodes_outlives_whatever_dies_and_leaves_nothing(
         "trainer-rank-1.log",
         "engine-0-server.log",
         "engine-1-server.log",
-        "router.log",
     } <= logs
     assert max(event["report"]["logprob_diff_max"] for event in run.steps) <= 1e-4
 
@@ -221,11 +220,9 @@ def _shows_no_key_and_listens_to_nobody_else(run: TwoNodes) -> None:
 
 
 def _replaces_what_dies(run: TwoNodes) -> None:
-    """The router and an engine at once; then the actor of environments, and its process with it."""
+    """An engine; then the actor of environments, and its process with it."""
     there = run.cluster.nodes[1]
-    _the(psutil.Process(run.driver.pid).children(recursive=True), "router_process").kill()
     _the(_ours(there), "sglang::scheduler").kill()
-    run.wait_for("WorkerReplaced", worker="router")
     run.wait_for("WorkerReplaced", worker="engine 1")
     run.wait_for_steps(len(run.steps) + 2)
     assert _environments(psutil.Process(run.driver.pid).children(recursive=True))

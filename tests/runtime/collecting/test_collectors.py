@@ -149,7 +149,7 @@ class _Rig:
             cluster=None,
             tokenizer=_Tokenizer(),
             vocab_size=16,
-            fleet={"router_url": None, "engines": engines},
+            fleet={"engines": engines},
             policies={},
             version=WeightVersion(0),
             is_paused=False,

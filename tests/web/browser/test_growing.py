@@ -28,6 +28,16 @@ window.fetch = async (url, options) => {
 };
 """
 
+HELD_LINES = """
+const ask = window.fetch;
+window.fetch = async (url, options) => {
+  const found = await ask(url, options);
+  while (window.isHeld && String(url).includes("/columns"))
+    await new Promise((done) => setTimeout(done, 20));
+  return found;
+};
+"""
+
 
 def test_a_figure_that_comes_later_can_be_chosen(
     tmp_path: Path, browser: Browser, tab: Opener
@@ -35,7 +45,10 @@ def test_a_figure_that_comes_later_can_be_chosen(
     run = WrittenRun(path=tmp_path / "runs" / "growing-1", at_s=time.time() - 600)
     run.steps(1, 3)
     with served(folder=run.path.parent) as url:
-        page = tab(url).open("run=growing-1&page=curves")
+        told = tab(url)
+        told.page.add_init_script(HELD_LINES)
+        page = told.open("run=growing-1&page=curves")
+        page.evaluate("window.isHeld = true")  # the list knows it before curves come
         name = page.locator("[id='column-eval/accuracy']")
         assert not name.count()
         run.tell(
@@ -51,6 +64,8 @@ def test_a_figure_that_comes_later_can_be_chosen(
         )
         run.steps(4, 4)
         name.wait_for()
+        page.evaluate("window.isHeld = false")
+        page.wait_for_selector(".charts :text('eval/accuracy')")
 
 
 def test_the_largest_processes_are_named_as_they_are_now(

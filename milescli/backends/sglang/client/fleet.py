@@ -1,5 +1,5 @@
-"""The fleet of SGLang engines as the rollout room sees it: a request goes to the router or, without
-one, to the engine with the fewest requests; an order goes to every engine.
+"""The fleet of SGLang engines as the rollout room sees it: a request goes to the engine with the
+fewest requests, an order to every engine.
 
 Token ids in, token ids out. A pause aborts the requests in flight, and after `resume`, `generate`
 keeps their tokens and requests the rest (continue), or requests everything again (abort); or a
@@ -20,7 +20,6 @@ from milescli.backends.sglang.client.admission import Load
 from milescli.backends.sglang.client.batching import HeldBack, RequestBatcher, Stream
 from milescli.backends.sglang.client.http import EngineDied, EngineHttp
 from milescli.backends.sglang.client.reply import PartialResponse, prompt_logprobs, read_reply
-from milescli.backends.sglang.client.router_workers import RouterWorkers
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import PublishStats
 from milescli.core.types import EngineAddress, StopReason, WeightVersion
@@ -75,7 +74,6 @@ class SglangFleet:
     def __init__(
         self,
         *,
-        router_url: str | None,
         engines: list[EngineAddress],
         response_timeout_s: float = 3600.0,
         order_timeout_s: float = ORDER_TIMEOUT_S,
@@ -88,25 +86,21 @@ class SglangFleet:
     ) -> None:
         """Create a client of `engines`.
 
-        `router_url` is the router before the engines; None sends requests to them directly.
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
         `routing_shape` is the model's (layers, topk) if routed experts are recorded. `adapter` is
         the adapter of every request; None means the model itself. `shares_engines` says that other
         fleets use the same engines for other adapters, and continue when this one is replaced.
         `on_update` says what happens to running requests at a pause. `stop_ids` are tokens that end
         a response, besides those that the engines know. `max_running` are the requests that an
-        engine can run: without a router, one is sent few more, and fewer while its cache is full
-        (`admission`); None sends all at once.
+        engine can run: it is sent few more, and fewer while its cache is full (`admission`); None
+        sends all at once.
         """
-        self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
+        self.http = EngineHttp(engines, caller="the rollout")
         self.followers: Followers | None = None
         """Other processes that ask the same engines; None: there are none."""
         self.on_death: Callable[[EngineDied], None] | None = None
         """Told of an engine that was removed, to put another in its place; None: an engine's death
         is an error of whoever asks."""
-        self._router = RouterWorkers(self.http) if router_url is not None else None
-        self._removals = list[asyncio.Task[None]]()
-        """What the router is or was told of engines that died."""
         self._batcher = RequestBatcher(
             {engine.url: self._stream_of(engine) for engine in engines},
             max_running=max_running,
@@ -132,7 +126,7 @@ class SglangFleet:
         self._idle.set()
         self._in_flight = 0
         self._on_update = "drain" if shares_engines else on_update
-        self._num_aborts = 0
+        self._num_aborts = self._num_scored = 0
         self._num_discarded = 0
         """Tokens that were given up since the last pause."""
 
@@ -159,10 +153,8 @@ class SglangFleet:
         return {**fields, "extra_key": str(self.version)} if self._shares_engines else fields
 
     def num_waiting(self, url: str) -> int:
-        """Return the number of requests without a reply from the engine at this URL; behind a
-        router, those without a reply from any engine."""
-        on_router = self.http.router_url is not None
-        own = self._in_flight if on_router else self._batcher.num_open(url)
+        """Return the number of requests without a reply from the engine at this URL."""
+        own = self._batcher.num_open(url)
         return own + (self.followers.num_waiting(url) if self.followers is not None else 0)
 
     def silent_s(self, url: str) -> float:
@@ -177,9 +169,6 @@ class SglangFleet:
 
     async def close(self) -> None:
         """Close the sockets; the engines keep running."""
-        for removal in self._removals:
-            removal.cancel()
-        await asyncio.gather(*self._removals, return_exceptions=True)
         await self._batcher.close()
         await self.http.close()
 
@@ -223,21 +212,15 @@ class SglangFleet:
         return StopReason.ABORT if self._num_aborts == aborts_before else None
 
     async def _ask(self, response: PartialResponse, *, timeout_s: float) -> dict[str, Any]:
-        """Send one request. A router takes one request per call, and finds the engine that caches
-        its beginning by the prefix; an engine takes all requests of one moment together, and
-        streams tokens before the end."""
-        body, request = {**response.body, **self._to}, response.request
+        """Request the rest of a response, in one call with other requests of the same moment."""
+        request = response.request
         told, before = request.on_tokens, [*response.token_ids]
-        if self.http.router_url is None or told is not None:
-            return await self._batcher.ask(
-                body,
-                timeout_s=timeout_s,
-                conversation=request.conversation,
-                on_part=told and (lambda part: told([*before, *(part.get("output_ids") or ())])),
-            )
-        for removal in self._removals:  # else the router may pick one that is gone
-            await asyncio.shield(removal)
-        return await self.http.ask_any("/generate", body, timeout_s=timeout_s)
+        return await self._batcher.ask(
+            {**response.body, **self._to},
+            timeout_s=timeout_s,
+            conversation=request.conversation,
+            on_part=told and (lambda part: told([*before, *(part.get("output_ids") or ())])),
+        )
 
     async def score(self, token_ids: list[int]) -> array[float]:
         """Return [len(token_ids) - 1] log-probs at temperature 1, from one prefill."""
@@ -251,10 +234,12 @@ class SglangFleet:
         deadline = time.monotonic() + self._response_timeout_s
         while True:
             async with self._slot(deadline):
+                timeout_s = max(deadline - time.monotonic(), 0.001)
+                open_ = [one for one in self.http.engines if one.url not in self.closed]
+                self._num_scored += 1
+                engine = open_[self._num_scored % len(open_)]
                 try:
-                    reply = await self.http.ask_any(
-                        "/generate", body, timeout_s=max(deadline - time.monotonic(), 0.001)
-                    )
+                    reply = await self.http.ask(engine, "/generate", body, timeout_s=timeout_s)
                 except EngineDied as error:
                     self._remove_dead(error)
                     continue
@@ -280,8 +265,6 @@ class SglangFleet:
             self._set_open()
             if self.followers is not None:
                 self.followers.use(left)
-            if self._router is not None:
-                self._removals.append(asyncio.ensure_future(self._router.remove(error.url)))
 
     async def remove_dead(self) -> bool:
         bound_s = self._order_timeout_s
@@ -296,8 +279,6 @@ class SglangFleet:
                 await self._load_into(engine, self._loaded)
             if not self._shares_engines:
                 await self._ready_one(engine, version)
-            if self._router is not None:
-                await self._router.add(engine)
             self.add(engine)
             if self.followers is not None:
                 self.followers.use(self.http.engines)
@@ -414,7 +395,7 @@ class SglangFleet:
 
     async def pause_some(self, urls: Collection[str]) -> PublishStats:
         """Pause some engines while the others sample: their requests continue there, start again,
-        or end first, as in `pause`. Not possible behind a router. Raises as `pause`."""
+        or end first, as in `pause`. Raises as `pause`."""
         stats = await self.stop_some(urls)
         if self._shares_engines:
             await self._order_all("/pause_generation", {"mode": "in_place"}, urls)

@@ -1,11 +1,12 @@
-"""HTTP to engines and router: every call has a time limit, every failure a name. The fleet in the
-driver uses `EngineHttp`; a trainer rank, whose code is not async, uses `Orders`, the same HTTP on
-an event loop in a thread of its own."""
+"""HTTP to engines: every call has a time limit, every failure a name. The fleet in the driver uses
+`EngineHttp`; a trainer rank, whose code is not async, uses `Orders`, the same HTTP on an event loop
+in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import resource
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -25,8 +26,6 @@ from milescli.core.units import format_duration
 
 RETRY_WAITS_S = (0.1, 0.5, 2.0)
 """Seconds before each retry of a request whose connection broke."""
-ROUTER_RETRY_WAITS_S = (*RETRY_WAITS_S, 5.0, 10.0, 15.0)
-"""Waits before retries through a router: a dead router is replaced within seconds."""
 HEALTH_TIMEOUT_S = 10.0
 """An engine that is alive answers /health while it works; a busy machine may take seconds, or
 longer: see `find_dead`."""
@@ -36,8 +35,10 @@ MAX_LINE_BYTES = 2**26
 KEEP_ALIVE_S = 2.0
 """Lifetime of an unused connection. SGLang closes one after 5 s; using it at that moment would lose
 an order, which is not retried."""
-MAX_CONNECTIONS = 1024
-"""Open sockets to router and engines together; further requests wait for one."""
+MAX_FILES, OTHER_FILES = 65_536, 512
+"""Most files and sockets that a process may open, and those of them that are not sockets to
+engines. A call carries 8 to 32 requests and lasts as long as the longest of them, so 32 engines
+that run 256 each have some 5,000 calls open."""
 
 
 class EngineRefused(MilesError):
@@ -59,26 +60,25 @@ class Hiccup(WorkerDied):
 class _Call:
     """Holds one request."""
 
-    url: str
-    who: str
-    """Name of the called server, for errors."""
-    engines: Sequence[EngineAddress]
-    """Engines that may be the cause of a failure."""
+    engine: EngineAddress
+    path: str
     timeout_s: float
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the request."""
+        return f"{self.engine.url}{self.path}"
 
 
 class EngineHttp:
     """Holds one connection pool for all engines; belongs to one event loop."""
 
-    def __init__(
-        self, engines: Sequence[EngineAddress], *, caller: str, router_url: str | None = None
-    ) -> None:
+    def __init__(self, engines: Sequence[EngineAddress], *, caller: str) -> None:
         """Name the `caller` for errors ("the rollout"). Opens nothing yet."""
         keys = {engine.api_key for engine in engines}
-        assert len(keys) == 1, f"{len(keys)} keys for one router"
+        assert len(keys) == 1, f"{len(keys)} keys of one run"
         self.engines = list(engines)
         """Engines in service; may change."""
-        self.router_url = router_url
         self._caller = caller
         self.headers = bearer(keys.pop())
         """Headers of every request."""
@@ -90,7 +90,7 @@ class EngineHttp:
         """Return the session, created on first use inside the running loop."""
         if self._session is None:
             connector = aiohttp.TCPConnector(
-                limit=MAX_CONNECTIONS, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_S
+                limit=_max_connections(), limit_per_host=0, keepalive_timeout=KEEP_ALIVE_S
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
@@ -100,8 +100,7 @@ class EngineHttp:
         return self._session
 
     def silent_s(self, url: str) -> float:
-        """Return the seconds since the engine at this URL replied; behind a router, since it was
-        called directly. Infinity if never."""
+        """Return the seconds since the engine at this URL replied; infinity if never."""
         names = [engine.name for engine in self.engines if engine.url == url]
         last = max((self._last_reply_s.get(name, -math.inf) for name in names), default=-math.inf)
         return time.monotonic() - last
@@ -112,30 +111,25 @@ class EngineHttp:
             await self._session.close()
             self._session = None
 
-    async def ask_any(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """POST to the engine that the router picks, or to the first one without a router. Raises
-        EngineDied if one of them does not answer any more.
-
-        Retries a connection that breaks although every engine answers (a kept-alive socket that
-        closed at the same moment, a full backlog): nothing is lost, since equal seeds give equal
-        tokens.
-        """
-        first = self.engines[0]
-        base, who = (self.router_url, "the router") if self.router_url else (first.url, first.name)
-        call = _Call(url=f"{base}{path}", who=who, engines=[*self.engines], timeout_s=timeout_s)
-        for wait_s in ROUTER_RETRY_WAITS_S if self.router_url else RETRY_WAITS_S:
+    async def ask(
+        self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
+    ) -> dict[str, Any]:
+        """POST to one engine a request that may be repeated: if a connection breaks although the
+        engine answers (a kept-alive socket that closed at the same moment, a full backlog), it is
+        sent again. Raises as `order`."""
+        for wait_s in RETRY_WAITS_S:
             try:
-                return await self._post(call, body)
+                return await self.order(engine, path, body, timeout_s=timeout_s)
             except Hiccup:
                 await asyncio.sleep(wait_s)
-        return await self._post(call, body)
+        return await self.order(engine, path, body, timeout_s=timeout_s)
 
     async def stream(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> AsyncGenerator[dict[str, Any]]:
         """POST to one engine, which streams objects (server-sent events), and yield each as it
         arrives. Raises as `order`."""
-        call = _call_of(engine, path, timeout_s)
+        call = _Call(engine=engine, path=path, timeout_s=timeout_s)
         async with self._open(call, body) as response:
             if response.status != 200:
                 await self._check(call, response)
@@ -152,13 +146,11 @@ class EngineHttp:
     ) -> dict[str, Any]:
         """POST to one engine. Raises EngineRefused, EngineDied, WaitTimeout, and Hiccup if the
         connection broke and the engine still answers."""
-        reply = await self._post(_call_of(engine, path, timeout_s), body)
+        call = _Call(engine=engine, path=path, timeout_s=timeout_s)
+        async with self._open(call, body) as response:
+            reply = _as_object(await self._check(call, response))
         self._last_reply_s[engine.name] = time.monotonic()
         return reply
-
-    async def _post(self, call: _Call, body: dict[str, Any]) -> dict[str, Any]:
-        async with self._open(call, body) as response:
-            return _as_object(await self._check(call, response))
 
     @asynccontextmanager
     async def _open(
@@ -190,7 +182,7 @@ class EngineHttp:
         return text
 
     async def _timed_out(self, call: _Call) -> MilesError:
-        dead = await self.find_dead(call.engines)
+        dead = await self.find_dead([call.engine])
         if dead is not None:
             return dead
         silence = "; ".join(
@@ -198,7 +190,7 @@ class EngineHttp:
             for name, at in self._last_reply_s.items()
         )
         return WaitTimeout(
-            f"{call.who} did not answer {call.url}",
+            f"{call.engine.name} did not answer {call.url}",
             why=f"{self._caller} waited {format_duration(call.timeout_s)}; {silence}",
             fix=f"--set machine.step_timeout_s={2 * call.timeout_s:.0f}   # if the work takes "
             "that long; otherwise read the engine's log",
@@ -206,10 +198,10 @@ class EngineHttp:
 
     async def _broken(self, call: _Call, detail: str) -> MilesError:
         within_s = max(call.timeout_s, HEALTH_TIMEOUT_S)
-        return await self.find_dead(call.engines, detail, within_s=within_s) or Hiccup(
-            f"{call.who} failed at {call.url}",
-            why=f"{detail}; all engines still respond",
-            fix="read the log of the router and of the engines",
+        return await self.find_dead([call.engine], detail, within_s=within_s) or Hiccup(
+            f"{call.engine.name} failed at {call.url}",
+            why=f"{detail}; the engine still responds",
+            fix="read the engine's log",
         )
 
     async def find_dead(
@@ -272,13 +264,21 @@ class EngineHttp:
         return alive
 
 
-def _call_of(engine: EngineAddress, path: str, timeout_s: float) -> _Call:
-    return _Call(url=f"{engine.url}{path}", who=engine.name, engines=[engine], timeout_s=timeout_s)
+def _max_connections() -> int:
+    """Raise this process's limit of open files as far as the system allows, up to `MAX_FILES`;
+    return the number of connections that leaves room for other files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(most - OTHER_FILES, most // 2)
 
 
 def _refused(call: _Call, why: str) -> EngineRefused:
     return EngineRefused(
-        f"{call.who} rejected {call.url}", why=why, fix="read the engine's log for the cause"
+        f"{call.engine.name} rejected {call.url}",
+        why=why,
+        fix="read the engine's log for the cause",
     )
 
 

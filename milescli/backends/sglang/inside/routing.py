@@ -2,9 +2,8 @@
 that nobody knows it of yet, and eight bits for each expert's number, nine, or sixteen. Installed by
 the plug-in where EngineSpec.return_routed_experts.
 
-sglang-router 0.3.2 drops `return_routed_experts` and `routed_experts_start_len` from the requests
-that it passes on, and SGLang has one such pair for all requests of a call. A request's `rid` gets
-through, and each has its own: so it says what is wanted, and is made unique here.
+SGLang has one pair of `return_routed_experts` and `routed_experts_start_len` for all requests of a
+call. Each has a `rid` of its own: so it says what is wanted, and is made unique here.
 """
 
 from __future__ import annotations

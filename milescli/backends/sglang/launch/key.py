@@ -1,5 +1,4 @@
-"""Manages the API key of a run: engines and router refuse every request without it, except health
-checks.
+"""Manages the API key of a run: engines refuse every request without it, except health checks.
 
 It travels in the environment of a process, never in its arguments; and SGLang, which writes its own
 arguments into its log and into /server_info, does not have it among them.
@@ -11,7 +10,7 @@ import os
 import sys
 
 KEY_VARIABLE = "MILES_ENGINE_KEY"
-"""Set by EngineServer and RouterServer for the process that they start, which removes it again."""
+"""Set by EngineServer for the process that it starts, which removes it again."""
 
 
 def bearer(api_key: str | None) -> dict[str, str]:

@@ -79,8 +79,6 @@ class ProcessLook:
 class ManagedProcess:
     """Starts one command, watches it, and stops it with everything that it started."""
 
-    ready_path = "/health"
-    """Path that answers 200 when it is ready."""
     stop_signal = signal.SIGTERM
     """Signal that asks it to end in order."""
 
@@ -88,7 +86,7 @@ class ManagedProcess:
         self, *, name: str, command: list[str], env: dict[str, str], log_path: Path, url: str
     ) -> None:
         """Prepare to run `command` in `env`, its whole environment. `name` is used in errors; `url`
-        answers GET `ready_path` when the process is ready."""
+        answers GET /health with 200 when the process is ready."""
         self.name = name
         self.command = command
         self.env = env
@@ -179,7 +177,7 @@ class ManagedProcess:
                 raise WaitTimeout(
                     f"{self.name} is not ready",
                     why=f"{format_duration(timeout_s)} without 200 from "
-                    f"{self.url}{self.ready_path}; its log ends:\n{self.last_words()}",
+                    f"{self.url}/health; its log ends:\n{self.last_words()}",
                     fix=[
                         f"less {self.log_path}",
                         f"--set machine.start_timeout_s={2 * timeout_s:.0f}",
@@ -187,16 +185,9 @@ class ManagedProcess:
                 )
             sleep(POLL_S)
 
-    def speaks(self) -> bool:
-        """Return True if it answers at all, ready or not; waits 2 s at most."""
-        try:
-            return bool(status(f"{self.url}/health", timeout_s=2))
-        except OSError:
-            return False
-
     def _answers(self) -> bool:
         try:
-            return status(f"{self.url}{self.ready_path}", timeout_s=2) == 200
+            return status(f"{self.url}/health", timeout_s=2) == 200
         except OSError:  # not listening yet: what we wait for
             return False
 

@@ -45,8 +45,7 @@ class EngineSpec:
     host: str = "127.0.0.1"
     """Address of its node, the only one that it listens on. Beyond loopback it needs a key."""
     api_key: str | None = field(default=None, repr=False)
-    """Key that every request must carry (`key.py`). Engines behind one router share theirs with
-    it."""
+    """Key that every request must carry (`key.py`); the same for all engines of a run."""
     num_nodes: int = 1
     """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0
     answers."""

@@ -1,10 +1,8 @@
-"""The fleet, on a real engine: behind the real router, one request a call; and by itself, with what
-is asked at one moment together."""
+"""The fleet, on a real engine, which is asked together what is wanted at one moment."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,11 +14,6 @@ from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import MOMENTS_S
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(params=["together", "router"])
-def served(request, service):
-    return replace(service, direct=request.param == "together")
 
 
 def request(
@@ -36,13 +29,13 @@ def reference_logprobs(model, token_ids: list[int], temperature: float = 1.0) ->
     return logits.log_softmax(-1).gather(-1, torch.tensor(token_ids[1:])[:, None])[:, 0].double()
 
 
-def test_logprobs_of_sampled_tokens_are_those_of_transformers_at_the_temperature(served):
+def test_logprobs_of_sampled_tokens_are_those_of_transformers_at_the_temperature(service):
     async def use(fleet):
         return await fleet.generate(request(temperature=0.7))
 
-    completion = served.run(use)
+    completion = service.run(use)
     prompt = request().prompt_ids
-    expected = reference_logprobs(served.model, [*prompt, *completion.response_ids], 0.7)[
+    expected = reference_logprobs(service.model, [*prompt, *completion.response_ids], 0.7)[
         len(prompt) - 1 :
     ]
     assert torch.allclose(
@@ -50,27 +43,25 @@ def test_logprobs_of_sampled_tokens_are_those_of_transformers_at_the_temperature
     )
 
 
-def test_score_equals_transformers(served):
+def test_score_equals_transformers(service):
     tokens = [5, 77, 130, 8, 250, 33, 91, 4, 4, 18]
-    scores = served.run(lambda fleet: fleet.score(tokens))
+    scores = service.run(lambda fleet: fleet.score(tokens))
     assert len(scores) == len(tokens) - 1
-    expected = reference_logprobs(served.model, tokens)
+    expected = reference_logprobs(service.model, tokens)
     assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
-def test_greedy_responses_are_those_of_transformers(served):
-    completion = served.run(lambda fleet: fleet.generate(request(temperature=0.0, seed=None)))
+def test_greedy_responses_are_those_of_transformers(service):
+    completion = service.run(lambda fleet: fleet.generate(request(temperature=0.0, seed=None)))
     prompt = torch.tensor([request().prompt_ids])
     with torch.no_grad():
-        expected = served.model.generate(prompt, max_new_tokens=24, do_sample=False)[
+        expected = service.model.generate(prompt, max_new_tokens=24, do_sample=False)[
             0, prompt.shape[1] :
         ].tolist()
     assert completion.response_ids == expected
 
 
 def test_requests_that_are_held_back_get_the_same_tokens_also_over_a_pause(service):
-    alone = replace(service, direct=True)
-
     async def crowd(fleet):
         asked = [fleet.generate(request(index, seed=index)) for index in range(40)]
         return await asyncio.gather(*asked), await fleet.pause()
@@ -85,9 +76,9 @@ def test_requests_that_are_held_back_get_the_same_tokens_also_over_a_pause(servi
         await fleet.resume(0)
         return await asyncio.gather(*asked), stats
 
-    everything, none = alone.run(crowd)
-    bounded, some = alone.run(crowd, max_running=4)
-    interrupted, _ = alone.run(paused, max_running=4)
+    everything, none = service.run(crowd)
+    bounded, some = service.run(crowd, max_running=4)
+    interrupted, _ = service.run(paused, max_running=4)
     assert (none.held_requests, some.held_requests) == (0, 28)
     expected = [each.response_ids for each in everything]
     assert [each.response_ids for each in bounded] == expected
@@ -102,7 +93,7 @@ def test_an_engine_says_how_full_it_is(service):
     assert load["num_running_reqs"] == 0 and 0 <= load["token_usage"] < 1
 
 
-def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not(served):
+def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not(service):
     async def use(fleet):
         alone = await fleet.generate(request(0, seed=3))
         crowd = await asyncio.gather(
@@ -111,12 +102,12 @@ def test_equal_seeds_give_equal_tokens_whatever_the_batch_and_other_seeds_do_not
         other = await fleet.generate(request(0, seed=4))
         return alone, crowd[0], other
 
-    alone, in_crowd, other = served.run(use)
+    alone, in_crowd, other = service.run(use)
     assert alone.response_ids == in_crowd.response_ids
     assert alone.response_ids != other.response_ids
 
 
-def test_seeded_tokens_follow_the_distribution_of_the_model(served):
+def test_seeded_tokens_follow_the_distribution_of_the_model(service):
     """The first token over 600 seeds, against its probability: chi-square over the likely
     tokens."""
     number = 600
@@ -126,10 +117,10 @@ def test_seeded_tokens_follow_the_distribution_of_the_model(served):
             *(fleet.generate(request(seed=1000 + seed, tokens=1)) for seed in range(number))
         )
 
-    first = torch.tensor([completion.response_ids[0] for completion in served.run(use)])
+    first = torch.tensor([completion.response_ids[0] for completion in service.run(use)])
     with torch.no_grad():
         expected = (
-            served.model(torch.tensor([request().prompt_ids])).logits[0, -1].softmax(-1) * number
+            service.model(torch.tensor([request().prompt_ids])).logits[0, -1].softmax(-1) * number
         )
     likely = expected >= 5
     observed = torch.bincount(first, minlength=len(expected)).double()
@@ -141,7 +132,7 @@ def test_seeded_tokens_follow_the_distribution_of_the_model(served):
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
 
 
-def test_a_response_ends_by_length_by_end_token_and_by_stop_string(served):
+def test_a_response_ends_by_length_by_end_token_and_by_stop_string(service):
     async def use(fleet):
         long = await fleet.generate(request(tokens=24))
         third = long.response_ids[2]
@@ -151,7 +142,7 @@ def test_a_response_ends_by_length_by_end_token_and_by_stop_string(served):
         )
         return long, third, stopped, ended
 
-    long, third, stopped, ended = served.run(use)
+    long, third, stopped, ended = service.run(use)
     assert (long.stop_reason, len(long.response_ids)) == (StopReason.LENGTH, 24)
     assert stopped.stop_reason is StopReason.STOP
     assert stopped.response_ids == long.response_ids[: long.response_ids.index(third) + 1]
@@ -163,11 +154,11 @@ def test_a_response_ends_by_length_by_end_token_and_by_stop_string(served):
     )
 
 
-def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_them(served):
+def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_them(service):
     """How long it takes until the first token is there, and until the last is, depends on what else
     the machine does: the pause is tried at several times, until it falls in between."""
     wanted = request(tokens=900, stop=["never"])
-    unbroken = served.run(lambda fleet: fleet.generate(wanted))
+    unbroken = service.run(lambda fleet: fleet.generate(wanted))
 
     async def use(fleet, wait_s):
         await fleet.pause()
@@ -181,7 +172,7 @@ def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_t
         return held_back, await task
 
     for wait_s in MOMENTS_S:
-        held_back, completion = served.run(lambda fleet, wait_s=wait_s: use(fleet, wait_s))
+        held_back, completion = service.run(lambda fleet, wait_s=wait_s: use(fleet, wait_s))
         if held_back and len(completion.version_spans) == 2:
             break
     assert held_back
@@ -198,20 +189,20 @@ def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_t
     ]
 
 
-def test_a_thousand_responses_in_flight_all_arrive(served):
+def test_a_thousand_responses_in_flight_all_arrive(service):
     async def use(fleet):
         return await asyncio.gather(
             *(fleet.generate(request(index, seed=index, tokens=4)) for index in range(1000))
         )
 
-    completions = served.run(use)
+    completions = service.run(use)
     assert len(completions) == 1000
     assert all(
         len(completion.logprobs) == len(completion.response_ids) > 0 for completion in completions
     )
 
 
-def test_sleep_and_wake_leave_the_fleet_serving(served):
+def test_sleep_and_wake_leave_the_fleet_serving(service):
     async def use(fleet):
         before = await fleet.generate(request())
         await fleet.pause()
@@ -221,11 +212,11 @@ def test_sleep_and_wake_leave_the_fleet_serving(served):
         await fleet.resume(0)
         return before, await fleet.generate(request())
 
-    before, after = served.run(use)
+    before, after = service.run(use)
     assert before.response_ids == after.response_ids
 
 
-def test_samples_of_one_prompt_are_those_of_requests_that_come_alone(served):
+def test_samples_of_one_prompt_are_those_of_requests_that_come_alone(service):
     async def use(fleet):
         together = await asyncio.gather(
             *(fleet.generate(request(number // 4, seed=number)) for number in range(12))
@@ -233,7 +224,7 @@ def test_samples_of_one_prompt_are_those_of_requests_that_come_alone(served):
         alone = [await fleet.generate(request(number // 4, seed=number)) for number in (0, 5, 11)]
         return together, alone
 
-    together, alone = served.run(use)
+    together, alone = service.run(use)
     for number, completion in zip((0, 5, 11), alone, strict=True):
         assert together[number].response_ids == completion.response_ids
         assert torch.allclose(
@@ -257,10 +248,10 @@ def test_a_response_that_is_wanted_as_a_whole_is_sent_once(service):
     assert all(len(part["output_ids"]) == 5 for part in parts)
 
 
-def test_a_refused_request_says_why_and_the_fleet_goes_on(served):
+def test_a_refused_request_says_why_and_the_fleet_goes_on(service):
     async def use(fleet):
         with pytest.raises(EngineRefused, match="rejected"):
             await fleet.generate(request(tokens=5000, temperature=-1.0))
         return await fleet.generate(request())
 
-    assert served.run(use).response_ids
+    assert service.run(use).response_ids

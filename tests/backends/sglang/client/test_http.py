@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 
 import pytest
 from aiohttp import web
@@ -14,7 +15,7 @@ from milescli.platform.ports import free_ports
 
 
 class SlowHealth:
-    """Fails all that is asked, as a router whose engine is slow does; answers /health when it may,
+    """Fails all that is asked; answers /health when it may,
     or drops the connection."""
 
     def __init__(self) -> None:
@@ -89,3 +90,23 @@ def test_the_dead_one_of_several_is_found_while_another_is_slow() -> None:
             await engine.close()
 
     asyncio.run(use())
+
+
+def test_calls_to_many_engines_are_not_bounded_by_the_files_that_a_shell_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    address = EngineAddress(url="http://127.0.0.1:9", name="engine", tp=1, sharing_ranks=[0])
+
+    async def most() -> int:
+        client = EngineHttp([address], caller="the rollout")
+        try:
+            return client.session().connector.limit
+        finally:
+            await client.close()
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        allowed = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+        assert allowed // 2 <= asyncio.run(most()) < allowed
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == max(allowed, min(soft, 1024))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -93,7 +93,7 @@ def test_an_adapter_that_was_sent_is_that_of_the_merged_model(
     """Sent twice, in the same place."""
 
     async def said(adapters: list[Adapter]) -> list[list[float]]:
-        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=SOLE_ADAPTER)
+        fleet = SglangFleet(engines=[served.engine], adapter=SOLE_ADAPTER)
         channel = kind()
         await asyncio.to_thread(channel.open, [served.engine])
         rows = []
@@ -113,7 +113,7 @@ def test_an_adapter_that_was_sent_is_that_of_the_merged_model(
         with adapter_engine(tmp_path, merged, None) as engine:
 
             async def plain() -> list[float]:
-                fleet = SglangFleet(router_url=None, engines=[engine])
+                fleet = SglangFleet(engines=[engine])
                 row = list(await fleet.score(PROMPT))
                 await fleet.close()
                 return row
@@ -126,7 +126,7 @@ def test_long_prompts_are_read_at_once(served: Served) -> None:
     prompts = [PROMPT[first:] + PROMPT * 8 for first in range(8)]
 
     async def said() -> tuple[list[list[float]], list[float]]:
-        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=SOLE_ADAPTER)
+        fleet = SglangFleet(engines=[served.engine], adapter=SOLE_ADAPTER)
         together = await asyncio.gather(*[fleet.score(prompt) for prompt in prompts])
         alone = await fleet.score(prompts[3])
         await fleet.close()
@@ -156,9 +156,7 @@ def test_a_response_that_a_publish_cut_has_the_versions_that_it_should(
     one adapter."""
 
     async def main() -> list[int]:
-        fleet = SglangFleet(
-            router_url=None, engines=[served.engine], adapter=SOLE_ADAPTER, on_update=on_update
-        )
+        fleet = SglangFleet(engines=[served.engine], adapter=SOLE_ADAPTER, on_update=on_update)
         channel = TensorChannel()
         channel.open([served.engine])
         await _publish(fleet, channel, served.adapter(4))
@@ -180,7 +178,7 @@ def test_a_response_that_a_publish_cut_has_the_versions_that_it_should(
 
 
 def _shared(served: Served, name: str) -> SglangFleet:
-    return SglangFleet(router_url=None, engines=[served.engine], adapter=name, shares_engines=True)
+    return SglangFleet(engines=[served.engine], adapter=name, shares_engines=True)
 
 
 def _named(bucket: Bucket, adapter: str) -> Bucket:

@@ -1,4 +1,4 @@
-"""Who may talk to an engine and its router, from where, and who gets to see the key."""
+"""Who may talk to an engine, from where, and who gets to see the key."""
 
 from __future__ import annotations
 
@@ -69,13 +69,6 @@ def test_every_endpoint_of_an_engine_but_its_health_refuses_a_stranger(service, 
 
 
 @pytest.mark.engine
-def test_the_router_refuses_a_stranger_too(service):
-    assert ask(f"{service.router.url}/workers", key=None)[0] == 401
-    assert ask(f"{service.router.url}/generate", key="another-key", method="POST")[0] == 401
-    assert ask(f"{service.router.url}/workers", key=KEY)[0] == 200
-
-
-@pytest.mark.engine
 @pytest.mark.timeout(600)  # far below the bound of the channel: who is refused does not wait for it
 def test_a_trainer_with_another_key_is_refused_at_once(service):
     channel = DistributedChannel(backend="gloo", timeout_s=3600)
@@ -90,14 +83,10 @@ def test_the_key_is_in_no_argument_no_log_and_no_response(service):
     assert "server_args=" in log, (
         "SGLang's arguments are no longer in its log: nothing was looked through"
     )
-    ours = family(service.engine.pid) + family(service.router.pid)
-    seen = [
-        log,
-        service.router.log_path.read_text(),
-        *(" ".join(process.cmdline()) for process in ours),
-    ]
+    ours = family(service.engine.pid)
+    seen = [log, *(" ".join(process.cmdline()) for process in ours)]
     seen.append(ask(f"{service.engine.url}/server_info", key=KEY)[1])
-    seen += [repr(shown) for shown in (service.engine.spec, service.router.spec, service.address)]
+    seen += [repr(shown) for shown in (service.engine.spec, service.address)]
     assert [text for text in seen if KEY in text] == []
 
 
@@ -112,7 +101,6 @@ def test_every_socket_listens_on_the_given_address_alone(service):
     # it knows interfaces only, and takes the first address of the one that it is given
     of_gloo = "127.0.0.1"
     assert {address for address, _ in listening(service.engine.pid)} == {HOST, of_gloo}
-    assert {address for address, _ in listening(service.router.pid)} == {service.router.spec.host}
 
 
 @pytest.mark.engine

@@ -23,7 +23,6 @@ from milescli.backends.sglang.launch.command import (
     engine_environment,
     own_environment,
 )
-from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.server import PER_SECOND, EngineServer, Recorder
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable
 from milescli.backends.sglang.plugin import PIECES_VARIABLE
@@ -248,17 +247,6 @@ def test_each_node_of_an_engine_deals_its_cores_to_its_own_ranks(tmp_path):
     assert len(env["SGLANG_CPU_OMP_THREADS_BIND"].split("|")) == 2
 
 
-def test_the_router_sends_nothing_through_a_proxy(tmp_path, monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
-    monkeypatch.setenv("https_proxy", "http://proxy:3128")
-    router = RouterServer(
-        RouterSpec(
-            worker_urls=("http://10.0.0.2:1",), port=1, metrics_port=2, log_path=tmp_path / "log"
-        )
-    )
-    assert not [name for name in router.env if name.lower().endswith("_proxy")]
-
-
 @pytest.mark.parametrize(
     ("kind", "variables"),
     [
@@ -308,7 +296,6 @@ def test_an_engine_that_dies_is_named_and_nothing_of_it_is_left(tmp_path, monkey
         assert "engine 7" in unanswered[0].what
         assert "Prefill batch" in unanswered[0].why
     finally:
-        running.router.stop()
         running.engine.stop()
     assert running.engine.poll() is not None
     assert not any(

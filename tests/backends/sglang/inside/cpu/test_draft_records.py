@@ -65,7 +65,6 @@ def served(folder: Path, kind: str) -> Iterator[Service]:
         extra_env=RETRACTS,
     )
     yield service
-    service.router.stop()
     service.engine.stop()
 
 

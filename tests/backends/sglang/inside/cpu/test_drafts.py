@@ -65,7 +65,6 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     finally:
         with ThreadPoolExecutor() as threads:
             for service in started:
-                threads.submit(service.router.stop)
                 threads.submit(service.engine.stop)
 
 

@@ -75,7 +75,6 @@ def pairs(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Pa
     finally:
         with ThreadPoolExecutor() as threads:
             for service in started:
-                threads.submit(service.router.stop)
                 threads.submit(service.engine.stop)
 
 
