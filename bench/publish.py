@@ -2,11 +2,12 @@
 
     python bench/publish.py [--quick] [--layout tp2] [--channel distributed] [--publishes 5]
 
-Two trainer ranks and one engine of two ranks; a model with random weights. `pieces`: each rank
-sends what it holds, and each engine rank takes its own cut. `whole`: every rank gathers the model,
-and each engine rank is given all of it, as a format of one's own still does. Prints the median
-seconds of a publish, the bytes that the ranks send, those that the plan predicts (pieces alone),
-and by how much a rank's memory peaks above what it has before a publish (the larger of the two).
+Two trainer ranks (one, with layout `one`) and one engine of two ranks; a model with random weights.
+`pieces`: each rank sends what it holds, and each engine rank takes its own cut. `whole`: every rank
+gathers the model, and each engine rank is given all of it, as a format of one's own still does.
+Prints the median seconds of a publish, the bytes that the ranks send, those that the plan predicts
+(pieces alone), and by how much a rank's memory peaks above what it has before a publish (the larger
+of the two).
 --quick: a model of a few thousand weights, to try the benchmark itself. `--channel rdma` needs
 Mooncake, and MC_FORCE_TCP=1 where there is no RDMA device.
 """
@@ -37,6 +38,7 @@ from milescli.recipe.model import ScratchModel
 from milescli.runtime.recovery.engines import Engines
 
 LAYOUTS = {
+    "one": {"dp": 1},
     "tp2": {"tp": 2},
     "pp2": {"pp": 2},
     "dp2": {"dp": 2},

@@ -249,7 +249,7 @@ def _first_dead(events: list[Record], cause: Record | None) -> str | None:
         elif event["event"] == "WorkerReplaced":
             lost.pop(str(event["worker"]), None)
     text = next((event["what"] for event in lost.values()), cause["error"] if cause else "")
-    named = re.search(r"(engine|trainer rank|router|reward model)( \d+)?", str(text))
+    named = re.search(r"(engine|trainer rank|reward model)( \d+)?", str(text))
     return named[0] if named else next(iter(lost), None)
 
 

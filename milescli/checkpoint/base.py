@@ -1,5 +1,5 @@
-"""Defines a checkpoint: a folder, and a manifest that is written last. Contract and data; the store
-is a module beside it."""
+"""Defines a checkpoint: a folder, and a manifest that is written last. Protocol and data; the store
+is the next module."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ MANIFEST_NAME = "manifest.json"
 CHECKPOINT = "release"
 """Folder of the tensors within a converted model."""
 CARRIED = "hf"
-"""Folder of what Megatron has no place for within a converted model: config.json, tokenizer,
-tensors that are passed through."""
+"""Folder, within a converted model, of everything that Megatron does not store: config.json,
+tokenizer, tensors that are passed through."""
 CRITIC_PART = "critic"
-"""Folder within a checkpoint that holds its critic, where the run trains one; a `torch_dist` folder
-as the checkpoint itself."""
+"""Folder within a checkpoint that holds its critic, if the run trains one; a `torch_dist` folder
+like the checkpoint itself."""
 RECORD_NAME = "source.json"
 """File in CARRIED that records the layout of the Hugging Face folder."""
 DRAFT_PART = "draft"
-"""Folder within a checkpoint that holds its draft model, likewise."""
+"""Folder within a checkpoint that holds its draft model; a `torch_dist` folder, too."""
 METADATA_NAME = ".metadata"
 """Index file of a `torch_dist` folder."""
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
-"""Megatron reads there which checkpoint of a folder is the newest; `release` in a converted
-model."""
+"""File in which Megatron finds the newest checkpoint of a folder; `release` in a converted model.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """Holds what `resume` needs beside the tensors to continue as if nothing had happened."""
+    """Holds what `resume` needs besides the tensors to continue as if nothing had happened."""
 
     format: str
     """torch_dist"""
@@ -40,7 +40,7 @@ class CheckpointManifest:
     version: int
     """Weight version that the engines held."""
     prompt_position: int
-    """Prompts taken from the source."""
+    """Number of prompts taken from the source."""
     seed: int
     plan_fingerprint: str
     recipe_sha256: str
@@ -58,7 +58,7 @@ class CheckpointManifest:
     """Relative path -> SHA-256 of every file, hex, to find flipped bytes; empty in checkpoints of
     older versions."""
     checksum: str = ""
-    """SHA-256 of the manifest itself, without this line; empty in those of older versions."""
+    """SHA-256 of the manifest itself, without this line; empty in checkpoints of older versions."""
     recipe: str = ""
     """The run's recipe.yaml, from which a lost one is restored; empty in checkpoints of older
     versions."""
@@ -68,8 +68,7 @@ class CheckpointManifest:
     """Results of each prompt that was tried, by its index: mean reward when it was last sampled,
     and the number of times."""
     taken: list[int] = field(default_factory=list)
-    """Prompts behind `prompt_position` that steps have taken, by their place in the source
-    (`rollout.order=done`)."""
+    """Positions after `prompt_position` of prompts that steps have taken (`rollout.order=done`)."""
     warmup_steps: int | None = None
     """Number of completed warm-up steps, if the run was stopped before its first step. None: the
     state is that of `step`."""

@@ -16,7 +16,7 @@ from types import TracebackType
 import torch
 
 BLOCK = 4096
-"""Addresses, offsets and lengths that direct input and output accepts are multiples of it."""
+"""Addresses, offsets and lengths of direct input and output must be multiples of this."""
 _STAGE = 8 * 2**20
 _COLUMNS_STEP = 32 * 2**20
 
@@ -95,8 +95,8 @@ class StreamFile:
         self._used = 0
 
     def _leave_direct(self) -> None:
-        """The file system took the flag and refuses the write (some network and overlay file
-        systems do)."""
+        """Clear the flag for direct output: the file system accepted it but refuses the write (some
+        network and overlay file systems do)."""
         import fcntl
 
         self._direct = False
@@ -180,12 +180,12 @@ def read_region(
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as [bytes] uint8, sharing its memory."""
+    """Return a view of a contiguous tensor as [bytes] uint8, sharing its memory."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def crc32_of(data: torch.Tensor, start: int = 0) -> int:
-    """Compute the CRC-32 of contiguous [bytes] uint8; `start` is that of the preceding bytes."""
+    """Compute the CRC-32 of contiguous [bytes] uint8; `start`: CRC-32 of the preceding bytes."""
     return zlib.crc32(memoryview(data.numpy()), start)
 
 
@@ -225,8 +225,8 @@ def _squared(matrix: list[int]) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _powers() -> list[list[int]]:
-    """Operators that append 1, 2, 4, ... zero bytes to a CRC-32 (Mark Adler's method, as in zlib's
-    crc32_combine)."""
+    """Return operators that append 1, 2, 4, ... zero bytes to a CRC-32 (Mark Adler's method, as in
+    zlib's crc32_combine)."""
     bit = [0xEDB88320, *(1 << place for place in range(31))]
     operators = [_squared(_squared(_squared(bit)))]
     for _ in range(47):

@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face folder: reading parts of tensors from safetensors, and writing them in
+"""Weights of a Hugging Face folder: reads parts of tensors from safetensors, and writes tensors in
 shards with an index. No vendor."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SINGLE_NAME = "model.safetensors"
 
 
 class ByRegion(ABC):
-    """Reads whole tensors, ranges and rows of anything that reads regions. A context manager."""
+    """Reads whole tensors, ranges and rows with the subclass's `read_region`. A context manager."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the whole tensor. Raises CheckpointError if there is none of that
+        """Return the shape of the whole tensor. Raises CheckpointError if there is none with that
         name."""
 
     @abstractmethod
@@ -81,8 +81,8 @@ class HfReader(ByRegion):
         return self._files
 
     def read_once(self) -> None:
-        """Drop what is read from the page cache from now on, because the folder is read only
-        once."""
+        """Drop everything that is read from now on from the page cache, because the folder is read
+        only once."""
         for file in self._files.values():
             file.drops_behind = True
 
@@ -119,7 +119,7 @@ def write_tensors(
     folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, max_shard_bytes: int = 4 * 2**30
 ) -> int:
     """Write `tensors` into `folder` in the given order, in files of at most `max_shard_bytes` (or
-    one tensor), with an index if there is more than one file. Returns the bytes of all tensors.
+    one tensor), with an index if there is more than one file. Return the bytes of all tensors.
     Holds one shard in memory at a time."""
     shards = list(shard_files(folder, tensors, max_shard_bytes=max_shard_bytes))
     total = sum(shard.num_bytes for shard in shards)
@@ -137,14 +137,14 @@ def write_tensors(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFile:
-    """Describes one file of weights that was written."""
+    """Describes one weight file that was written."""
 
     file: Path
-    """Under a temporary name."""
+    """Path, still under a temporary name."""
     names: list[str]
-    """Of its tensors."""
+    """Names of its tensors."""
     num_bytes: int
-    """Of its tensors."""
+    """Bytes of its tensors."""
     is_last: bool
 
 
@@ -179,6 +179,6 @@ def shard_files(
 
 
 def write_index(folder: Path, weight_map: Mapping[str, str], *, total: int) -> None:
-    """Write the index of weights that are in several files. `total`: bytes of all tensors."""
+    """Write the index of weights in several files. `total`: bytes of all tensors."""
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

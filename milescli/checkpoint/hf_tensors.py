@@ -1,5 +1,5 @@
 """Makes the tensors of a Hugging Face folder, by their names there, from a `torch_dist` checkpoint
-or from the folder that it began from. Called by `megatron_to_hf`."""
+or from the folder from which it was converted. Called by `megatron_to_hf`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from milescli.core.errors import CheckpointError
 from milescli.models.base import Entry
 
 _CACHE_BYTES = 128 * 2**20
-"""Disk tensors of entries that hold several, until their turn comes."""
+"""Bytes of disk tensors that wait for their turn, if an entry has several."""
 _EMBEDDING = "embedding.word_embeddings.weight"
 
 
@@ -25,8 +25,8 @@ class HfTensors:
     """Makes tensors by their names on disk."""
 
     def __init__(self, weights: CheckpointWeights, base: Source | None, *, tied: set[str]) -> None:
-        """Combine the checkpoint's weights with `base`, the tensors of the model's folder. `tied`
-        are the names that repeat the embedding."""
+        """Combine the checkpoint's weights with `base`, the tensors of the model's folder. `tied`:
+        names that repeat the embedding."""
         self.units = weights.units
         self._weights, self._base, self._tied = weights, base, tied
         self._shapes = weights.table.hf_shapes()
@@ -98,7 +98,8 @@ class HfTensors:
             yield Piece(name=shown, tensor=tensor)
 
     def _take(self, entry: Entry, name: str) -> torch.Tensor:
-        """One of an entry's tensors; the others wait for their turn, if they are not many."""
+        """Return one of an entry's tensors; the others wait for their turn, if they are small
+        enough."""
         cached = self._cache.pop(entry.megatron, None)
         if cached is None or name not in cached:
             cached = dict(zip(entry.hf, self._weights.disk(entry), strict=True))

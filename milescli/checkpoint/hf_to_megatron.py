@@ -1,6 +1,5 @@
 """Converts a Hugging Face folder to the files of a `torch_dist` checkpoint: the plan, and the
-tensors as they stream. Prints nothing, and knows neither hub nor terminal, which `conversion`
-does."""
+tensors as they stream. Prints nothing, and knows neither hub nor terminal; `conversion` does."""
 
 from __future__ import annotations
 
@@ -39,7 +38,8 @@ from milescli.models.base import Entry
 from milescli.models.transforms import concatenate, same
 
 FILE_BYTES = 2**30
-"""A file of the checkpoint is at most so large, or one entry: what an interruption loses."""
+"""Largest file of the checkpoint, unless one entry is larger: an interruption loses at most one
+file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ class MegatronPlan:
         return {name: list(own) for name, own in keys.items()}
 
     def write_rest(self, folder: Path) -> None:
-        """Write the small files beside the planned ones: those that make the tensors a checkpoint,
-        and those for which Megatron has no place."""
+        """Write the small files next to the planned ones: those that make the tensors a checkpoint,
+        and those that Megatron does not store."""
         tensors, carried = folder / CHECKPOINT, folder / CARRIED
         state, name = make_extra_state(), f"__0_{len(self.files)}.distcp"
         (tensors / name).write_bytes(state)
@@ -211,5 +211,5 @@ def safetensors_file(
 
 
 def open_passthrough(folder: Path) -> HfReader | None:
-    """Open the tensors that were carried past Megatron; None if there are none."""
+    """Open the tensors that were passed through; None if there are none."""
     return HfReader(folder) if any(folder.glob(f"{PASSTHROUGH_PREFIX}-*.safetensors")) else None

@@ -1,6 +1,6 @@
-"""Checks that the files of a folder are those that were written (SHA-256 of each), makes names and
-bytes durable, and reports free space. Knows nothing of manifests, and imports nothing heavy. Called
-by the store, by ranks that write, and by code that reports a full disk."""
+"""Checks that the files of a folder are unchanged (SHA-256 of each), makes names and bytes durable,
+and reports free space. Knows nothing of manifests, and imports nothing heavy. Called by the store,
+by ranks that write, and by code that reports a full disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from milescli.core.files import sha256_of
 
 MAX_THREADS = 8
-"""Threads that hash at once: hashing releases the interpreter's lock."""
+"""Threads that hash at once: hashing releases the interpreter lock."""
 
 
 def free_bytes(folder: Path) -> int:

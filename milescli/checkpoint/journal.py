@@ -1,7 +1,7 @@
-"""Assembles a folder that appears under its name only when it is complete. Until then it grows
-beside the target, with a journal of finished files, so that an interrupted conversion continues.
-Finished files are never discarded silently. Called by `conversion`. Also writes files of records
-that each carry a checksum."""
+"""Assembles a folder that gets its name only when it is complete. Until then it grows next to the
+target, with a journal of finished files, so that an interrupted conversion continues. Finished
+files are never discarded silently. Called by `conversion`. Also writes files of records that each
+have a checksum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOURNAL_NAME = "journal.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedFile:
-    """Records a file that is written and durable."""
+    """Records a complete and durable file."""
 
     name: str
     """Path within the folder."""
@@ -48,7 +48,7 @@ class Journal:
     command: str | None = None
     """Command that the user typed."""
     cwd: str | None = None
-    """Folder in which it was typed."""
+    """Working directory of the command."""
     finished: dict[str, FinishedFile] = field(default_factory=dict)
     """Files by name that are complete and still present."""
 
@@ -72,7 +72,8 @@ def part_of(target: Path) -> Path:
 
 
 def read_journal(part: Path) -> Journal:
-    """Read the journal of a part folder; empty if there is none. Skips entries that a kill tore."""
+    """Read the journal of a part folder; empty if there is none. Skips entries that were torn when
+    a process was killed."""
     try:
         text = read_regular_text(part / JOURNAL_NAME, errors="replace")
     except FileNotFoundError:
@@ -107,7 +108,7 @@ def _records(text: str) -> Iterator[dict[str, object]]:
 
 
 class PartFolder:
-    """Manages `.NAME.part` beside the target. A context manager; one process at a time. Left
+    """Manages `.NAME.part` next to the target. A context manager; one process at a time. If it ends
     without `complete` or `discard`, the folder stays, and the next one with the same `fingerprint`
     continues it."""
 
@@ -119,10 +120,10 @@ class PartFolder:
         command: str | None = None,
         read_back: bool = True,
     ) -> None:
-        """Open or create the folder. `fingerprint` covers everything that decides what is written.
-        `command` is what the user types to continue; None if repeating the current command does.
-        With `read_back`, a file is finished only after it was compared with what was written.
-        Raises CheckpointError if the target exists."""
+        """Open or create the folder. `fingerprint`: covers everything that determines the written
+        bytes. `command`: what the user types to continue; None if repeating the current command
+        does. `read_back`: a file is finished only after it was read and compared. Raises
+        CheckpointError if the target exists."""
         require_free(target)
         self.target, self.path, self.command = target, part_of(target), command
         self.read_back = read_back
@@ -133,7 +134,7 @@ class PartFolder:
 
     def __enter__(self) -> PartFolder:
         """Open the folder. Raises CheckpointError if another process writes it, if it holds files
-        of something else, or if it cannot be written."""
+        of another conversion, or if it cannot be written."""
         self._open()
         try:
             self._begin()
@@ -165,7 +166,7 @@ class PartFolder:
             ) from error
 
     def _begin(self) -> None:
-        """Go on with what is there, or begin with nothing."""
+        """Continue from the finished files, or begin with an empty folder."""
         assert self._journal is not None
         journal = read_journal(self.path)
         if journal.fingerprint == self._fingerprint:
@@ -187,7 +188,8 @@ class PartFolder:
         )
 
     def _refusal(self, journal: Journal) -> CheckpointError:
-        """Finished work of something else is not thrown away in silence."""
+        """Return the error for finished work of another conversion, which is not deleted
+        silently."""
         remove = f"rm -r {shlex.quote(str(self.path))}   # throws it away; then once more"
         if not journal.finished:
             return CheckpointError(
@@ -275,7 +277,7 @@ def sync_tree(folder: Path) -> None:
 
 
 _FRAME = struct.Struct("<4sIIQ")
-"""Mark, CRC-32 of all that follows it, size of the head, size of the body; in bytes."""
+"""Magic bytes, CRC-32 of all that follows it, size of the head, size of the body; in bytes."""
 _MARK = b"mrec"
 _CHUNK = 2**20
 
@@ -291,7 +293,7 @@ class Place:
 
 
 class RecordWriter:
-    """Appends to a file that only its owner can read, and that always ends after a whole record
+    """Appends to a file that only its owner can read, and that always ends after a complete record
     unless its writer is killed."""
 
     def __init__(self, path: Path) -> None:
@@ -302,8 +304,8 @@ class RecordWriter:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
     def append(self, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-        """Append a record. Raises OSError if the disk does not accept all of it; then nothing of it
-        stays."""
+        """Append a record. Raises OSError if the disk does not accept all of it; then the file does
+        not change."""
         pieces = framed(json.dumps(head, separators=(",", ":")).encode(), parts)
         try:
             for piece in pieces:
@@ -336,7 +338,7 @@ def framed(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
 
 def whole_records(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Yield each record's place and head in order, up to the first torn or altered record. Bodies
-    are read through without being held. Raises OSError."""
+    are checked without being kept. Raises OSError."""
     with open_regular(path) as file:
         left = os.fstat(file.fileno()).st_size
         while (record := _next(file, left)) is not None:
@@ -372,8 +374,8 @@ def keep_only(path: Path, places: Sequence[Place]) -> None:
 def _next(
     file: IO[bytes], left: int, *, keep: Callable[[bytes], object] = len
 ) -> tuple[dict[str, Any], int] | None:
-    """(head, bytes of the record) of what comes next within `left` bytes; None where it is no whole
-    record. `keep` is given the body."""
+    """Return (head, bytes of the record) of the next record within `left` bytes; None if it is
+    incomplete. `keep` receives the body."""
     frame = file.read(_FRAME.size)
     if len(frame) < _FRAME.size:
         return None

@@ -31,13 +31,13 @@ class Matched:
     """Assigns each tensor of the folder to its use."""
 
     table: WeightTable
-    """In the forms that the folder has, without MTP layers that it lacks."""
+    """Adapted to the forms in the folder, without MTP layers that it lacks."""
     passthrough: tuple[str, ...]
-    """Carried past Megatron."""
+    """Tensors that are copied, as Megatron does not store them."""
     ignored: tuple[str, ...]
-    """They hold nothing."""
+    """Tensors without content."""
     tied_copy: str | None
-    """An output layer that repeats the tied embedding."""
+    """Output layer that repeats the tied embedding, if the folder has one."""
     lacks_mtp: int
     """MTP layers that config.json names and the folder does not have."""
 
@@ -105,8 +105,8 @@ def match(source: Source, table: WeightTable) -> Matched:
 
 
 def kind_faults(table: WeightTable, is_real: Callable[[str], bool | None]) -> list[str]:
-    """Return what is wrong with tensors that hold whole numbers in the place of real ones, or the
-    other way round. `is_real` returns what a tensor of this name holds; None: there is none."""
+    """Return the faults of tensors that have integers where the family has real numbers, or the
+    other way round. `is_real`: returns what a tensor of this name holds; None: there is none."""
     return [
         f"`{name}` holds {'whole' if entry.rule.integers else 'real'} numbers in this family, and "
         f"{'real' if entry.rule.integers else 'whole'} ones (or truth values) on disk"

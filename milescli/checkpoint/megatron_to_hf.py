@@ -47,17 +47,18 @@ class HfPlan:
     table: WeightTable
     files: list[PlannedFile]
     tensors: list[TensorSpec]
-    """In order."""
+    """All tensors, in order."""
     index: dict[str, object] | None
     """Content of the index file; None for a single file without one."""
     carried: list[str]
-    """Tensors that are not in the checkpoint, and came from the model's folder."""
+    """Tensors that are copied from the model's folder, as the checkpoint does not have them."""
     absent_mtp: list[str]
-    """Tensors of MTP layers that config.json names, and neither has."""
+    """Tensors of MTP layers that config.json names, but neither checkpoint nor folder has."""
     rounded: dict[str, tuple[str, str]]
     """Name of a tensor -> (dtype in the checkpoint, narrower dtype that is written)."""
     dtypes_are_new: bool
-    """True if other dtypes are written than the model's folder had, or if it had no weights."""
+    """True if the written dtypes differ from those of the model's folder, or if it had no weights.
+    """
     num_keys_used: int
     units: dict[str, list[Entry]]
     """Name on disk -> its entries."""
@@ -69,7 +70,7 @@ class HfPlan:
         return sum(file.size_bytes for file in self.files)
 
     def write_rest(self, folder: Path, *, dtype: torch.dtype | None) -> None:
-        """Write the small files beside the planned ones: config.json, tokenizer, index. `dtype` is
+        """Write the small files next to the planned ones: config.json, tokenizer, index. `dtype`:
         the requested dtype."""
         carry_over(self.model_dir, folder)
         write_plain_config(folder, dtype=self._new_dtype(dtype))
@@ -78,7 +79,7 @@ class HfPlan:
             (folder / INDEX_NAME).write_text(text, encoding="utf-8")
 
     def _new_dtype(self, requested: torch.dtype | None) -> str | None:
-        """What config.json has to say; None: what it says already."""
+        """Return the dtype that config.json must name; None: it need not change."""
         if requested is not None:
             return str(requested).removeprefix("torch.")
         written = {
@@ -105,8 +106,8 @@ class HfPlan:
 def plan_hf(
     checkpoint: Path, model_dir: Path, *, dtype: torch.dtype | None, shard_bytes: int | None
 ) -> HfPlan:
-    """Decide the content of every file. `model_dir` has config.json, and perhaps the weights (or
-    the record of them) that the checkpoint began from. `dtype` applies to all floating-point
+    """Decide the content of every file. `model_dir`: has config.json, and perhaps the weights (or
+    the record of them) from which the checkpoint was converted. `dtype`: of all floating-point
     weights; None: as in the model, or else as in the checkpoint. `shard_bytes` None: files as in
     the model. Raises CheckpointError if checkpoint and model do not belong together."""
     if read_shape(checkpoint) is not None:
@@ -182,8 +183,8 @@ def _plan(
 def _names(
     weights: HfTensors, base: Source | None, recorded: list[str] | None
 ) -> tuple[list[str], list[str]]:
-    """(names of all tensors that are written, in order; those of MTP layers that are nowhere).
-    `recorded`: of the folder that the checkpoint began from."""
+    """Return (names of all tensors to write, in order; those of MTP layers that exist nowhere).
+    `recorded`: names in the folder from which the checkpoint was converted."""
     names = list(weights.units) if recorded is None else recorded
     known = set(names)
     absent_mtp = [
@@ -205,7 +206,7 @@ def _names(
 
 
 def _open_base(model_dir: Path, resources: ExitStack) -> tuple[Record | None, Source | None]:
-    """(what the model's folder looked like, tensors that it has)"""
+    """Return (the layout of the model's folder, its tensors)."""
     record = read_record(model_dir)
     if record is not None:
         carried = open_passthrough(model_dir)
@@ -217,7 +218,7 @@ def _open_base(model_dir: Path, resources: ExitStack) -> tuple[Record | None, So
 
 
 def _tied_copies(record: Record | None, table: WeightTable) -> set[str]:
-    """Output layers of the model's folder that repeat its tied embedding."""
+    """Return the output layers of the model's folder that repeat its tied embedding."""
     if record is None or not table.facts.tied_embeddings:
         return set()
     known = table.hf_shapes()
@@ -301,6 +302,6 @@ def _fresh_files(
 def _index(
     weight_map: dict[str, str], tensors: Sequence[TensorSpec], *, metadata: dict[str, object]
 ) -> dict[str, object]:
-    """As transformers writes it."""
+    """Return the index as transformers writes it."""
     total = sum(spec.num_bytes for spec in tensors)
     return {"metadata": {**metadata, "total_size": total}, "weight_map": weight_map}

@@ -16,19 +16,19 @@ from milescli.checkpoint.journal import FinishedFile, PartFolder
 from milescli.core.errors import DISK_FULL, CheckpointError
 
 QUEUE_BYTES = 128 * 2**20
-"""Tensors that wait to be written, beside the one that is being made."""
+"""Bytes of tensors that wait to be written, besides the one that is being made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Holds a tensor and the bytes around it in the file."""
+    """A tensor and the bytes around it in the file."""
 
     name: str
-    """For errors."""
+    """Name, for errors."""
     tensor: torch.Tensor
     """Tensor of any shape; its elements are written in order."""
     around: Callable[[int], tuple[bytes, bytes]] | None = None
-    """CRC-32 of the tensor's bytes -> (bytes before, bytes behind)."""
+    """CRC-32 of the tensor's bytes -> (bytes before, bytes after)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Pipeline:
     """Writes planned files into a part folder. `run` may be called once."""
 
     def __init__(self, part: PartFolder, *, progress: Callable[[int], None]) -> None:
-        """Write into `part`. `progress` gets the number of bytes as they are written, from a
+        """Write into `part`. `progress`: receives the number of bytes as they are written, from a
         thread."""
         self._part, self._progress = part, progress
         self._condition = threading.Condition()

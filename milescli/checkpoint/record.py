@@ -1,5 +1,5 @@
 """Records the layout of a Hugging Face folder (files, names, dtypes and their order), so that the
-way back writes the same; and copies the files beside the weights. Called by convert in both
+conversion back writes the same; and copies the files besides the weights. Called by convert in both
 directions."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RecordedFile:
     name: str
     metadata: dict[str, str]
     tensors: tuple[str, ...]
-    """In the order of their data."""
+    """Names in the order of their data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +52,16 @@ class Record:
     """Records the files of one folder."""
 
     dtypes: dict[str, str]
-    """Name of a tensor -> as safetensors writes it; in order."""
+    """Name of a tensor -> dtype as safetensors writes it; in order."""
     files: tuple[RecordedFile, ...]
-    """Empty where the folder was quantised: the plain tensors lay in no file."""
+    """Empty if the folder was quantised: no file had the plain tensors."""
     index: dict[str, object] | None
-    """`metadata` of the index file; None where there was no index."""
+    """`metadata` of the index file; None if there was no index."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Name of a tensor -> its shape; empty in records of older versions."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor, or None if the record does not tell it."""
+        """Return the shape of a tensor, or None if the record does not have it."""
         return self.shapes.get(name)
 
     def to_json(self) -> str:

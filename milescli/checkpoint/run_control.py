@@ -1,6 +1,6 @@
-"""Stops a run from another shell, reads its logs, keeps a note about it, deletes it. None of these
-needs the process that started it: the run's lock names its driver. Called by `miles stop`, `miles
-logs`, `miles note` and `miles rm`, and by the page."""
+"""Stops a run from another shell, reads its logs, stores a note about it, deletes it. None of these
+needs the process that started the run: the run's lock names its driver. Called by `miles stop`,
+`miles logs`, `miles note` and `miles rm`, and by the page."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from milescli.core.errors import CheckpointError, MachineError, MilesError
 from milescli.core.files import open_regular, read_regular_text
 
 LOOK_S = 0.2
-"""Seconds between two looks at the lock of a run that stops, or at a log that is followed."""
+"""Seconds between two checks of the lock of a stopping run, or of a log that is followed."""
 MARKS = ("manifest.json", "events.jsonl")
-"""At least one of these lies in a run directory that miles made, beside `recipe.yaml`."""
+"""Every run directory has at least one of these, besides `recipe.yaml`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """Names the process that works on a run."""
+    """The process that works on a run."""
 
     host: str
     pid: int
@@ -53,12 +53,10 @@ def driver_of(run: RunDir) -> Driver | None:
 
 
 def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
-    """Signal the driver of a run to save and stop, as Ctrl-C does, and wait until it has ended.
-    `at_once`: a second signal follows, so that what came after the newest checkpoint is not saved.
-    Returns False if the run was not running.
-
-    Raises MachineError if the driver is on another host, and MilesError if it has not ended after
-    `timeout_s` seconds."""
+    """Send the driver of a run the signal to save and stop, as Ctrl-C does, and wait until it has
+    ended. `at_once`: send a second signal, so that work since the newest checkpoint is not saved.
+    Return False if the run was not running. Raises MachineError if the driver is on another host,
+    and MilesError if it has not ended after `timeout_s` seconds."""
     driver = driver_of(run)
     if driver is None:
         return False
@@ -97,7 +95,7 @@ def stop(run: RunDir, *, timeout_s: float, at_once: bool = False) -> bool:
 
 
 def logs_of(run: RunDir, *, attempt: int | None) -> list[Path]:
-    """Return the logs of an attempt, of the newest without a number; those that changed last come
+    """Return the logs of an attempt, of the newest without a number; the most recently changed come
     first. Raises CheckpointError if there is none."""
     attempts = run.attempts()
     wanted = run.path / "logs" / f"attempt_{attempt}" if attempt else next(reversed(attempts), None)
@@ -123,7 +121,7 @@ def last_lines(file: Path, lines: int) -> tuple[str, int]:
 
 
 def added_lines(file: Path, end: int, run: RunDir) -> Iterator[str]:
-    """Yield whole lines that are added to a log behind byte `end`, until its run is no longer
+    """Yield complete lines that are added to a log after byte `end`, until its run is no longer
     running."""
     rest = b""
     while True:
@@ -141,7 +139,7 @@ def added_lines(file: Path, end: int, run: RunDir) -> Iterator[str]:
 
 
 def size_bytes(run: RunDir) -> int:
-    """Return how much room the files of a run take; links count nothing."""
+    """Return the disk space of a run's files; links count nothing."""
     total = 0
     for folder, _, names in os.walk(run.path):
         for name in names:
@@ -189,8 +187,8 @@ def is_model_folder(name: str) -> bool:
 
 
 def delete(run: RunDir) -> None:
-    """Delete a run. It is renamed first, so that a deletion that is interrupted leaves no half of a
-    run behind. Raises as `require_deletable`."""
+    """Delete a run. It is renamed first, so that an interrupted deletion does not leave half of a
+    run. Raises as `require_deletable`."""
     require_deletable(run)
     with lock(run):
         doomed = run.path.with_name(f".deleted-{run.path.name}-{os.getpid()}")
@@ -200,13 +198,13 @@ def delete(run: RunDir) -> None:
 
 
 _LINE_BYTES = 2000
-"""Bytes that are read for a line that is shown."""
+"""Bytes to read for each line that is shown."""
 _MODEL = r"((score|critic|teacher-\d+)-)?model|(reward|draft|role)-model-[0-9a-f]{8}"
 """Folders of models that miles made for a run."""
 
 
 def _holds(pid: int, lock_file: Path) -> bool:
-    """Return True if the process has the file open, or if this system does not show that."""
+    """Return True if the process has the file open, or if this system cannot tell."""
     opened = Path(f"/proc/{pid}/fd")
     try:
         wanted = lock_file.stat()
@@ -220,14 +218,14 @@ def _holds(pid: int, lock_file: Path) -> bool:
 
 
 LONGEST_NOTE = 2000
-"""Characters of a note."""
+"""Most characters of a note."""
 NOTE_BYTES = 4 * LONGEST_NOTE
 TAG = re.compile(r"(?<!\S)#([\w./-]+)")
 """A word of a note that begins with `#` is a tag."""
 
 
 def read_note(run: RunDir) -> str:
-    """Return what the user wrote about a run; empty if nothing can be read."""
+    """Return the user's note about a run; empty if nothing can be read."""
     try:
         number = os.open(run.note_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(number, "rb") as opened:

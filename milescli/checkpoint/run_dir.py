@@ -28,13 +28,13 @@ from milescli.core.scalars import STEP_EVENTS
 RECIPE_FILE = "recipe.yaml"
 """Its presence makes a directory a run."""
 CHECKPOINTS = "checkpoints"
-"""Folder of its `step_N`."""
+"""Folder of the `step_N` folders."""
 ADAPTERS = "adapters"
-"""Folder of a run of several adapters; each in it is a run of its own."""
+"""Folder of a run with several adapters; each folder in it is a run of its own."""
 FORKED_FROM = "forked_from"
-"""In manifest.json of a fork: the run and the step that it began with, and what it changed."""
+"""Key in manifest.json of a fork: the run and the step from which it began, and its changes."""
 LONGEST_NAME = 200
-"""Bytes of a run's name: file systems allow 255, and files beside it are named after it."""
+"""Bytes of a run's name: file systems allow 255, and names of files next to it are longer."""
 
 LAYOUT = {
     "recipe.yaml": "the whole recipe, each value with its origin; `miles launch --recipe FILE` "
@@ -62,7 +62,7 @@ LAYOUT = {
     "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
     "them",
 }
-"""What `miles help run-directory` shows; `RunDir` has each."""
+"""Content of `miles help run-directory`; `RunDir` has each path."""
 
 
 class _Within:
@@ -84,7 +84,7 @@ class RunDir:
     recipe_file = _Within(RECIPE_FILE)
     """File of the resolved recipe with its origins."""
     lock_file = _Within(".lock")
-    """File that a driver which works on the run holds locked; see `run_lock`."""
+    """File that the run's driver holds locked; see `run_lock`."""
     plan_file = _Within("plan.json")
     """File of the last attempt's plan."""
     manifest_file = _Within("manifest.json")
@@ -96,7 +96,7 @@ class RunDir:
     note_file = _Within("note.txt")
     """File of the user's note about the run."""
     picture_file = _Within("run.svg")
-    """File of the last frame of a run that ended well."""
+    """File of the last frame of a run that ended successfully."""
     checkpoints = _Within(CHECKPOINTS)
     """Folder of the step_<n> folders."""
     score_model_dir = _Within("score-model")
@@ -115,7 +115,7 @@ class RunDir:
     rollouts_dir = _Within("rollouts")
     """Folder with a few readable samples of each step."""
     images_dir = _Within("images")
-    """Folder of the pictures that kept samples show."""
+    """Folder of the pictures of stored samples."""
     profiles_dir = _Within("profiles")
     """Folder of the requests and results of `miles profile`."""
     journal_dir = _Within("journal")
@@ -159,7 +159,7 @@ class RunDir:
         return self.path / f"{what}-{mark}"
 
     def image_file(self, sha256: str) -> Path:
-        """Return the file of one of them."""
+        """Return the file of the picture with this hash."""
         return self.images_dir / f"{sha256}.png"
 
     def attempts(self) -> list[Path]:
@@ -232,14 +232,14 @@ def step_done(events: Iterable[Mapping[str, object]]) -> int:
 
 
 def _number(event: Mapping[str, object], name: str) -> int:
-    """A whole number of an event; 0 where a damaged line has none."""
+    """Return a whole number of an event; 0 if a damaged line has none."""
     value = event.get(name)
     return value if isinstance(value, int) else 0
 
 
 def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
-    """Return the step of the newest checkpoint that the events report. With several adapters, the
-    one that is furthest behind counts, among those with steps left."""
+    """Return the step of the newest checkpoint that the events report. With several adapters, that
+    of the adapter that is furthest behind, among those with steps left."""
     saved, wanted = dict[object, int](), dict[object, int]()
     for event in events:
         who = event.get("adapter")
@@ -286,7 +286,7 @@ def read_jsonl(file: Path) -> Iterator[dict[str, object]]:
 
 
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
-    """Create a run directory that its owner alone can read; an existing empty one keeps its
+    """Create a run directory that only its owner can read; an existing empty one keeps its
     permissions. Without a name it is `<recipe>-<n>` with the first free n. Refuses a directory in
     use. Raises MachineError if none can be created."""
     base = base.absolute()
@@ -321,7 +321,7 @@ def is_locked(run: RunDir) -> bool:
 
 
 def running_error(run: RunDir) -> MilesError:
-    """Return the error of a command that needs a run on which a driver works."""
+    """Return the error of a command for a run on which a driver works."""
     host, _, driver = _content(run.lock_file).strip().partition(" ")
     here = driver.isdecimal() and host == socket.gethostname()
     stop = [f"miles stop {run.shown}   # it saves and stops, as by Ctrl-C"] if here else []
@@ -344,7 +344,7 @@ def _content(file: Path) -> str:
 
 
 def refuse_bad_name(name: str) -> None:
-    """Raises RecipeError if `name` is no folder name."""
+    """Raise RecipeError if `name` is no folder name."""
     if "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
         raise RecipeError(
             f"`{name[:40]}{'...' * (len(name) > 40)}` is not a valid name for a run",
@@ -354,7 +354,7 @@ def refuse_bad_name(name: str) -> None:
 
 
 def refuse_taken(base: Path, name: str) -> None:
-    """Raises RecipeError if `name` is no folder name, or if a run of this name is in `base`."""
+    """Raise RecipeError if `name` is no folder name, or if a run of this name is in `base`."""
     refuse_bad_name(name)
     run = RunDir(base / name)
     if not run.path.exists() or not any(run.path.iterdir()):

@@ -1,6 +1,6 @@
 """Locks a run for one driver at a time, and says how the run ended. Testing the lock takes it for
-an instant; a driver that starts at that moment waits for it. The file holds the driver's host and
-process id, for whoever meets the lock."""
+an instant; a driver that starts at that moment waits for it. The file has the driver's host and
+process id, for processes that find the lock taken."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def lock(run: RunDir) -> Iterator[None]:
 
 
 def state_of(run: RunDir, *, outcome: str | None = None) -> str:
-    """Return not started, running, done, stopped, failed or killed. `outcome` is the one that the
-    events report, for a run of which nothing else is left. An adapter's state is that of the run
-    that trains it."""
+    """Return not started, running, done, stopped, failed or killed. `outcome`: the outcome in the
+    events, for a run of which nothing else is left. An adapter's state is that of the run that
+    trains it."""
     above = RunDir(run.path.parent.parent)
     if run.path.parent.name == ADAPTERS and above.is_run:
         run = above

@@ -1,9 +1,10 @@
-"""The safetensors format by itself: headers read with every check, headers made, parts of tensors
-read without mapping the file. Called by `hf_folder` and by the writers of this room.
+"""The safetensors format: reads headers with every check, makes headers, reads parts of tensors
+without mapping the file. Called by `hf_folder` and by the writers of this room.
 
 Not safetensors' own `safe_open`: pages that it maps count as memory of the process, and with
 `backend="pread"` it reads the whole tensor for each slice of it (one expert of 64 takes as long as
-all)."""
+all).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ _DTYPES: dict[str, tuple[str, int]] = {
     "U8": ("uint8", 8),
     "BOOL": ("bool", 8),
 }
-"""As safetensors writes them -> as torch calls them, bits."""
+"""Name in safetensors -> (name in torch, bits)."""
 _NAMES = {torch_name: name for name, (torch_name, _) in _DTYPES.items()}
 
 
@@ -59,7 +60,7 @@ class Stored:
 
     @property
     def is_real(self) -> bool:
-        """Return True for a dtype of real numbers; False for whole numbers and truth values."""
+        """Return True for a dtype of real numbers; False for integers and booleans."""
         return self.dtype.startswith(("F", "BF"))
 
     @property
@@ -124,8 +125,8 @@ _EXPONENTS = {
 
 
 def num_non_finite(path: Path, stored: Stored) -> int:
-    """Count the numbers of a tensor that are NaN or infinite: all bits of their exponents are
-    set. Loads no torch."""
+    """Count the numbers of a tensor that are NaN or infinite: all bits of their exponents are set.
+    Loads no torch."""
     if stored.dtype not in _EXPONENTS or not stored.num_bytes:
         return 0
     import numpy as np
@@ -221,8 +222,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def make_header(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """Return everything before the data, which follow in the given order. The result equals that of
-    safetensors' own writer to the byte if the order is its own."""
+    """Return everything before the data, which follow in the given order. If the order is that of
+    safetensors' own writer, the result equals its header to the byte."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
     for spec in tensors:

@@ -1,5 +1,5 @@
-"""Makes a model folder with a score head from one that generates: the same weights, linked, and a
-row of small random numbers in place of the output layer."""
+"""Makes a model folder with a score head from a model that generates: the same weights, linked, and
+a row of small random numbers in place of the output layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STD = 0.02
 
 def score_model(source: Path, folder: Path, *, pad_id: int | None, seed: int) -> Path:
     """Return `source` if it already gives scores; else make the model in `folder`, once, and return
-    that. Raises CheckpointError for a model that cannot give scores."""
+    that folder. Raises CheckpointError for a model that cannot give scores."""
     config = read_config(source)
     if scores(config):
         return source
@@ -59,7 +59,7 @@ def _head(facts: ModelFacts, *, seed: int):
 
 
 def _write_index(source: Path, folder: Path) -> None:
-    """Which file holds which tensor."""
+    """Write the index, which says which file has which tensor."""
     if (source / _INDEX).exists():
         index = read_json(source / _INDEX)
     else:

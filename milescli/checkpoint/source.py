@@ -1,5 +1,5 @@
-"""`open_source`: a Hugging Face folder, plain or quantised, as plain tensors under plain names.
-Reads safetensors, writes nothing.
+"""Opens a Hugging Face folder, plain or quantised, as plain tensors under plain names
+(`open_source`). Reads safetensors, writes nothing.
 
 Called by convert and by the trainer's load. A slice of a quantised tensor reads and dequantises
 only the blocks that it touches.
@@ -34,11 +34,8 @@ _FETCH_AGAIN = "fetch the model again, as safetensors"
 
 
 def open_source(folder: Path) -> Source:
-    """Open a folder of weights. Use as a context manager.
-
-    Raises CheckpointError where config.json and tensors contradict each other, or a part of a
-    quantised tensor is missing or misshapen.
-    """
+    """Open a folder of weights. Use as a context manager. Raises CheckpointError if config.json and
+    tensors contradict each other, or a part of a quantised tensor is missing or misshapen."""
     config = read_config(folder)
     schemes = schemes_of(config)
     reader = HfReader(folder)
@@ -66,7 +63,7 @@ class _Stored:
     names: dict[str, str]
     """role -> name on disk"""
     shape: tuple[int, ...]
-    """[..., rows, columns] as stored: before the last two dims are turned round, where they are"""
+    """[..., rows, columns] as stored: before the last two dims are swapped, if they are"""
 
     @property
     def plain_shape(self) -> tuple[int, ...]:
@@ -78,7 +75,7 @@ class _Stored:
 
 
 def _plain_dtype(config: Mapping[str, object]) -> torch.dtype:
-    """bfloat16, in which releases have the weights that they quantise, unless config.json says
+    """Return bfloat16, the dtype of weights that releases quantise, unless config.json says
     float32."""
     text = config.get("text_config")
     holders = [config, *([text] if isinstance(text, Mapping) else [])]
@@ -87,8 +84,8 @@ def _plain_dtype(config: Mapping[str, object]) -> torch.dtype:
 
 
 class QuantisedReader(ByRegion):
-    """Implements HfReader's interface over a quantised folder: the plain tensors that its parts
-    stand for, and the tensors that are plain."""
+    """Implements HfReader's interface over a quantised folder, with the plain tensors that its
+    parts represent and the tensors that are stored plain."""
 
     def __init__(
         self, reader: HfReader, schemes: Sequence[Scheme], *, method: str, dtype: torch.dtype
@@ -114,7 +111,7 @@ class QuantisedReader(ByRegion):
         return name in self._stored or name in self._plain
 
     def read_once(self) -> None:
-        """Drop what is read from the page cache from now on."""
+        """Drop everything that is read from now on from the page cache."""
         self._reader.read_once()
 
     def names(self) -> list[str]:
@@ -193,7 +190,8 @@ def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) ->
 
 
 def _is_values(reader: HfReader, name: str, scheme: Scheme) -> bool:
-    """Whether a tensor holds quantised numbers of this scheme. One that is plain may end alike."""
+    """Return True if a tensor holds quantised numbers of this scheme; a plain tensor may have the
+    same suffix."""
     if reader.dtype(name) not in scheme.codec.values_dtypes:
         return False
     # without a suffix of its own, every tensor would end alike: scales and the parts of other
@@ -208,7 +206,8 @@ def _missing(reader: HfReader, scheme: Scheme, values_name: str) -> str | None:
 
 
 def _stored(reader: HfReader, scheme: Scheme, values_name: str) -> _Stored | None:
-    """None where the scale's shape or dtype is another than the scheme's."""
+    """Return the description of a tensor; None if the scale's shape or dtype is not the
+    scheme's."""
     plain = scheme.plain_name(values_name)
     assert plain is not None
     names = scheme.names(plain)
@@ -224,7 +223,7 @@ def _stored(reader: HfReader, scheme: Scheme, values_name: str) -> _Stored | Non
 
 
 def _shape(reader: HfReader, scheme: Scheme, names: dict[str, str]) -> tuple[int, ...] | None:
-    """[..., rows, columns] that the stored numbers stand for."""
+    """Return [..., rows, columns] of the tensor that the stored numbers represent."""
     codec, values = scheme.codec, reader.shape(names["values"])
     if scheme.grouped:
         values = (
@@ -268,7 +267,7 @@ def _misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
 def _region(
     reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]], dtype: torch.dtype
 ) -> torch.Tensor:
-    """[start:end along every dim] of the plain tensor."""
+    """Return [start:end along every dim] of the plain tensor."""
     scheme, codec = stored.scheme, stored.scheme.codec
     assert len(ranges) == len(stored.shape), (stored.names, ranges)
     if scheme.transposed:
@@ -297,7 +296,8 @@ def _region(
 
 
 def _scale(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
-    """Of the blocks of a region. Scales of whole rows or tensors may be stored with fewer dims."""
+    """Return the scales of the blocks of a region. Scales of whole rows or tensors may be stored
+    with fewer dims."""
     name = stored.names["scale"]
     expected = stored_shapes(stored.scheme.codec, stored.shape)["scale"]
     if reader.shape(name) == expected:
@@ -307,7 +307,8 @@ def _scale(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> 
 
 
 def _block_range(numbers: tuple[int, int], size: int) -> tuple[tuple[int, int], int]:
-    """(blocks that hold these numbers, how far within the first of them they begin)"""
+    """Return (blocks that hold these numbers, offset of the first number within the first
+    block)."""
     if not size:
         return (0, 1), 0
     first = numbers[0] // size

@@ -20,7 +20,7 @@ from milescli.core.files import read_json
 PREFIX = "step_"
 _STEP = re.compile(rf"^{PREFIX}(\d+)$")
 Watch = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
-"""(step, bytes that are read) -> what is told how many more were."""
+"""(step, bytes to read) -> context with a function that receives how many more bytes were read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class CheckpointStore:
         return path
 
     def discard(self, step: int) -> None:
-        """Remove what a failed save has left. A complete checkpoint stays."""
+        """Remove what a failed save left. A complete checkpoint stays."""
         if step in self.torn():
             self._remove(step)
 
@@ -100,8 +100,8 @@ class CheckpointStore:
                 self._remove(step)
 
     def replaced(self) -> list[str]:
-        """Return what lies in place of checkpoints after the newest complete one: files and links,
-        which nobody but a user or a damaged disk puts there. Newest first."""
+        """Return what is in place of checkpoints after the newest complete one: files and links,
+        which only a user or a damaged disk puts there. Newest first."""
         if not self.folder.is_dir():
             return []
         newest = max(self.steps(), default=-1)
@@ -137,8 +137,8 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in matches if match)
 
     def latest(self) -> StoredCheckpoint | None:
-        """Return the newest complete checkpoint. Raises CheckpointError if its files are not those
-        that were written."""
+        """Return the newest complete checkpoint. Raises CheckpointError if its files have
+        changed."""
         steps = self.steps()
         return self.find(steps[-1]) if steps else None
 
@@ -202,7 +202,7 @@ class CheckpointStore:
             raise
 
     def _others(self) -> list[str]:
-        """Where there is one, of a run that has none."""
+        """Return commands for a run without a checkpoint: its adapters, or resuming it."""
         run = self.folder.parent
         adapters = sorted(path for path in (run / ADAPTERS).glob("*") if path.is_dir())
         return [f"{path}   # one of its adapters" for path in adapters] or [f"miles resume {run}"]
@@ -261,8 +261,8 @@ def steps_to_forget(
     complete: list[int], torn: list[int], *, newest: int, keep: int, protect: set[int]
 ) -> list[int]:
     """Return the steps to remove when `newest` is complete: complete ones beyond the `keep` newest,
-    and torn ones before it. Steps after `newest` are of a past that the run did not go on from:
-    they keep nothing else from being kept."""
+    and torn ones before it. Steps after `newest` belong to an abandoned past of the run: they do
+    not count as kept."""
     ours = [step for step in sorted(complete) if step not in protect and step <= newest]
     return ours[:-keep] + [step for step in torn if step < newest and step not in protect]
 
@@ -277,8 +277,7 @@ def not_written(folder: Path, why: str | OSError) -> CheckpointError:
 
 
 def restore_recipe(run: Path) -> bool:
-    """Write a run's lost recipe.yaml again, as its newest checkpoint has it. Returns False where
-    none has it."""
+    """Restore a run's lost recipe.yaml from its newest checkpoint. Return False if none has it."""
     text = next((one.recipe for one in _manifests(run) if one.recipe), "")
     if text:
         write_atomically(run / RECIPE_FILE, text)
@@ -286,13 +285,12 @@ def restore_recipe(run: Path) -> bool:
 
 
 def newest_recipe_sha256(run: Path) -> str | None:
-    """Return the SHA-256 of the recipe.yaml by which the newest checkpoint was made; None if there
-    is none."""
+    """Return the SHA-256 of the recipe.yaml of the newest checkpoint; None if there is none."""
     return next((one.recipe_sha256 for one in _manifests(run)), None)
 
 
 def _manifests(run: Path) -> Iterator[CheckpointManifest]:
-    """Those of a run's checkpoints that can be read, the newest first."""
+    """Yield the readable manifests of a run's checkpoints, the newest first."""
     store = CheckpointStore(RunDir(run).checkpoints)
     for step in reversed(store.steps()):
         with suppress(CheckpointError, OSError):
@@ -300,7 +298,7 @@ def _manifests(run: Path) -> Iterator[CheckpointManifest]:
 
 
 def write_manifest(folder: Path, manifest: CheckpointManifest) -> CheckpointManifest:
-    """Write the manifest of a checkpoint with its checksum, which is returned in it."""
+    """Write the manifest of a checkpoint with its checksum, and return that manifest."""
     manifest = replace(manifest, checksum=checksum_of(asdict(manifest)))
     text = json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n"
     write_atomically(folder / MANIFEST_NAME, text)

@@ -1,6 +1,6 @@
 """The weight files of a Hugging Face folder, without torch: their names and index, whether they are
-complete, and a digest that tells base models apart. Called before a run is made, and by the reader
-of the folder."""
+complete, and a digest that distinguishes base models. Called before a run is created, and by the
+reader of the folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUM_SAMPLES = 16
 
 
 def require_weights(folder: Path) -> dict[str, bool]:
-    """Return of each tensor whether it holds real numbers. Raise CheckpointError if a file is
+    """Return for each tensor whether it holds real numbers. Raise CheckpointError if a file is
     missing or truncated, or contradicts the index."""
     names, index = file_names(folder)
     files: dict[str, SafetensorsFile] = {}
@@ -36,7 +36,7 @@ def require_weights(folder: Path) -> dict[str, bool]:
 
 def mark_of(folder: Path) -> str:
     """Return a digest that identifies a base model: SHA-256, hex, over the name, the size and
-    samples of each safetensors file. Reading samples takes no noticeable time."""
+    samples of each safetensors file. Reading the samples takes no noticeable time."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         size = file.stat().st_size

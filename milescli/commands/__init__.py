@@ -1,1 +1,2 @@
-"""The doors: one file per verb. Declare options, call one function, show one result."""
+"""The commands: one file per verb. Each declares options, calls one function, and shows one
+result."""

@@ -1,4 +1,5 @@
-"""`miles`: the single door. Runs a verb, prints errors in three parts, turns them into exit codes.
+"""`miles`: the entry point. Runs a verb, prints errors in three parts, and turns them into exit
+codes.
 
 The verbs live in their own files.
 """
@@ -73,8 +74,8 @@ from milescli.core.files import unusable
 
 
 def write_crash_report(error: BaseException, *, argv: list[str]) -> Path:
-    """Write traceback, versions and command line; returns the file. Falls back to the temporary
-    directory."""
+    """Write traceback, versions and command line to a file, and return its path. Falls back to the
+    temporary directory."""
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     text = "\n".join(
         [
@@ -141,7 +142,7 @@ class UsageError(MilesError):
 
 
 class InternalFault(MilesError):
-    """Reports a fault of miles itself."""
+    """Reports a fault in miles itself."""
 
     exit_code = ExitCode.INTERNAL
 
@@ -180,7 +181,7 @@ def first_page(
 
 
 def _program() -> Any:
-    """Return the group of all verbs. Flags show no type in its help."""
+    """Return the group of all verbs. In its help, flags show no type."""
     program = typer.main.get_command(app)
     for command in (program, *program.commands.values()):  # type: ignore[attr-defined]
         for option in command.params:
@@ -190,7 +191,7 @@ def _program() -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; returns the exit code. The only place that ends the program."""
+    """Run one command line, and return the exit code. Only this function ends the program."""
     try:
         code = _run(argv)
     except SystemExit as ended:
@@ -253,16 +254,18 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _number_in(error: Exception) -> int:
-    """The operating system's number in an error of a Rust library, such as safetensors, whose
-    errors are no OSError: `I/O error: No space left on device (os error 28)`. 0: there is none."""
+    """Return the errno in the message of an error; 0 if there is none. Rust libraries such as
+    safetensors raise errors that are not OSError: `I/O error: No space left on device (os error
+    28)`."""
     found = re.search(r"\(os error (\d+)\)", str(error))
     return int(found[1]) if found else 0
 
 
 def _outlive_readers(argv: list[str]) -> None:
-    """Keep a command from failing where its terminal was closed. One that works on something also
-    outlives a reader that goes away (`miles launch | head`); others end there. A run outlives a
-    full disk under its output, and a reader that reads no more, too: its files say all of it."""
+    """Keep a command from failing when its terminal is closed. Commands that do work also continue
+    when the reader of their output exits (`miles launch | head`); others end then. A run also
+    continues when the disk of its output is full, or when nobody reads the output: its files
+    contain everything."""
     verb = next((word for word in argv if not word.startswith("-")), "")
     ignored = (errno.EIO, *[errno.EPIPE] * (verb in _WORKS), *DISK_FULL * (verb in _RUNS))
     outlive_readers(ignored=ignored, patience_s=PATIENCE_S if verb in _RUNS else None)
@@ -271,12 +274,13 @@ def _outlive_readers(argv: list[str]) -> None:
 _RUNS = ("launch", "resume", "sweep")
 _WORKS = (*_RUNS, "eval", "convert", "export", "fork", "report")
 PATIENCE_S = 60.0
-"""A run waits so long for whoever reads its output no more (Ctrl-S, a stalled connection)."""
+"""Seconds that a run waits for a reader that no longer reads its output (Ctrl-S, a stalled
+connection)."""
 
 
 def _mode(argv: list[str]) -> Mode:
-    """Known before parsing, so that a command line that cannot be parsed is refused in the wanted
-    form."""
+    """Return the output mode. It is read before parsing, so that errors in the command line are
+    reported in this mode too."""
     options = argv[: argv.index("--")] if "--" in argv else argv
     if "--json" in options:
         return Mode.JSON
@@ -306,7 +310,7 @@ OTHER_NAMES = {
     "envs": ("environments",),
     "plugins": ("plugin",),
 }
-"""Verb -> what people call it elsewhere."""
+"""Verb -> names for it in other programs."""
 
 
 def _misnamed(argv: list[str], verbs: Iterable[str]) -> MilesError | None:

@@ -1,6 +1,6 @@
-"""How `launch` and `resume` start the driver of a run: below a small parent process that reports
-its death and restarts it if wanted. Also remembers the command line as typed, for errors that name
-a command to go on with."""
+"""Starts the driver of a run for `launch` and `resume`: as the child of a small process that
+reports its death, and restarts it if wanted. Also remembers the command line as typed, for errors
+whose fix is a command."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _QUOTED = re.compile(r"`([^`]+)`")
 
 
 def with_typed(error: MilesError) -> MilesError:
-    """Return the error of a recipe that is misspelt with the user's own command line as its fix:
-    `miles launch --recipe quickstart` would be another verb, or lack what else was typed."""
+    """Return the error of a misspelt recipe with the user's own command line as its fix: `miles
+    launch --recipe quickstart` might be another verb, or lack the other options."""
     if not isinstance(error, RecipeError):
         return error
     wrong = set(_QUOTED.findall(error.what)) & {word.rpartition("=")[2] for word in typed()}

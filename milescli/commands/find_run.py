@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def state_folder() -> Path:
-    """Return the user's folder for what miles keeps between commands: crash reports, the page's
-    key."""
+    """Return the user's folder for files that miles keeps between commands: crash reports, the
+    page's key."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "miles"
 
@@ -69,7 +69,7 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
 
 
 def fetched(url: str, *, output: Output) -> Path:
-    """Fetch a run from an object store into the runs folder. Returns its directory. Raises as
+    """Fetch a run from an object store into the runs folder, and return its directory. Raises as
     `restore`."""
     from milescli.runtime.recovery.restoring import restore
 
@@ -84,7 +84,8 @@ def _is_run(folder: Path) -> bool:
 
 
 def _is_restored(folder: Path) -> bool:
-    """True if the folder has lost its recipe.yaml, which a checkpoint has given back."""
+    """Return True if the folder lacked its recipe.yaml, and a checkpoint's copy of it was
+    restored."""
     if not (folder / "checkpoints").is_dir():
         return False
     from milescli.checkpoint.store import restore_recipe
@@ -100,7 +101,7 @@ def _is_restored(folder: Path) -> bool:
 
 
 def find_sweep(name: str) -> Path | None:
-    """Return the directory of a sweep; None if it is not one."""
+    """Return the directory of a sweep; None if the name is not that of a sweep."""
     from milescli.sweep.folder import is_sweep
 
     folder = runs_folder()
@@ -108,8 +109,8 @@ def find_sweep(name: str) -> Path | None:
 
 
 def newest_run(run: str | None) -> Path:
-    """Return the directory of a run; without a name the newest. Raises CheckpointError if there is
-    none."""
+    """Return the directory of a run, or of the newest run if no name is given. Raises
+    CheckpointError if there is none."""
     if run is not None:
         return find_run(run)
     folder = runs_folder()
@@ -125,7 +126,7 @@ def newest_run(run: str | None) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Holds what `miles eval` measures: exactly one of these."""
+    """Holds what `miles eval` measures: a run, a model or an endpoint; the others are None."""
 
     run: Path | None = None
     step: int | None = None
@@ -157,7 +158,7 @@ def find_measured(text: str) -> Measured:
 
 
 def find_weights(source: str) -> Path:
-    """Return the folder of a run, or of something else with weights: a checkpoint, a model, an
+    """Return the folder of a run, or of anything else with weights: a checkpoint, a model, an
     adapter. Raises CheckpointError as `find_run`."""
     folder = Path(source).expanduser()
     marks = ("config.json", "adapter_config.json", ".metadata", "latest_checkpointed_iteration.txt")

@@ -38,7 +38,8 @@ _CURVE_WIDTH = 40
 
 
 def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) -> None:
-    """Show the results of each set. `folder` is the run's, or the one in which `eval/` was made."""
+    """Show the results of each set. `folder` contains `eval/`: the run's, or the one that was made
+    for it."""
     for result in results:
         fields = asdict(result)
         del fields["rewards"]
@@ -66,7 +67,7 @@ def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) 
 
 
 def show_comparisons(comparisons: Sequence[Comparison], *, output: Output) -> None:
-    """Show a plain sentence for each set."""
+    """Show one sentence for each set."""
     output.blank()
     for one in comparisons:
         output.json("comparison", asdict(one))
@@ -79,7 +80,8 @@ def show_comparisons(comparisons: Sequence[Comparison], *, output: Output) -> No
 
 
 def _shown(estimate: Estimate | None) -> str | None:
-    """61.2% (58.1 to 64.2); of rewards that are no shares 2.412 (2.211 to 2.613)"""
+    """Format an estimate: `61.2% (58.1 to 64.2)`, or `2.412 (2.211 to 2.613)` for rewards that are
+    not shares."""
     if estimate is None:
         return None
     ends = estimate.low, estimate.high
@@ -105,7 +107,8 @@ def _show_domains(results: Sequence[SetResult], output: Output) -> None:
 
 
 def _show_curves(results: Sequence[SetResult], folder: Path, output: Output) -> None:
-    """Of the sets that were asked under the same settings at several steps, now or before."""
+    """Show the values by step of each set that was evaluated with the same settings at several
+    steps, now or earlier."""
     rows = []
     for latest in {result.set: result for result in results}.values():
         stored = results_of(folder / "eval", folder_of(latest.set))
@@ -124,21 +127,22 @@ def _show_curves(results: Sequence[SetResult], folder: Path, output: Output) -> 
 
 
 FOLDER = "evaluations"
-"""Below the folder of runs: where results of what is no run go."""
+"""Folder, in the folder of runs, for results of models and endpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Holds the options that are not part of the wish."""
+    """Holds the options that are not part of EvalWish."""
 
     steps: str | None = None
     """Steps of a run's checkpoints."""
     out: Path | None = None
     """Folder for `eval/`, unless a run is measured."""
     ask: Ask | None = None
-    """What else is done with the engines than to measure; None: nothing. Of no endpoint."""
+    """What else to do with the engines, besides measuring; None: nothing. Must be None for an
+    endpoint."""
     verb: str = "chat"
-    """The command that does it, for fixes."""
+    """The verb that does it, for the fixes of errors."""
 
 
 def measured(
@@ -214,9 +218,9 @@ def _measured(
 
 
 def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
-    """Return the wish with another model's results to compare with: those of a file, or those that
-    `miles eval` stored for a run, a checkpoint, a model or an endpoint. Measures and shows the
-    other now if it lacks a set. Raises MilesError."""
+    """Return the wish with another model's results to compare with: those in a file, or those that
+    `miles eval` stored for a run, a checkpoint, a model or an endpoint. If a set is missing there,
+    measures the other model now and shows its results. Raises MilesError."""
     if other.endswith(".json"):
         return replace(wish, against=[read_result(Path(other).expanduser())])
     target = find_measured(other)
@@ -233,8 +237,8 @@ def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
 
 
 def _results_folder(target: Measured, name: str) -> Path | None:
-    """Of what is no run: where its results are; None where there are none. Raises DataError where
-    an endpoint has several models."""
+    """Return the folder with the results of a model or an endpoint; None if there is none. Raises
+    DataError if an endpoint has several models."""
     if target.model is not None:
         return runs_folder() / FOLDER / Path(target.model).name
     folder = folder_of_endpoint(name, runs_folder() / FOLDER)

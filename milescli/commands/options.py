@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share, and the decorator that makes a function a
+"""Defines options and arguments that several verbs share, and the decorator that makes a function a
 verb."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ OptionalRecipeOption = Annotated[
 
 
 def _say_repeated(context: typer.Context, sets: list[str] | None) -> list[str] | None:
-    """Warn of a key that `--set` names twice with different values: the last one counts."""
+    """Warn about a key that `--set` names twice with different values: the last one counts."""
     last: dict[str, str] = {}
     for text in sets or ():
         name = text.partition("=")[0].strip()
@@ -251,11 +251,12 @@ class Group:
     name: str
     about: str
     page: str
-    """Shown where none of its verbs is named."""
+    """Page that is shown if none of its verbs is named."""
 
 
 _VERBS = defaultdict[str, list[tuple[Group | None, Callable[[typer.Typer], None]]]](list)
-"""Name of a module -> of each of its verbs, in order, the group and what adds it there."""
+"""Name of a module -> for each of its verbs, in order: the group, and a function that adds the verb
+there."""
 
 
 def verb(
@@ -267,7 +268,7 @@ def verb(
     group: Group | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function `miles NAME`, with --json and --quiet, and examples below its help.
-    `is_page`: it prints a page to read, for which a long one has a pager. `cls` reads its
+    `is_page`: it prints a page to read, through a pager if it is long. `cls` parses its
     arguments."""
     epilog = "\n".join(["Examples:", *examples])
 
@@ -332,7 +333,7 @@ def flags_of(**options: tuple[str, object]) -> dict[str, str]:
 
 
 def here() -> dict[str, object]:
-    """Return the surroundings that loading a recipe needs."""
+    """Return the environment variables and folders that loading a recipe needs."""
     import os
 
     return {"environ": dict(os.environ), "cwd": Path.cwd(), "home": Path.home()}

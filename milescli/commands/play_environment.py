@@ -27,14 +27,14 @@ TIMEOUT_S = 120.0
 CONVERSATION, TURN = 2048, 256
 """Most tokens of a model that no run made, where --set says nothing else."""
 _NOBODY_ELSE = {"rollout.roles": "{}", "rollout.tools": "[]", "rollout.mcp": "{}"}
-"""What a run had beside its environment is not needed to play another."""
+"""Settings that remove what a run had besides its environment; playing does not need it."""
 Player = Callable[[Sequence[dict[str, Any]]], str]
-"""The messages so far -> what is done."""
+"""Messages so far -> the next action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Holds the options of the verb."""
+    """Holds the options of `miles env play`."""
 
     name: str
     settings: str
@@ -51,7 +51,8 @@ class _Screen:
 
     output: Output
     player: str = ""
-    """Empty: the person's own words are on the screen already."""
+    """Name shown before each action; empty if a person plays, whose words are already on the
+    screen."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     has_ended: bool = False
 
@@ -66,7 +67,7 @@ class _Screen:
             self.output.text(shown)
 
     def end(self, wish: Wish) -> None:
-        """Show the summary."""
+        """Show the summary of the episode."""
         total, count = sum(turn["reward"] for turn in self.turns), len(self.turns)
         summary = {"name": wish.name, "turns": self.turns, "reward": total, "ended": self.has_ended}
         self.output.json("episode", summary)
@@ -113,7 +114,7 @@ def _play(game: Game, wish: Wish, runner: asyncio.Runner, *, output: Output) -> 
 
 
 def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output: Output) -> None:
-    """Start engines for a run's checkpoint, a folder or a name on the hub, which then plays."""
+    """Start engines for a run's checkpoint, a folder or a name on the hub, and let them play."""
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
     from milescli.runtime.evaluation.evaluate import WatchedEpisode
@@ -152,7 +153,7 @@ def _is_url(model: str) -> bool:
 
 
 def _player(wish: Wish, runner: asyncio.Runner) -> tuple[Player, str]:
-    """A person, or a model behind an endpoint; and how it is called."""
+    """Return the player and its name: a person, or a model behind an endpoint."""
     if wish.model is None:
         return lambda messages: input("> "), ""
     endpoint = Endpoint(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from milescli.insight.run_state import RunState
 
 LONGEST_NOTE = 60
-"""Characters of a note that the table shows."""
+"""Number of characters of a note that the table shows."""
 EXAMPLES = ["miles runs", "miles runs --json", "MILES_RUN__DIR=/data/runs miles runs"]
 
 
@@ -64,7 +64,7 @@ def _first_line(note: str) -> str:
 
 
 def _local_time(seconds: float | None) -> str | None:
-    """ISO 8601."""
+    """Format a time as ISO 8601."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds).isoformat(timespec="seconds")

@@ -1,5 +1,5 @@
-"""The two forms of `miles serve`: a model for OpenAI's clients, and training for clients of the
-Tinker API. Called by `serve`."""
+"""Runs the two forms of `miles serve`: a model for OpenAI's clients, and training for clients of
+the Tinker API. Called by `serve`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from milescli.core.errors import DataError
 from milescli.core.files import read_regular_text
 
 KEY_PREFIX = "tml-"
-"""Clients of the Tinker API take no other keys."""
+"""Prefix of keys; clients of the Tinker API accept no others."""
 SHORTEST_KEY = 20
 SOLE_TENANT = "default"
 
@@ -32,12 +32,13 @@ class Place:
 
     host: str
     port: int | None
-    """None: the usual one."""
+    """None: the usual port."""
     usual: int
 
     @contextmanager
     def listening(self, command: str, *, output: Output) -> Iterator[socket]:
-        """Listen, with a warning where other computers can connect. `command`: for fixes."""
+        """Open the socket to listen on, with a warning if other computers can connect. `command`:
+        for the fixes of errors."""
         from milescli.web.gate import is_loopback
         from milescli.web.serve import listen
 
@@ -50,7 +51,7 @@ class Place:
             yield listener
 
     def address(self, listener: socket) -> str:
-        """Return the URL of what listens."""
+        """Return the URL of the server."""
         from milescli.web.serve import address_of
 
         return address_of(self.host, listener.getsockname()[1])
@@ -59,8 +60,8 @@ class Place:
 def serve_model(
     subject: str, place: Place, *, tokens: int, sets: list[str] | None, output: Output
 ) -> None:
-    """Serve a checkpoint or a model to OpenAI's clients until a signal. `tokens`: of the longest
-    response."""
+    """Serve a checkpoint or a model to OpenAI's clients until a signal arrives. `tokens`: length of
+    the longest response."""
     from milescli.checkpoint.run_dir import open_run
     from milescli.recipe.resolved import load_resolved
     from milescli.rollout.base import Door
@@ -104,8 +105,8 @@ def serve_clients(
     sets: list[str] | None,
     output: Output,
 ) -> None:
-    """Train and sample for clients of the Tinker API until a signal. `name`: of the service;
-    `keys`: file with those of its clients."""
+    """Train and sample for clients of the Tinker API until a signal arrives. `name`: name of the
+    service; `keys`: file with the keys of its clients."""
     from milescli.runtime.service.start import NUM_SLOTS, Wish, serve_training
 
     loaded = read_recipe(None, recipe, sets=sets, flags=flags, adapters=None, output=output)
@@ -134,7 +135,8 @@ def serve_clients(
 
 
 def read_keys(file: Path) -> dict[str, str]:
-    """Return tenant by key, from a file that its owner alone can read. Raises DataError."""
+    """Map each key to its tenant, as read from a file that only its owner can read. Raises
+    DataError."""
     try:
         is_private = not file.stat().st_mode & 0o077
         rows = [line.split() for line in read_regular_text(file).splitlines()]

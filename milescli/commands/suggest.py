@@ -1,11 +1,11 @@
-"""What the shell offers at TAB: recipes, runs, `--set` keys. Quick, and silent where nothing can be
-offered."""
+"""Suggests what the shell offers at TAB: recipes, runs, `--set` keys. It is quick, and silent if
+there is nothing to offer."""
 
 from __future__ import annotations
 
 
 def recipes(incomplete: str) -> list[str]:
-    """Suggest names of the recipes that ship; the shell completes paths."""
+    """Suggest names of the built-in recipes; the shell completes paths."""
     from milescli.recipe.templates import template_names
 
     return [name for name in template_names() if name.startswith(incomplete)]

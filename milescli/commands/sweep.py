@@ -58,7 +58,7 @@ def sweep(
 
 
 def run_and_show(path: Path, *, output: Output) -> None:
-    """Run what is left of a sweep, and show what it found."""
+    """Run the remaining trials of a sweep, and show what it found."""
     from milescli.backends.ray.tuning import require_packages
     from milescli.commands.show.sweep import show_results
     from milescli.sweep.folder import open_sweep

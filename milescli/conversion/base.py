@@ -1,4 +1,4 @@
-"""Defines a conversion: a direction makes a plan, and `convert` carries it out. Contract and data;
+"""Defines a conversion: a direction makes a plan, and `convert` executes it. Protocol and data;
 `to_megatron` and `to_hf` are the directions."""
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 
 def verifying(output: Output) -> Callable[[int, int], Transfer]:
-    """Return a progress display for a store, which reads every byte of a checkpoint before it
-    counts as intact."""
+    """Return a progress display for a store that reads every byte of a checkpoint to verify it."""
 
     def watch(step: int, size_bytes: int) -> Transfer:
         label = f"verifying checkpoint step {step}"
@@ -71,19 +70,19 @@ class ConversionPlan:
     """Description of the source, for the manifest."""
     table: WeightTable
     files: Sequence[PlannedFile]
-    """The large ones, in the order in which they are written."""
+    """The large files, in the order in which they are written."""
     write_rest: Callable[[Path], None]
-    """Writes everything else into the folder that has them."""
+    """Writes everything else into the folder with these files."""
     num_source_tensors: int
     """Each used exactly once."""
     num_target_tensors: int
-    """Each written exactly once; of a checkpoint: its keys, each covered exactly once."""
+    """Each written exactly once; for a checkpoint: its keys, each covered exactly once."""
     dtypes: dict[str, int]
     """Number of written tensors by dtype, in safetensors' names."""
     notes: list[str]
     """Notes for the user."""
     fingerprint: str
-    """Digest of everything that decides which bytes are written, made by `fingerprint`."""
+    """Digest of everything that determines the written bytes, made by `fingerprint`."""
     resume_options: tuple[str, ...] = ()
     """Options that the user's command needs to mean the same later: `--step 20` if the newest was
     meant."""

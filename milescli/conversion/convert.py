@@ -1,6 +1,5 @@
-"""`miles convert`, in either direction: plan, write beside the target, prove, and only then give
-the target its name. Streams, checks itself, and goes on where it was interrupted. Needs no
-device."""
+"""`miles convert`, in either direction: plan, write next to the target, verify, and only then
+rename to the target. Streams, checks itself, and resumes after an interruption. Needs no device."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _SPARE_BYTES = 16 * 2**20
-"""Room for metadata, config and tokenizer, and for the file system's own needs."""
+"""Room for metadata, config and tokenizer, and for the file system itself."""
 
 
 def write_files(
@@ -58,8 +57,8 @@ def write_files(
 
 @contextmanager
 def completing(part: PartFolder) -> Iterator[None]:
-    """Guard the block that writes the small files and proves the result: a failure leaves nothing,
-    except that a full disk and Ctrl-C leave the finished files."""
+    """Guard the block that writes the small files and verifies the result: a failure leaves
+    nothing, except that a full disk and Ctrl-C leave the finished files."""
     try:
         yield
     except MilesError:
@@ -82,7 +81,7 @@ def _interrupted(part: PartFolder, how_far: str) -> Stopped:
 
 
 def _ways_out(part: PartFolder) -> list[str]:
-    """What goes on with what is finished, and what throws it away."""
+    """Return the command that resumes from the finished files, and the one that discards them."""
     resume = f"{part.command}   # goes on" if part.command else "the same once more: it goes on"
     return [resume, f"rm -r {shlex.quote(str(part.path))}   # throws it away"]
 
@@ -136,14 +135,11 @@ def convert(
     output: Output,
     verify: Verify | None = None,
 ) -> Conversion:
-    """Write `target`, which must not exist. `command` is the user's command line, to be repeated
-    after an interruption. `verify` None compares logits if the model fits into memory, else
-    tensors.
-
-    Raises CheckpointError for a source that contradicts its config.json, a target that exists or
-    was begun with other options, or a full disk; MismatchError if the result computes something
-    else; Stopped after Ctrl-C.
-    """
+    """Write `target`, which must not exist. `command`: the user's command line, to repeat after an
+    interruption. `verify` None: compare logits if the model fits into memory, else tensors. Raises
+    CheckpointError for a source that contradicts its config.json, a target that exists or was begun
+    with other options, or a full disk; MismatchError if the result computes something else; Stopped
+    after Ctrl-C."""
     began = time.monotonic()
     target = target.absolute()
     require_free(target)
@@ -205,6 +201,7 @@ def _prove(
 
 
 def _with_options(command: Sequence[str], options: Sequence[str]) -> str:
-    """The command with further options, as a shell takes it. What stands behind `--` is none."""
+    """Return the command with further options, quoted for a shell. Words after `--` are no
+    options."""
     end = command.index("--") if "--" in command else len(command)
     return shlex.join([*command[:end], *options, *command[end:]])

@@ -47,11 +47,11 @@ class Proof:
     num_source_tensors: int
     """Each used exactly once."""
     num_target_tensors: int
-    """Each written exactly once; of a checkpoint: its keys, each covered exactly once."""
+    """Each written exactly once; for a checkpoint: its keys, each covered exactly once."""
     dtypes: dict[str, int]
     """Number of tensors by dtype in the target."""
     checksums: str
-    """How what lies on disk was compared with what was computed."""
+    """How the bytes on disk were compared with the computed ones."""
     logits: str
     """What was compared, with the figure; or why nothing was."""
     logits_difference: float | None
@@ -70,9 +70,9 @@ class Conversion:
     size_bytes: int
     seconds: float
     bytes_per_s: float
-    """Over the files of this attempt."""
+    """Speed over the files of this attempt."""
     resumed_bytes: int
-    """Bytes that an earlier attempt had left."""
+    """Bytes that an earlier attempt left."""
     proof: Proof
     notes: list[str]
 
@@ -89,17 +89,17 @@ class Preview:
     num_files: int
     free_bytes: int
     finished_bytes: int
-    """Bytes that an earlier attempt has left."""
+    """Bytes that an earlier attempt left."""
     disk_bytes_per_s: float
     """Disk speed as measured just now."""
     seconds: float
     mapping: list[tuple[str, str, str, int]]
-    """(name on one side, name on the other, shape of one, how many)"""
+    """(name on one side, name on the other, shape of one, number of tensors)"""
     notes: list[str]
 
 
 def collapsed(pairs: list[tuple[str, str, str]]) -> list[tuple[str, str, str, int]]:
-    """Merge lines that differ only in numbers of layers and experts into one, with their count."""
+    """Merge lines that differ only in numbers of layers and experts, with their count."""
     counts = Counter(
         (_NUMBER.sub("*", left), _NUMBER.sub("*", right), shape) for left, right, shape in pairs
     )
@@ -138,7 +138,7 @@ def write_manifest(
 
 
 def preview(direction: Direction, target: Path, *, output: Output) -> Preview:
-    """Return what `convert` would do. Raises as it does."""
+    """Return what `convert` would do. Raises as `convert`."""
     target = target.absolute()
     require_free(target)
     with direction.outline(output=output) as plan:
@@ -161,8 +161,8 @@ def preview(direction: Direction, target: Path, *, output: Output) -> Preview:
 
 
 def _earlier(part: Path, plan: ConversionPlan) -> tuple[int, list[str]]:
-    """(bytes that an earlier attempt has finished of this, what there is to say of one at something
-    else)"""
+    """Return (bytes that an earlier attempt of this conversion has finished, notes about an attempt
+    of another one)."""
     journal = read_journal(part)
     if journal.fingerprint == plan.fingerprint:
         return journal.finished_bytes, []

@@ -39,13 +39,13 @@ class CheckpointSource:
     tensors: Path
     """A `torch_dist` folder."""
     model_dir: Path
-    """With config.json, tokenizer, and the weights that the checkpoint began from or the record of
-    them."""
+    """Folder with config.json, tokenizer, and the weights that the checkpoint began from or the
+    record of them."""
     what: str
-    """For people."""
+    """Description for people."""
     newest_step: int | None = None
-    """Step of the newest checkpoint, if a folder with several was given: later it will be another
-    one."""
+    """Step of the newest checkpoint, if a folder with several was given: later the newest will be
+    another."""
 
 
 def find_model(
@@ -129,8 +129,8 @@ def find_checkpoint(
 
 
 def _model_of(run: RunDir, *, model_option: str) -> Path:
-    """The folder that the run's trainer and engines read. Raises CheckpointError where it is not
-    known, or gone."""
+    """Return the folder that the run's trainer and engines read. Raises CheckpointError if it is
+    unknown, or gone."""
     try:
         folder = run.model_dir()
     except CheckpointError as error:
@@ -161,7 +161,7 @@ def _step_of(folder: Path) -> int | None:
 
 
 def _tracked(source: Path, *, step: int | None) -> Path:
-    """The folder with the tensors: SRC itself, or the one that its tracker file names."""
+    """Return the folder with the tensors: SRC itself, or the one that its tracker file names."""
     if (source / METADATA_NAME).exists():
         return source
     tracker = source / TRACKER_NAME

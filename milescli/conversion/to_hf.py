@@ -28,17 +28,18 @@ class ToHf:
     source: str
     """A checkpoint, a converted model, a run or its step."""
     model: str | None = None
-    """Folder or hub name of the model whose config.json the checkpoint has; None: SRC knows."""
+    """Folder or hub name of the model with the checkpoint's config.json; None: SRC determines it.
+    """
     step: int | None = None
     """Step of a run, or of a folder of checkpoints; None: the newest."""
     dtype: str | None = None
-    """bf16, fp16 or fp32; None: as the model's folder had them, else as the checkpoint has them."""
+    """bf16, fp16 or fp32; None: as in the model's folder, else as in the checkpoint."""
     shard_bytes: int | None = None
-    """None: files as the model's folder had them, else 5 GB."""
+    """None: file sizes as in the model's folder, else 5 GB."""
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Plan over the checkpoint and the config of its model, which is fetched if it is on the
+        """Plan from the checkpoint and the config of its model, which is fetched if it is on the
         hub."""
         model = None
         if self.model is not None:
@@ -83,7 +84,7 @@ class ToHf:
 
 
 def _pairs(plan: HfPlan) -> list[tuple[str, str, str]]:
-    """(Megatron's name, name on disk, shape on disk) of every tensor."""
+    """Return (Megatron's name, name on disk, shape on disk) of every tensor."""
     carried = set(plan.carried)
     origin = {name: entries[0].megatron for name, entries in plan.units.items()}
     return [

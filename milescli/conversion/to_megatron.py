@@ -40,14 +40,14 @@ class ToMegatron:
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Plan over the folder, which is fetched if it is on the hub."""
+        """Plan from the folder, which is fetched if it is on the hub."""
         folder = find_model(self.source, revision=self.revision, output=output)
         with self._opened(folder, shown=str(folder)) as plan:
             yield plan
 
     @contextmanager
     def outline(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Plan over the headers alone of a model on the hub."""
+        """Plan from only the headers of a model on the hub."""
         with tempfile.TemporaryDirectory(prefix="miles-outline-") as empty:
             folder = find_model(
                 self.source, revision=self.revision, output=output, outline_in=Path(empty)
@@ -84,7 +84,7 @@ class ToMegatron:
 
 
 def _pairs(plan: MegatronPlan) -> list[tuple[str, str, str]]:
-    """(name on disk, key or keys of the checkpoint, shape on disk) of every tensor, once."""
+    """Return (name on disk, key or keys of the checkpoint, shape on disk) of every tensor, once."""
     places = {name: ", ".join(keys) for name, keys in plan.keys_by_name().items()}
     carried = (*plan.matched.passthrough, *plan.matched.ignored)
     places |= dict.fromkeys(carried, f"{CARRIED}/")

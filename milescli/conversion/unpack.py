@@ -1,5 +1,6 @@
 """Exports a `torch_dist` checkpoint to a Hugging Face folder for engines and trainers, which read
-no other format. Part of a run, not of the verb: it computes no logits. Called by the runtime."""
+no other format. Part of a run, not of `miles convert`: it computes no logits. Called by the
+runtime."""
 
 from __future__ import annotations
 
@@ -25,12 +26,10 @@ def unpack(
     output: Output | None = None,
 ) -> None:
     """Write `target`, which must not exist or be empty; an adapter is merged into its base.
-    `model_dir` has config, tokenizer and what Megatron has no place for. `read_back` compares what
-    is on the disk. `output` shows the progress.
-
-    Raises CheckpointError if the checkpoint is torn or of another model, or the disk is full. The
-    next call continues what Ctrl-C leaves.
-    """
+    `model_dir`: has config, tokenizer and tensors that Megatron does not store. `read_back`:
+    compare with what is on the disk. `output`: shows the progress. Raises CheckpointError if the
+    checkpoint is torn or of another model, or the disk is full. After Ctrl-C, the next call
+    resumes."""
     if (adapter := read_trained_adapter(checkpoint, base=model_dir)) is not None:
         write_merged(target, adapter, base=model_dir)
         return

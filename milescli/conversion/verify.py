@@ -1,6 +1,6 @@
 """Checks that the converted checkpoint computes what the model computes. Compares logits of a few
 prompts, computed by transformers from the Hugging Face folder and by Megatron-Core from the
-checkpoint in separate processes, with the effect of rounding on Megatron-Core's. Called by
+checkpoint in separate processes, with the effect of rounding on Megatron-Core's logits. Called by
 `convert` before the target gets its name."""
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _TEXTS = (
     "def mean(values: list[float]) -> float:\n    return sum(values) / len(values)",
     "Der Fluss fließt durch das Tal, und am Ufer stehen alte Bäume. 河边有很多老树。",
 )
-"""What models have read before. At random token ids, a real model's own float32 differs from its
-float64 by a hundred times as much as in any text."""
+"""Texts like those that models were trained on. At random token ids, a real model's own float32
+differs from its float64 by a hundred times as much as in any text."""
 _LARGEST = 64.0
 """`train.agreement` judges logits up to this size: all are scaled to it."""
 _SHARE_OF_MEMORY = 0.5
-"""Of the memory that is free: beside the weights there are the other copy that a loader makes of a
-file, and activations."""
+"""Share of the free memory for the weights: the loader's second copy of a file, and activations
+need the rest."""
 _LENGTHS = (7, 2, 20)
 _MEGATRON, _TRANSFORMERS = (
     "milescli.backends.megatron.logits",
@@ -54,7 +54,7 @@ _CANNOT = (
 
 
 class Verify(StrEnum):
-    """Names how much is compared."""
+    """Names what is compared."""
 
     NONE = "none"
     TENSORS = "tensors"
@@ -69,8 +69,8 @@ class _CannotCompute(Exception):
 def verify_logits(
     folder: Path, checkpoint: Path, *, table: WeightTable, verify: Verify | None, output: Output
 ) -> tuple[str, float | None]:
-    """Compare the logits of both models. Returns (what was compared or why nothing was, largest
-    difference relative to the largest logit). `verify` None compares if the model fits into memory.
+    """Compare the logits of both models. Return (what was compared or why nothing was, largest
+    difference relative to the largest logit). `verify` None: compare if the model fits into memory.
     Raises MismatchError if rounding does not explain the difference."""
     if verify in (Verify.NONE, Verify.TENSORS):
         return f"not compared (--verify {verify})", None
@@ -107,7 +107,7 @@ def verify_logits(
 def _choose_dtype(
     folder: Path, table: WeightTable, *, verify: Verify | None
 ) -> tuple[str | None, str]:
-    """(dtype or None, why not)"""
+    """Return (dtype, or None, why not)."""
     import psutil
 
     from milescli.models.base import quantization_config, read_config
@@ -135,8 +135,8 @@ def _choose_dtype(
 
 
 def _prompts(folder: Path, vocab_size: int) -> list[list[int]]:
-    """Texts by the model's tokenizer, as chats where it has a template; random ids where it has no
-    tokenizer, or one of another vocabulary."""
+    """Tokenise texts with the model's tokenizer, as chats if it has a template; return random ids
+    if it has no tokenizer, or one with another vocabulary."""
     from milescli.data.chat_template import passing_over_errors
     from milescli.data.tokenizer import load_tokenizer
 
@@ -151,7 +151,7 @@ def _prompts(folder: Path, vocab_size: int) -> list[list[int]]:
 
 
 def _run(module: str, job: dict[str, object], scratch: Path) -> Path:
-    """The file of logits that a worker process wrote."""
+    """Return the file of logits that a worker process wrote."""
     out = scratch.with_suffix(".safetensors")
     request = scratch.with_suffix(".json")
     threads = (
@@ -198,8 +198,8 @@ def _run(module: str, job: dict[str, object], scratch: Path) -> Path:
 
 
 def _compare(theirs: Path, ours: Path, *, dtype: str, has_experts: bool) -> tuple[str, float]:
-    """`ours` holds each row twice: as it is, and rounded otherwise. Raises _CannotCompute if the
-    source's logits tell nothing."""
+    """Compare the logits. `ours` has each row twice: unchanged, and rounded in another way. Raises
+    _CannotCompute if the source's logits tell nothing."""
     import numpy as np
     import torch
     from safetensors.torch import load_file

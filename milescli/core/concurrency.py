@@ -1,4 +1,4 @@
-"""Calls in threads, and many awaited at once."""
+"""Runs calls in threads, and awaits many at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _idle: list[SimpleQueue[Callable[[], None]]] = []
-"""Where threads that have nothing to do wait for a call: to start one takes as long as hundreds of
-short calls."""
+"""Idle threads that wait for a call: to start a thread takes as long as hundreds of short calls."""
 os.register_at_fork(after_in_child=_idle.clear)  # a child has none of the threads
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """Run `call` in a thread that runs nothing else meanwhile, and wait for it. One that hangs is
-    left behind: it never keeps the process alive."""
+    """Run `call` in a thread of its own, and wait for it. A call that hangs is abandoned: it never
+    keeps the process alive."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -59,7 +58,7 @@ def _serve(calls: SimpleQueue[Callable[[], None]]) -> None:
 
 
 MAX_IDLE = 32
-"""Threads that wait for a call."""
+"""Most threads that wait for a call."""
 
 
 async def all_or_first_error(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

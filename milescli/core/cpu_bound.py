@@ -1,6 +1,6 @@
-"""A bound on the CPU time of foreign code that runs in this process, such as a chat template. It
-counts the thread's own CPU seconds, so neither a busy machine nor one that was frozen for a while
-makes it fail."""
+"""Bounds the CPU time of foreign code that runs in this process, such as a chat template. It counts
+the thread's own CPU seconds, so it never fails because the machine is busy or was frozen for a
+while."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Bounded:
     clock: int
     """Clock of the thread's CPU time."""
     until_s: float
-    """Reading of the clock at which it is stopped."""
+    """Reading of the clock at which the code is stopped."""
     is_stopped: bool = False
 
 
@@ -36,8 +36,9 @@ _watcher: threading.Thread | None = None
 
 @contextmanager
 def cpu_bound(seconds: float) -> Iterator[None]:
-    """Raise TooSlow in the code inside once it has taken so many seconds of CPU time. It is looked
-    at twice a second, and stops at the next step of Python code: one long call into C goes on."""
+    """Raise TooSlow in the code inside once it has used this many seconds of CPU time. The clock is
+    read twice a second, and the code stops at its next Python instruction: one long call into C
+    continues."""
     ident = threading.get_ident()
     clock = time.pthread_getcpuclockid(ident)
     one = _Bounded(ident, clock, time.clock_gettime(clock) + seconds)
@@ -63,7 +64,8 @@ def _watch(one: _Bounded) -> None:
 
 
 def _forget() -> None:
-    """In a fork: it has none of the threads, and perhaps a lock that one of them held."""
+    """Reset the state in a fork: it has none of the threads, and perhaps a lock that one of them
+    held."""
     global _lock, _watcher
     _lock, _watcher = threading.Lock(), None
     _running.clear()

@@ -1,6 +1,6 @@
-"""What a driver says to the process that started it, line by line through a pipe: which run it
-works on, what it saw die, how it ended. Nobody listens where it has no such parent; see
-`runtime.parent`. Standard library only."""
+"""What a driver reports to the process that started it, line by line through a pipe: its run, the
+processes that it saw die, how it ended. Without such a parent nobody listens; see `runtime.parent`.
+Standard library only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, TypedDict
 
 
 class Said(TypedDict, total=False):
-    """What a driver has said so far; the last word about each counts."""
+    """What a driver has reported so far; a later report of a key replaces an earlier one."""
 
     run: str
-    """Its run's directory."""
+    """Directory of the run."""
     token: str
     """Token that identifies the processes of the run."""
     scratch_dir: str
@@ -29,15 +29,16 @@ class Said(TypedDict, total=False):
     window_s: float
     """`fault.window_s` of the run."""
     cause: dict[str, Any]
-    """MilesError.as_dict() of what must end it, said as soon as it was seen."""
+    """MilesError.as_dict() of an error that must end the driver, reported as soon as it occurred.
+    """
     error: dict[str, Any]
-    """The same of what ended it, which its user was told."""
+    """MilesError.as_dict() of the error that ended it, which the user saw."""
     code: int
-    """Exit code of a driver that ended in order."""
+    """Exit code of a driver that ended normally."""
 
 
 _LISTENER: list[int] = []
-"""Writing end, in the driver alone."""
+"""Write end of the pipe, only in the driver."""
 
 
 def speak_into(pipe: int) -> None:
@@ -46,7 +47,8 @@ def speak_into(pipe: int) -> None:
 
 
 def say(**facts: Any) -> None:
-    """Keys as in Said. Never raises and never waits: nobody reads before the end."""
+    """Report facts by the keys of Said. Never raises and never waits: nobody reads before the
+    end."""
     text = {key: str(fact) if isinstance(fact, Path) else fact for key, fact in facts.items()}
     for pipe in _LISTENER:
         with suppress(OSError):
@@ -54,14 +56,14 @@ def say(**facts: Any) -> None:
 
 
 def leave() -> None:
-    """End this process at once if it has a parent that speaks for it: that writes down what the
-    user stopped, and waits until the watchdog has ended everything else. Else do nothing."""
+    """End this process at once if its parent reports for it: the parent writes down that the user
+    stopped it, and waits until the watchdog has ended everything else. Otherwise do nothing."""
     if _LISTENER:
         os._exit(1)
 
 
 def heard(pipe: int) -> Said:
-    """Read everything that a driver, which has ended, reported through `pipe`, its reading end."""
+    """Read everything that a driver, which has ended, reported through `pipe`, its read end."""
     os.set_blocking(pipe, False)
     text = b""
     with suppress(BlockingIOError):  # a process that it forked may still hold the other end

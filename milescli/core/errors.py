@@ -1,5 +1,5 @@
-"""Errors that tell what went wrong, why, and how to mend it; and the exit codes. Raised everywhere,
-printed at one door."""
+"""Errors that say what went wrong, why, and how to fix it; and the exit codes. Raised everywhere,
+printed in one place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from enum import IntEnum
 from pathlib import Path
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Numbers of an OSError that are nobody's fault but the disk's."""
+"""Error numbers of a full disk or quota, for which the code is not to blame."""
 
 
 class ExitCode(IntEnum):
-    """What the process says when it ends; shown to users by `miles help exit-codes`."""
+    """Exit codes of the process; users see them with `miles help exit-codes`."""
 
     DONE = 0
     FAILED = 1
@@ -52,7 +52,8 @@ class MilesError(Exception):
 
     def __init__(self, what: str, *, why: str, fix: str | list[str]) -> None:
         """State that `what` failed, `why` with the numbers, and `fix`: one or more commands or
-        actions, the best first. Each may hold text of others: it is kept as `plain` returns it."""
+        actions, the best first. Each may contain foreign text: it is stored as `plain` returns
+        it."""
         self.what, self.why = plain(what), plain(why)
         super().__init__(self.what)
         self.fixes = [plain(one) for one in ([fix] if isinstance(fix, str) else fix)]
@@ -75,15 +76,16 @@ class MilesError(Exception):
 
 
 MOST_SHOWN = 16_000
-"""Characters of a text of others that are shown."""
+"""Most characters of a foreign text that are shown."""
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Controls of terminals, marks that turn the direction of a line, and halves of characters, which
-no file can hold."""
+"""Control characters, marks that change the direction of a line, and lone surrogates, which no file
+can hold."""
 
 
 def plain(text: str) -> str:
-    """Return text of others, such as what a reward raised, as it can be shown and stored anywhere:
-    controls as escapes, and of a long text its beginning and its end."""
+    """Return foreign text, such as the message of an exception in a reward, in a form that can be
+    shown and stored anywhere: control characters as escapes, and only the beginning and end of a
+    long text."""
     if (left_out := len(text) - MOST_SHOWN) > 0:
         half = MOST_SHOWN // 2
         text = f"{text[:half]}\n... {left_out:,} characters left out ...\n{text[-half:]}"
@@ -110,7 +112,7 @@ class DataError(MilesError, ValueError):
 
 
 class MachineError(MilesError, RuntimeError):
-    """The machine lacks something that the run needs."""
+    """Reports that the machine lacks something that the run needs."""
 
     exit_code = ExitCode.NOT_READY
 
@@ -152,7 +154,8 @@ class RewardError(MilesError, RuntimeError):
 
 
 class AgentError(MilesError, RuntimeError):
-    """Reports that an agent raised, or broke its contract; carries its traceback in `why`."""
+    """Reports that an agent raised, or did not satisfy its protocol; carries its traceback in
+    `why`."""
 
 
 class ContextFull(AgentError):
@@ -161,7 +164,7 @@ class ContextFull(AgentError):
 
 
 class SandboxError(MilesError, RuntimeError):
-    """Reports that a sandbox failed, and not the code in it."""
+    """Reports that a sandbox failed, not the code in it."""
 
 
 class EndpointError(MilesError, RuntimeError):
@@ -173,8 +176,7 @@ class WorkerDied(MilesError, RuntimeError):
 
 
 class WorkerKilled(WorkerDied):
-    """Reports that a process was killed, or crashed silently, without saying what is wrong: another
-    one may survive."""
+    """Reports that a process was killed, or crashed without a message: a new one may survive."""
 
 
 class NodeDied(WorkerDied):
@@ -190,7 +192,8 @@ class WaitTimeout(MilesError, TimeoutError):
 
 
 class MismatchError(MilesError, ArithmeticError):
-    """Engine and trainer, or sent and held weights, differ by more than the precision allows."""
+    """Reports that engine and trainer, or sent and held weights, differ by more than the precision
+    allows."""
 
 
 class NotFiniteError(MilesError, ArithmeticError):
@@ -198,7 +201,7 @@ class NotFiniteError(MilesError, ArithmeticError):
 
 
 class Stopped(MilesError):
-    """The user asked the run to stop; it was saved and can go on."""
+    """Reports that the user asked the run to stop; it was saved and can be resumed."""
 
     exit_code = ExitCode.RESUMABLE
 
@@ -209,7 +212,7 @@ class NodesJoined(Stopped):
 
 
 class Interrupted(MilesError):
-    """The user ended the run before anything could be saved."""
+    """Reports that the user ended the run before anything could be saved."""
 
     exit_code = ExitCode.INTERRUPTED
 

@@ -1,5 +1,5 @@
-"""What happens in a run, as it happens. Events are observed (table, files, trackers) and never
-steer."""
+"""The events of a run. Observers (table, files, trackers) receive them; they never steer the
+run."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class WarmupStepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStats:
-    """What the collector saw while it gathered one step's groups."""
+    """What the collector measured while it collected one step's groups."""
 
     num_groups: int
     num_samples: int
     reward_mean: float
     reward_std: float
     zero_variance_fraction: float
-    """Share of groups in which all rewards are equal: they teach nothing."""
+    """Share of groups in which all rewards are equal: they have no gradient."""
     truncated_fraction: float
     response_tokens_mean: float
     response_tokens_max: int
@@ -56,29 +56,29 @@ class RolloutStats:
     group."""
     staleness_max: int
     dropped_groups: int
-    """Refused by the filter."""
+    """Number of groups that the filter refused."""
     generated_tokens: int
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    """Where `rollout.reward` names several: the mean of each, before its weight."""
+    """If `rollout.reward` names several: the mean of each, before its weight."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What agents tell of their episodes (turns, tool calls, seconds, ...): the mean of each."""
+    """Mean of each metric that agents report (turns, tool calls, seconds, ...)."""
     accept_length: float | None = None
-    """Tokens that one pass of the model makes over what was guessed (`rollout.speculative`), of
-    all passes; None: nothing is guessed."""
+    """Mean tokens that one pass of the model yields with speculative decoding
+    (`rollout.speculative`), over all passes; None: it is off."""
     accept_rate: float | None = None
     """Share of the guesses that are right."""
     skipped_prompts: int = 0
-    """Passed over since this process began, for being longer than `data.max_prompt_tokens`; of
-    files too large to be tokenised at the start."""
+    """Number of prompts skipped since this process began because they are longer than
+    `data.max_prompt_tokens`; only for files too large to be tokenised at the start."""
     reward_histogram: tuple[int, ...] = ()
-    """[12] groups by their mean reward, refused ones included: exactly 0, above 0 and below 0.1,
-    from 0.1 and below 0.2, ..., from 0.9 and below 1, exactly 1. Empty where a reward is not within
-    0 to 1."""
+    """[12] number of groups by mean reward, refused ones included: exactly 0, above 0 and below
+    0.1, from 0.1 and below 0.2, ..., from 0.9 and below 1, exactly 1. Empty if a reward is not
+    within 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSeconds:
-    """Where one step's time went, seconds."""
+    """Seconds of one step, by phase."""
 
     rollout_s: float
     """Waiting for groups, as the trainer saw it; overlapped generation does not count."""
@@ -87,7 +87,7 @@ class PhaseSeconds:
     publish_s: float
     save_s: float
     step_s: float
-    """All together."""
+    """Total."""
 
 
 PHASES = ("rollout", "pack", "train", "save", "publish")
@@ -96,12 +96,13 @@ PHASES = ("rollout", "pack", "train", "save", "publish")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishStats:
-    """What one change of the engines' weights did to the requests that were running."""
+    """What one update of the engines' weights did to the running requests."""
 
     num_running: int = 0
-    """Requests that the engines had not replied to when it began."""
+    """Requests without a reply when the update began."""
     wait_s: float = 0.0
-    """Seconds until none was running any more: the drain, where `rollout.on_update` says so."""
+    """Seconds until no request was running: the time of draining, if `rollout.on_update` asks for
+    it."""
     discarded_tokens: int = 0
     """Tokens of responses that were discarded since the previous publish, by
     `rollout.on_update=abort` or by their caller; tokens that an engine has made since then and not
@@ -109,24 +110,26 @@ class PublishStats:
     sent_bytes: int = 0
     """Bytes of weights that all trainer ranks sent."""
     retractions: int = 0
-    """Times since the previous publish that an engine's KV cache was full, and it discarded that of
-    a running response, to compute it again later."""
+    """Times since the previous publish that an engine's KV cache was full, and the engine discarded
+    the cache of a running response, to recompute it later."""
     held_requests: int = 0
-    """Most requests that were held back since then, because engines could not run them."""
+    """Most requests that were held back since the previous publish, because engines could not run
+    them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStats:
-    """Reports how rollout and training interleaved since the step before."""
+    """Reports how rollout and training interleaved since the previous step."""
 
     idle_s: float = 0.0
-    """Seconds in which no sample was being made: rollout was held back."""
+    """Seconds in which no sample was generated: rollout was held back."""
     running_mean: float = 0.0
-    """Samples that were being made, mean over the time."""
+    """Mean number of samples in generation, over time."""
     waiting_groups: int = 0
-    """Scored groups that were left when the step had its own."""
+    """Scored groups that were left after the step took its own."""
     stale_groups: int = 0
-    """Given up, as they would have been older than `rollout.max_staleness` allows."""
+    """Groups that were given up because they would have been older than `rollout.max_staleness`
+    allows."""
     wasted_tokens: int = 0
     """Tokens of the finished samples of those groups."""
 
@@ -151,7 +154,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStepDone:
-    """One step of a run that learns from rows of a file."""
+    """One step of a run that trains on rows of a file."""
 
     step: int
     """Counted from 1: the number of optimizer steps done."""
@@ -163,7 +166,7 @@ class RowStepDone:
     train_s: float
     save_s: float
     step_s: float
-    """All together."""
+    """Total."""
     tokens_per_s: float
     """Trained tokens, prompts included."""
 
@@ -177,7 +180,7 @@ class ValidationDone:
     num_rows: int
     seconds: float
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What the objective tells."""
+    """Metrics of the objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +197,7 @@ class EvalDone:
     path: str
     """File with the samples, relative to the run directory."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What `eval.metrics` says, by its names."""
+    """Metrics from `eval.metrics`, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,16 +223,17 @@ class CheckpointMirrored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTrainerChecked:
-    """Engine and trainer scored the same samples before the first step."""
+    """Reports that engine and trainer scored the same samples before the first step."""
 
     num_tokens: int
     diff_mean: float
     """Mean of |engine - trainer| over the sampled tokens, in nats."""
     diff_max: float
     bound_max: float
-    """Beyond which a later step's largest difference is marked."""
+    """Bound beyond which the largest difference of a later step is highlighted."""
     floor_mean: float
-    """As `diff_mean`, of the trainer against itself when its layers are rounded otherwise."""
+    """Like `diff_mean`, but between the trainer and itself with its layers rounded in another way.
+    """
     floor_max: float
     kl: float
     """KL between engine and trainer, in nats per token."""
@@ -237,12 +241,12 @@ class EngineTrainerChecked:
     far: float
     """Share of tokens whose ratio is outside of [1/2, 2]."""
     times: float
-    """How many times as far apart they are as rounding moves the trainer from itself."""
+    """The difference as a multiple of the effect of rounding on the trainer."""
     agreement: str
-    """equal, or explained: further apart than rounding alone, as the routing of experts explains.
-    A run whose engines are wrong does not start."""
+    """equal, or explained: further apart than rounding alone explains, but not more than the
+    routing of experts may. A run whose engines are wrong does not start."""
     correction: str = ""
-    """What is done about a difference that is explained."""
+    """What the run does about a difference that is explained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,11 +255,11 @@ class WorkerSilent:
     dead."""
 
     worker: str
-    """As errors call it: engine 1."""
+    """Its name in errors: engine 1."""
     why: str
-    """What was seen of it."""
+    """The observed symptom."""
     step: int
-    """Steps done."""
+    """Number of steps done."""
     seconds: float
     limit_s: float
 
@@ -265,33 +269,33 @@ class WorkerLost:
     """Reports that a process of the run died or hung, and is being replaced."""
 
     worker: str
-    """As errors call it: engine 1."""
+    """Its name in errors: engine 1."""
     what: str
     why: str
-    """With the last lines of its log."""
+    """The cause, with the last lines of its log."""
     step: int
-    """Steps done."""
+    """Number of steps done."""
     restart: int
     """Counted from 1, over the run's attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReplaced:
-    """The new process does what the dead one did."""
+    """Reports that a new process has replaced the dead one."""
 
     worker: str
     step: int
-    """Steps done."""
+    """Number of steps done."""
     seconds: float
-    """Since the loss was noticed."""
+    """Seconds since the loss was noticed."""
     source: str = ""
-    """What trainer ranks began from, and what they did again."""
+    """What trainer ranks restarted from, and which work they repeated."""
     lost_samples: int = 0
-    """Complete samples that no journal has, and that are sampled again."""
+    """Complete samples that are in no journal, and are sampled again."""
 
     @property
     def sentence(self) -> str:
-        """Return it in words."""
+        """Return the event in words."""
         text = f"{self.worker} is back after {format_duration(self.seconds)}"
         return f"{text}, {self.source}" if self.source else text
 
@@ -301,37 +305,36 @@ class VerdictGiven:
     """Reports whether the run is learning and what is wrong with it; sent when that changes."""
 
     step: int
-    """Steps done."""
+    """Number of steps done."""
     headline: str
     is_learning: bool | None
     """None: too early to say, or little is left to learn."""
     findings: Mapping[str, str] = field(default_factory=dict)
-    """Name of each that is more than a hint -> what was seen; the worst first."""
+    """Name -> evidence of each finding that is more than a hint; the worst first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
-    """What one process, or one device, held in a step, bytes."""
+    """Memory of one process, or one device, in a step, in bytes."""
 
     worker: str
-    """As errors call it: trainer rank 0."""
+    """Its name in errors: trainer rank 0."""
     device: str
     """cuda:0, or cpu."""
     peak_bytes: int
-    """Most that tensors took in the step; on a CPU, most that was ever resident, or for
-    an engine there what was when it was last seen."""
+    """Peak of tensors in the step; on a CPU, peak of resident memory of the process, for an engine
+    as of the last look at it."""
     reserved_bytes: int | None = None
-    """Most that torch held for them; None on a CPU."""
+    """Peak that torch reserved for tensors; None on a CPU."""
     used_bytes: int | None = None
     """Bytes that all processes use of the whole device, at the end of the step; None on a CPU."""
     total_bytes: int | None = None
-    """That the device has."""
+    """Capacity of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySeen:
-    """Reports the memory of processes in a step, if it has changed; the plan says what it counted
-    on."""
+    """Reports the memory of processes in a step, if it has changed, to compare with the plan."""
 
     step: int
     workers: tuple[WorkerMemory, ...]
@@ -379,12 +382,12 @@ Event = (
 
 @dataclass(slots=True)
 class EventBus:
-    """Hands each event to every listener."""
+    """Passes each event to every listener."""
 
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
 
     def emit(self, event: Event) -> None:
-        """Called by the loop; order is the order of emission."""
+        """Pass the event to every listener, in the order of emission. The loop calls it."""
         for listener in self.listeners:
             listener(event)
 
@@ -395,8 +398,8 @@ def stamped(event: Event) -> dict[str, object]:
 
 
 def to_record(event: Event) -> dict[str, object]:
-    """The JSON form: the class name under `event`, then the fields; of an adapter's event its own,
-    with `adapter`."""
+    """Return the JSON form: the class name under `event`, then the fields; for an adapter's event
+    those of the inner event, with `adapter`."""
     if isinstance(event, OfAdapter):
         return {**to_record(event.event), "adapter": event.adapter}
     return {"event": type(event).__name__, **asdict(event)}

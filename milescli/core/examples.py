@@ -1,5 +1,5 @@
-"""Scored groups made by hand, which hold what real ones do: what contracts of plug-ins are checked
-on. Not used by a run."""
+"""Scored groups made by hand, with the variety of real ones, on which contracts of plug-ins are
+tested. Not used by a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _REWARDS = ([0.0, 1.0, 0.25, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0])
 
 
 def example_groups() -> list[Group]:
-    """Make three prompts of four samples: unequal rewards, equal ones, a sample of two
-    trajectories, one that was cut off, one without a token of the policy; lengths uneven, some
-    tokens of tools."""
+    """Make three prompts of four samples: unequal rewards, equal ones, a sample with two
+    trajectories, a truncated one, one without a token of the policy; lengths differ, and some
+    tokens come from tools."""
     rng, groups = random.Random(0), []
     for index, rewards in enumerate(_REWARDS):
         samples = [

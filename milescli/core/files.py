@@ -1,6 +1,6 @@
-"""Reads files and text that may be anything: whole files, their SHA-256, the end of those that grow
+"""Reads files and text with any content: whole files, their SHA-256, the end of growing files
 (logs, records), and JSON and YAML that miles did not just write itself. Nothing here waits for a
-FIFO's writer or reads an endless device, and nesting and digits without end are ordinary errors."""
+FIFO's writer or reads an endless device; endless nesting and digits raise ordinary errors."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from milescli.core.errors import MilesError, plain
 
 _CHUNK_BYTES = 16 * 2**20
 MOST_BYTES = 256 * 2**20
-"""Most bytes of a file that is read whole; the index of a release with 10^6 tensors has a third.
-What grows with a run (events, samples) is read by `read_lines`."""
+"""Most bytes of a file that is read whole; the index of a release with 10^6 tensors has a third of
+it. Files that grow with a run (events, samples) are read by `read_lines`."""
 TOO_DEEP = "nested too deeply"
 
 
 class UnreadableFile(MilesError, OSError):
-    """Reports that something at a path is no file that can be read: a folder, a FIFO, a device, or
-    a loop of links."""
+    """Reports that a path is not a readable file: a folder, a FIFO, a device, or a loop of
+    links."""
 
     def __init__(self, path: Path, number: int, reason: str) -> None:
-        """State what the operating system says of `path`, or what it is."""
+        """State the operating system's error for `path`, or what it is."""
         super().__init__(
             f"{path} cannot be read",
             why=f"{reason}, where a file should be",
@@ -54,7 +54,7 @@ _REFUSED = {
     errno.ENOTDIR: "namei -l {path}   # which part of it is a file?",
     errno.EISDIR: "ls -ld {path}   # a folder, where a file should be",
 }
-"""Numbers of errors that are the path's fault, each with a command that shows more."""
+"""Error numbers for which the path is to blame, each with a command that shows more."""
 _SHOWN_PATH = 200
 
 
@@ -164,7 +164,7 @@ _READ_BYTES = 64 * 1024
 
 
 def last_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of the last lines, newest first; a torn line is left out. Nothing where
+    """Yield the JSON objects of the last lines, newest first; a torn line is left out. Nothing if
     there is no file."""
     try:
         with open_regular(path) as file:
@@ -179,8 +179,8 @@ def last_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_log_lines(path: Path | None, num_lines: int = NUM_LINES, *, since: int = 0) -> str:
-    """The last lines that are not blank, of those that begin at byte `since`; says so where there
-    is no log."""
+    """Return the last non-blank lines of those that begin at byte `since`; a note if there is no
+    log."""
     if path is None:
         return "(its log is not on this machine)"
     try:
@@ -194,7 +194,7 @@ def last_log_lines(path: Path | None, num_lines: int = NUM_LINES, *, since: int 
 
 
 def log_age(path: Path) -> str:
-    """When it was last written, for an error: `3 s ago`."""
+    """Return when the log was last written, for an error: `3 s ago`."""
     try:
         return f"{time.time() - path.stat().st_mtime:.0f} s ago"
     except OSError:

@@ -1,5 +1,5 @@
-"""Everything that a run has told of itself: grows with the records of events.jsonl, from the
-beginning of the first attempt. Pure; `reader` reads the file, a running driver feeds its own."""
+"""All that a run has reported: grows with the records of events.jsonl, from the beginning of the
+first attempt. Pure; `reader` reads the file, and a running driver feeds its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from milescli.core.units import format_bytes, parse_time
 
 
 class Columns:
-    """Figures of steps in ascending order: a number or NaN in every column."""
+    """Metrics of steps in ascending order: a number or NaN in every column."""
 
     def __init__(self) -> None:
         self.steps: array[int] = array("q")
@@ -32,12 +32,11 @@ class Columns:
         return iter(self._columns)
 
     def __getitem__(self, name: str) -> array[float]:
-        """Return [steps] figures, NaN where a step has none. Raises KeyError where no step has
-        one."""
+        """Return [steps] values, NaN for a step without one. Raises KeyError if no step has one."""
         return self._padded(self._columns[name])
 
     def get(self, name: str) -> array[float]:
-        """Return the figures as `[name]` does; all NaN where no step has one."""
+        """Return the values as `[name]` does; all NaN if no step has one."""
         return self[name] if name in self else array("d", [math.nan]) * len(self)
 
     def points(self, name: str) -> list[tuple[int, float]]:
@@ -46,13 +45,13 @@ class Columns:
         return [(step, value) for step, value in pairs if math.isfinite(value)]
 
     def row(self, place: int) -> dict[str, float]:
-        """Return the figures of the step at a place, counted from the end where it is negative.
-        What no step has is left out."""
+        """Return the metrics of the step at an index, which counts from the end if it is negative;
+        metrics that no step has are left out."""
         return {name: self[name][place] for name in self}
 
     def add(self, step: int, figures: Mapping[str, float], *, time_s: float = math.nan) -> None:
-        """Append a step's figures. A step that was there before and all steps after it are dropped:
-        a resumed run does them again."""
+        """Append a step's metrics. If the step exists, it and all later steps are dropped first: a
+        resumed run repeats them."""
         if self.steps and step <= self.steps[-1]:
             self._cut(bisect_left(self.steps, step))
         place = len(self.steps)
@@ -114,14 +113,14 @@ class Healing:
     replaced_s: float | None = None
     """None: not yet, or never."""
     source: str = ""
-    """What ranks began from again."""
+    """What ranks restarted from."""
     lost_samples: int = 0
     """Complete samples that were lost with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeEntry:
-    """Something that happened at a moment: a notice, a phase, a checkpoint, a silence, an end."""
+    """Something that happened at one time: a notice, a phase, a checkpoint, a silence, an end."""
 
     time_s: float
     """Seconds since 1970."""
@@ -131,13 +130,13 @@ class NoticeEntry:
     level: str = "info"
     """info, warning or error."""
     seconds: float = 0.0
-    """Seconds that it took so far."""
+    """Seconds that it has taken so far."""
     step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A phase of the run from one moment to another, seconds since 1970."""
+    """A phase of the run from one time to another, seconds since 1970."""
 
     phase: str
     begin_s: float
@@ -146,7 +145,7 @@ class Span:
 
 @dataclass(slots=True)
 class History:
-    """All that the events of one run say, up to now. Of several adapters each has a history."""
+    """All that the events of one run say so far. With several adapters, each has a history."""
 
     name: str = ""
     columns: Columns = field(default_factory=Columns)
@@ -154,7 +153,7 @@ class History:
     """Number of steps that the run will do; None: no step was done yet."""
     learns_from_rows: bool = False
     reward_histograms: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    """(step, groups by mean reward: 0, nine tenths between, 1), see `RolloutStats`."""
+    """(step, number of groups by mean reward: 0, nine tenths between, 1), see `RolloutStats`."""
     evaluations: list[Evaluation] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     warmup: Columns = field(default_factory=Columns)
@@ -167,7 +166,7 @@ class History:
     """Current phase of the run."""
     phase_detail: str = ""
     phase_s: float = math.nan
-    """When it entered it, seconds since 1970."""
+    """When the run entered the phase, seconds since 1970."""
     spans: list[Span] = field(default_factory=list)
     """Finished phases of all attempts, in order."""
     before: tuple[str, str] = ("", "")
@@ -175,7 +174,7 @@ class History:
     began_s: float = math.nan
     """When this attempt began."""
     outcome: str | None = None
-    """done, stopped or failed; None: it has not told of an end."""
+    """done, stopped or failed; None: no end was reported."""
     error: dict[str, object] | None = None
     took_s: float = math.nan
     """Seconds that the attempt took, when it has ended."""
@@ -184,7 +183,7 @@ class History:
     check: Record | None = None
     """The newest EngineTrainerChecked, with `after`: the step that was done before it."""
     memory: dict[str, dict[str, object]] = field(default_factory=dict)
-    """Worker -> the last that it told of its memory, see `core.events.WorkerMemory`."""
+    """Worker -> its latest report of its memory, see `core.events.WorkerMemory`."""
     adapters: dict[str, History] = field(default_factory=dict)
     last_s: float = math.nan
     """When the last record was written."""
@@ -201,11 +200,11 @@ class History:
 
     @property
     def share_done(self) -> float | None:
-        """Return the share of the steps that is done; None where no step was counted yet."""
+        """Return the share of the steps that is done; None if no step was counted yet."""
         return self.step / self.num_steps if self.num_steps else None
 
     def feed(self, record: Record) -> None:
-        """Take in one record. A record of an unknown kind changes nothing."""
+        """Process one record. A record of an unknown kind changes nothing."""
         time_s = parse_time(record.get("time"))
         if not math.isnan(time_s):
             self.last_s = time_s

@@ -1,4 +1,4 @@
-"""What import paths name, and why one names nothing."""
+"""Loads what import paths name, and explains why a path names nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from milescli.core.user_code import IMPORT_BOUND_S, bounded
 
 @contextmanager
 def without_garbage_search() -> Iterator[None]:
-    """Turn the garbage collector off during imports, and leave what they made out of its searches
-    afterwards: modules are no garbage, and to look for some takes a quarter of their time."""
+    """Turn the garbage collector off during imports, and exclude their objects from it afterwards:
+    modules are no garbage, and searching them takes a quarter of the time of an import."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -38,8 +38,8 @@ def _freeze() -> None:
 
 
 def _before_end() -> None:
-    """Keep Python from searching all that torch and Ray have made when it ends, which takes a
-    second. Where Triton was imported it must search: else Triton prints 30 lines about objects that
+    """Keep Python from searching all objects of torch and Ray when it ends, which takes a second.
+    If Triton was imported, Python must search: otherwise Triton prints 30 lines about objects that
     it believes to be leaked."""
     if "triton" in sys.modules:
         gc.unfreeze()
@@ -48,12 +48,12 @@ def _before_end() -> None:
 
 
 UNTRACED_OBJECTS = 20_000
-"""Python looks for cycles after so many new objects; its own threshold is 700."""
+"""Number of new objects after which Python looks for cycles; its own threshold is 700."""
 
 
 def search_garbage_rarely() -> None:
-    """Leave all that is there, such as modules, out of the search for cycles, and search rarely
-    from now on: samples have none, and the search took a third of the time of a process that
+    """Exclude all existing objects, such as modules, from the search for cycles, and search rarely
+    from now on: samples have no cycles, and the search took a third of the time of a process that
     handles many."""
     _freeze()
     gc.set_threshold(UNTRACED_OBJECTS, *gc.get_threshold()[1:])
@@ -61,8 +61,8 @@ def search_garbage_rarely() -> None:
 
 @contextmanager
 def without_packages(*names: str) -> Iterator[None]:
-    """Hide packages during imports of what would import them, where they are installed, and does
-    without where they are not. Those that are imported already stay."""
+    """Hide optional packages during imports of code that would import them but works without.
+    Packages that are imported already stay visible."""
     absent = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:
@@ -74,26 +74,26 @@ def without_packages(*names: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the driver imports the user's code from, and where its relative paths begin."""
+    """Where the driver imports the user's code from, and its working directory."""
 
     import_from: Sequence[str]
     folder: str
 
     @classmethod
     def here(cls) -> Origin:
-        """Return that of this process."""
+        """Return the origin of this process."""
         return cls(import_from=list(sys.path), folder=os.getcwd())
 
     def adopt(self) -> None:
-        """Import from there in this process, too. The folder may not exist on its computer."""
+        """Use the origin in this process, too. The folder may not exist on this computer."""
         sys.path += [entry for entry in self.import_from if entry not in sys.path]
         with suppress(OSError):
             os.chdir(self.folder)
 
 
 def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
-    """Return what an import path `module:name` names. `kind` and `key`: what it is for, in errors.
-    Raises RecipeError where it cannot be imported."""
+    """Return what an import path `module:name` names. `kind` and `key`: its purpose, for errors.
+    Raises RecipeError if it cannot be imported."""
     if ":" not in path:
         raise RecipeError(
             f"`{path}` is not an import path",
@@ -136,7 +136,7 @@ def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
 
 
 def _place_of(error: Exception) -> str:
-    """` (rewards.py:3)`: the last line of the user's that ran; empty where none did."""
+    """Return ` (rewards.py:3)`: the last line of the user's code that ran; empty if none did."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -147,14 +147,14 @@ def _place_of(error: Exception) -> str:
 
 
 def _hidden_file(module_name: str) -> str | None:
-    """Return the user's file here that a module of the standard library hides, if any."""
+    """Return the user's file in this folder that a module of the standard library hides, if any."""
     file = Path(f"{module_name}.py")
     return file.name if module_name in sys.stdlib_module_names and file.is_file() else None
 
 
 def _ways_to_find(error: Exception, module_name: str) -> list[str]:
-    """Commands after which a module that was not found is found: one beside the user, or a package
-    that his own module asks for."""
+    """Return commands that make a missing module available: a module in another folder, or a
+    package that the user's module needs."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return []
     missing, wanted = error.name.partition(".")[0], module_name.partition(".")[0]

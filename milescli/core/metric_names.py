@@ -1,6 +1,6 @@
-"""Every number that a run tells of a step or an evaluation: its name, unit, meaning, and when it is
-there. The names are stable: metrics.jsonl, trackers, Prometheus and docs/metrics.md have them from
-here. `core.scalars` takes them from events."""
+"""Every number that a run reports for a step or an evaluation: its name, unit, meaning, and when it
+exists. The names are stable: metrics.jsonl, trackers, Prometheus and docs/metrics.md take them from
+here. `core.scalars` extracts the numbers from events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 ANY = "*"
-"""Ends the name of a row that stands for all names which a recipe or a plug-in chooses."""
+"""Ends the name of a row that stands for all names that a recipe or a plug-in chooses."""
 SHARE = "share"
 SECONDS = "s"
 NATS = "nats"
@@ -20,12 +20,12 @@ class Metric:
     """One row of the table."""
 
     name: str
-    """`train/loss`; `reward/*`: whatever stands below `reward/` and has no row of its own."""
+    """`train/loss`; `reward/*`: every name below `reward/` without a row of its own."""
     unit: str
     """s, tokens, share (of 1), nats, tokens/s, ...; empty: a plain number."""
     about: str
     when: str
-    """With which events, or which keys of the recipe, it is there."""
+    """Events, or recipe keys, with which the metric exists."""
 
 
 def _rows(prefix: str, rows: Iterable[tuple[str, ...]], *, when: str) -> Iterable[Metric]:
@@ -195,7 +195,7 @@ def by_name() -> Mapping[str, Metric]:
 
 
 def metric_of(name: str) -> Metric | None:
-    """Return the row of a scalar: its own, or that for names which others choose; None where it has
+    """Return the row of a scalar: its own, or the row for names that others choose; None if it has
     none."""
     rows = by_name()
     parts = name.split("/")

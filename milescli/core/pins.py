@@ -1,5 +1,5 @@
-"""docker/pins.env: the versions that miles is tested with, and the oldest that it runs on. Reads
-that file and nothing else; called by doctor and by those who write job scripts."""
+"""Reads docker/pins.env: the versions that miles is tested with, and the oldest that it supports.
+Reads no other file; called by doctor and by the code that writes job scripts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "PIN_"
 
 def pin(name: str) -> str:
     """Return a pinned version: `pin("torch")` -> `2.13.0`. Raises KeyError for a name that is not
-    in the file, which is our own mistake."""
+    in the file, which is a bug of miles."""
     return pins()[name]
 
 
@@ -30,7 +30,7 @@ def pins() -> dict[str, str]:
 
 
 def pins_file() -> Path:
-    """The wheel carries it inside the package, the source tree in docker/."""
+    """Return the file's path: inside the package in a wheel, in docker/ in the source tree."""
     package = Path(__file__).resolve().parents[1]
     inside = package / FILE
     return inside if inside.is_file() else package.parent / "docker" / FILE

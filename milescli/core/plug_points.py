@@ -15,7 +15,7 @@ _REWARDS, _SELECTORS = "milescli.rollout.rewards", "milescli.rollout.collect.sel
 
 
 def _all_of(module: str, *names: str) -> Mapping[str, str]:
-    """Functions of a module that are called as the recipe calls them."""
+    """Map names to functions of a module that have the same names."""
     return {name: f"{module}:{name}" for name in names}
 
 
@@ -46,13 +46,13 @@ REWARDS = PlugPoint(
     runs_in="room",
     contract=f"{_ROLLOUT}:check_reward",
 )
-"""Beside being a RewardFn a built-in one may have: `needs_label: bool`; `takes_num_tokens: bool`,
-where it is given `num_tokens`; `takes_token_ids: bool`, where it is given `token_ids`, prompt
-and response as the policy saw and made them; `takes_images: bool`, where it is given `images`,
-the PNG file of each image of the prompt, as one of the user's is that has this parameter;
-`made_for(rollout)`, the same reward with the recipe's settings, which raises RecipeError where
-they will not do; `served_by(server)`, the same with the run's ScoreServer; `runs_apart: bool`,
-where it is called in processes of its own, as one of the user's is."""
+"""Besides being a RewardFn, a built-in one may have: `needs_label: bool`; `takes_num_tokens: bool`,
+then it gets `num_tokens`; `takes_token_ids: bool`, then it gets `token_ids`, prompt and response as
+the policy saw and sampled them; `takes_images: bool`, then it gets `images`, the PNG file of each
+image of the prompt, as a user's reward with this parameter does; `made_for(rollout)`, which returns
+the same reward with the recipe's settings, and raises RecipeError if they are invalid;
+`served_by(server)`, which returns the same with the run's ScoreServer; `runs_apart: bool`, then it
+runs in processes of its own, as a user's reward does."""
 AGENTS = PlugPoint(
     kind="agent",
     key="rollout.agent",
@@ -283,8 +283,8 @@ BEFORE_LOG_PROBS = PlugPoint(
     runs_in="rank",
     contract=f"{_TRAIN}:check_before_log_probs",
 )
-"""`model` is this rank's part of the policy, or of the reference whose weights stand in its place,
-under torch.no_grad; `stream`: what the log-probs are for (`old`, `reference`)."""
+"""`model` is this rank's part of the policy, or of the reference whose weights replace it, under
+torch.no_grad; `stream`: purpose of the log-probs (`old`, `reference`)."""
 LAYER_SPECS = PlugPoint(
     kind="layer_spec",
     key="model.layer_spec",
@@ -295,7 +295,7 @@ LAYER_SPECS = PlugPoint(
     contract="milescli.backends.megatron.contract:check_layer_spec",
 )
 """Functions of Megatron's ModuleSpec of layer `layer` (from 0), its TransformerConfig, and the
-model's milescli.models.ModelFacts. Parameters keep their names and shapes, by which they are
+model's milescli.models.ModelFacts. Parameters must keep their names and shapes, by which they are
 loaded, saved and sent."""
 EVALUATIONS = PlugPoint(
     kind="evaluation",
@@ -362,8 +362,8 @@ TRACKERS = PlugPoint(
 
 
 def _hook(kind: str, arguments: str, about: str) -> PlugPoint:
-    """A function of the user's that sees what a run does; what it waits for does not hold up a
-    filter, in the other lane."""
+    """Make the plug point of a user's function that observes a run. It runs in its own lane, so
+    that it does not delay a filter."""
     return PlugPoint(
         kind=kind,
         key=f"run.hooks.{kind}",

@@ -1,5 +1,5 @@
-"""Secrets and private places, kept out of the environment of processes that need none and out of
-texts that go to others: model cards and reports. Knows names and texts alone."""
+"""Keeps secrets and private paths out of the environment of processes that do not need them, and
+out of published texts: model cards and reports. Works on names and texts only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SMTP_PASSWORD = "MILES_SMTP_PASSWORD"
-"""Of the mail server that alerts go through."""
+"""Variable with the password of the mail server that sends alerts."""
 WORDS = frozenset(
     {
         "KEY",
@@ -30,7 +30,7 @@ WORDS = frozenset(
 """Parts of names, between underscores, that mark a secret: TOKENIZERS_PARALLELISM or NCCL_IB_PKEY
 do not count."""
 OURS = ("MILES_", "RAY_")
-"""Names that begin so are of the run itself: its mark, and Ray's."""
+"""Prefixes of variables of the run itself and of Ray."""
 
 
 def is_secret(name: str) -> bool:
@@ -46,12 +46,12 @@ def holds_secret(value: str) -> bool:
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process inherits that calls nobody outside."""
+    """Return the environment of a process that needs no secrets: without secret variables."""
     return {name: value for name, value in environ.items() if not _is_hidden(name, value)}
 
 
 def secrets_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what `without_secrets` leaves out."""
+    """Return the variables that `without_secrets` leaves out."""
     return {name: value for name, value in environ.items() if _is_hidden(name, value)}
 
 
@@ -72,12 +72,12 @@ def hidden_secrets() -> Iterator[None]:
 
 
 SHORTEST_SECRET = 6
-"""Characters; what is shorter stands in many a text by chance."""
+"""Characters; a shorter value occurs in many texts by chance."""
 
 
 def without_values(text: str, environ: Mapping[str, str]) -> str:
-    """Replace the values of secret variables by their names: what libraries raise, and programs
-    print, may quote the key that they were given."""
+    """Replace the values of secret variables by their names: exceptions and output of libraries may
+    quote the key that they received."""
     for name, value in environ.items():
         if is_secret(name) and len(value) >= SHORTEST_SECRET:
             text = text.replace(value, f"${name}")
@@ -101,25 +101,25 @@ _HOMES = re.compile(r"(?<![\w/.])/(?:home|Users)/[\w.-]+(?=/|\b)")
 _MAIL = re.compile(r"(?<=mailto:)[^\s\"'\],]+")
 _PATH = re.compile(r"(?<![\w./:~…-])~?(?:/[\w.@+%=,-]+){2,}/?|(?<![\w./:~…-])/root\b")
 _NOT_SECRET = ("prompt_key", "label_key", "response_key")
-"""Columns of data, which a recipe's keys name."""
+"""Recipe keys that name columns of data."""
 
 
 def without_private(text: str) -> str:
-    """The text without anything that looks like a token, a login of a URL or a webhook, or like a
-    place within a user's home."""
+    """Return the text without anything that looks like a token, a login of a URL, a webhook, or a
+    path within a user's home."""
     text = _WEBHOOK.sub(REMOVED, _LOGIN.sub("", _TOKENS.sub(REMOVED, text)))
     return _HOMES.sub("~", text.replace(str(Path.home()) + "/", "~/"))
 
 
 def without_paths(text: str) -> str:
-    """The same without addresses of `mailto:`, and of each absolute path only its last part, behind
-    an ellipsis: where it lies on this machine helps nobody elsewhere."""
+    """Return the text as `without_private` does, without mail addresses, and with only the last
+    part of each absolute path, behind an ellipsis: the rest is useless on another machine."""
     return _PATH.sub(_last_part, _MAIL.sub(REMOVED, without_private(text)))
 
 
 def without_secrets_in(value: object, *, name: str = "") -> object:
-    """Return a value of a recipe as it may be shown; `name` is its key. Replaces each secret, at
-    any depth, by `[removed]`."""
+    """Return a value of a recipe in a form that may be shown; `name` is its key. Replaces each
+    secret, at any depth, by `[removed]`."""
     if isinstance(value, Mapping):
         return {key: without_secrets_in(item, name=str(key)) for key, item in value.items()}
     last = name.rpartition(".")[2].replace("-", "_")

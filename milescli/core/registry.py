@@ -1,6 +1,6 @@
-"""Plug points: what a user can bring, and the one resolver from a name to a thing. A name is a
-built-in one, an entry point of the group `miles.plugins`, or an import path. The points themselves
-are the table in `plug_points`."""
+"""Plug points: the kinds of plug-ins that a user can supply, and the one resolver of their names. A
+name is a built-in one, an entry point of the group `miles.plugins`, or an import path. The table of
+the points is in `plug_points`."""
 
 from __future__ import annotations
 
@@ -25,37 +25,36 @@ class PlugPoint:
     a name is resolved."""
 
     kind: str
-    """As the user calls it, and as entry points begin: `reward`."""
+    """Its name for users, and the prefix of entry points: `reward`."""
     key: str
     """The recipe key that names plug-ins of this kind."""
     signature: str = ""
-    """`(*, group, settings) -> bool`: what a plug-in takes and what it returns."""
+    """`(*, group, settings) -> bool`: parameters and result of a plug-in."""
     about: str = ""
     contract: str = ""
     """Import path of the test that a plug-in must pass."""
     builtin: Mapping[str, str] = field(default_factory=dict)
     """Short name -> import path."""
     others: tuple[tuple[str, ...], ...] = ()
-    """Parameters that a plug-in may take in place of those of `signature`."""
+    """Alternative parameters that a plug-in may take instead of those of `signature`."""
     runs_in: Literal["driver", "rank", "room"] = "driver"
     """Caller of the plug-in: the driver, which runs user code in a separate process; a trainer's
     rank, which calls it directly and bounds it; or this point's own package, in its own way."""
     off: str | None = None
-    """The name that stands for no plug-in, where there is one."""
+    """The name that stands for no plug-in, if there is one."""
     lane: str = "pieces"
-    """The process of the user's plug-ins that the driver calls: plug-ins of a lane share one."""
+    """Process of the user's plug-ins that the driver calls: plug-ins of a lane share one."""
     in_list: bool = False
-    """The recipe's key takes several."""
+    """True if the recipe's key takes several."""
     is_async: bool = False
     prefix: str = ""
     """What precedes a name in the recipe: `task:`."""
     goes_with: str = ""
-    """`key=value` without which a run does not use what `key` names."""
+    """`key=value` that a run needs in order to use what `key` names."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Return the names of the parameters that a plug-in must accept; empty where any will
-        do."""
+        """Return the names of the parameters that a plug-in must accept; empty if any will do."""
         named = self.arguments.removeprefix("*, ")
         return () if not named or set(named) & set("*:") else tuple(named.split(", "))
 
@@ -82,23 +81,20 @@ class PlugPoint:
         return f"{self.key}=[{path}]" if self.in_list else f"{self.key}={self.prefix}{path}"
 
     def command_part(self, path: str) -> str:
-        """Return what follows `--set` where a run is to use the plug-in at `path`."""
+        """Return what follows `--set` in a command for a run with the plug-in at `path`."""
         return f"{self.goes_with} --set " * bool(self.goes_with) + self.setting(path)
 
     def resolve(self, name: str) -> Any:
-        """Import and return the object called `name`.
-
-        Raises RecipeError where nothing has that name, the import fails, or the signature does not
-        match.
-        """
+        """Import and return the object called `name`. Raises RecipeError if nothing has that name,
+        the import fails, or the signature does not match."""
         path = self.path_of(name)
         plugin = imported(path, kind=self.kind, key=self.key)
         self._check_signature(plugin, path=path)
         return plugin
 
     def path_of(self, name: str) -> str:
-        """Return the import path of what is called `name`; nothing is imported. Raises RecipeError
-        where nothing has that name."""
+        """Return the import path of `name`, without importing it. Raises RecipeError if nothing has
+        that name."""
         path = (
             self.builtin.get(name) or self._plugins().get(name) or (name if ":" in name else None)
         )
@@ -118,10 +114,10 @@ class PlugPoint:
         return path
 
     def load(self, name: str | None) -> Any:
-        """Return what is called `name`, to be called in this process, e.g. on a trainer's rank;
-        None where the name stands for none. What a function of the user's raises becomes a
-        RecipeError that names it, and its time is bounded. Its attributes (`needs`, ...) are those
-        of the result too. Raises as `resolve`."""
+        """Return the plug-in `name`, to be called in this process, e.g. on a trainer's rank; None
+        if the name stands for none. An exception in a user's function becomes a RecipeError that
+        names the function, and its time is bounded. The result has the attributes of the plug-in
+        (`needs`, ...). Raises as `resolve`."""
         if name is None or name == self.off:
             return None
         plugin = self.resolve(name)
@@ -129,9 +125,9 @@ class PlugPoint:
 
     @contextmanager
     def guarded(self, name: str) -> Iterator[None]:
-        """Guard calls of the plug-in in this process: what one of the user's raises becomes a
-        RecipeError with its traceback, and its time is bounded. What a built-in one raises is our
-        fault, and flies."""
+        """Guard calls of the plug-in in this process: an exception in a user's plug-in becomes a
+        RecipeError with its traceback, and its time is bounded. An exception in a built-in one is a
+        bug of miles, and passes."""
         if name in self.builtin or user_code.in_user_process:
             yield
             return
@@ -167,14 +163,14 @@ class PlugPoint:
 
 
 _OTHER_WORDS = {"completions": "responses", "completion": "response", "answer": "label"}
-"""What parameters are called elsewhere, as in TRL -> here."""
+"""Names of parameters elsewhere, as in TRL -> their names here."""
 
 
 def _fault(
     form: Sequence[str], parameters: Mapping[str, inspect.Parameter], *, takes_any: bool = False
 ) -> str:
-    """Say why a function with these parameters cannot be called with the names in `form`; empty if
-    it can. `takes_any`: names that it lacks are taken by its `**kwargs`."""
+    """Return why a function with these parameters cannot be called with the names in `form`; empty
+    if it can. `takes_any`: its `**kwargs` take names that it lacks."""
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     unfilled = [
         name
@@ -188,7 +184,7 @@ def _fault(
 
 
 class _Named:
-    """A function of the user's, or an object that can be called, with all of its attributes."""
+    """A user's function or callable object, with all of its attributes."""
 
     def __init__(self, plugin: Any, guarded: Callable[[], AbstractContextManager[None]]) -> None:
         self._plugin, self._guarded = plugin, guarded

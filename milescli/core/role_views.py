@@ -1,5 +1,5 @@
-"""A group as one of its roles sees it: where roles have rewards of their own, what is compared are
-the attempts of one role, never those of two. Pure."""
+"""A group as one of its roles sees it: if roles have rewards of their own, only attempts of the
+same role are compared. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class RoleView:
 
     group: Group
     """Its samples have the trajectories that share a reward, and that reward; samples without such
-    are left out."""
+    trajectories are left out."""
     places: list[tuple[int, list[int]]]
-    """[samples of `group`] which sample of the whole group, and which of its trajectories."""
+    """[samples of `group`] index of the sample in the whole group, and of its trajectories."""
 
 
 def views_of(group: Group) -> dict[str | None, RoleView]:
-    """Return the views by role with a reward of its own; None stands for roles that share the
-    episode's. Every trajectory is in one of them."""
+    """Return role -> view, for roles with a reward of their own; None stands for roles that share
+    the episode's. Every trajectory is in one view."""
     parts = _parts(group)
     return {role: _view(group, role, parts[role]) for role in _in_order(group, parts)}
 
@@ -44,7 +44,7 @@ _Places = list[tuple[int, list[int]]]
 
 
 def _parts(group: Group) -> dict[str | None, _Places]:
-    """By role with a reward of its own, or None: places as in a view."""
+    """Return role with a reward of its own, or None -> places as in a view."""
     parts: dict[str | None, _Places] = {}
     for place, sample in enumerate(group.samples):
         own: dict[str | None, list[int]] = {}
@@ -57,7 +57,8 @@ def _parts(group: Group) -> dict[str | None, _Places]:
 
 
 def _in_order(group: Group, parts: dict[str | None, _Places]) -> list[str | None]:
-    """The episode's reward first, then roles in the order in which samples name them."""
+    """Return the names in order: the episode's reward first, then roles in the order in which
+    samples name them."""
     names = dict.fromkeys(role for sample in group.samples for role in sample.role_rewards)
     return [role for role in (None, *names) if role in parts]
 

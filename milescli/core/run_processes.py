@@ -1,4 +1,4 @@
-"""Which processes of this computer belong to a run: by a variable that all of them inherit."""
+"""Finds the processes of a run on this computer, by a variable that all of them inherit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TOKEN_VARIABLE = "MILES_RUN_TOKEN"
 
 
 def processes_of(token: str, *, variable: str = TOKEN_VARIABLE) -> Iterator[int]:
-    """Ids of living processes that carry the token, in this variable. Needs /proc; zombies do not
-    count."""
+    """Yield the ids of living processes that have the token in this variable. Needs /proc; zombies
+    do not count."""
     mark = f"{variable}={token}".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -28,8 +28,8 @@ def processes_of(token: str, *, variable: str = TOKEN_VARIABLE) -> Iterator[int]
 
 
 def state_of(pid: int) -> str | None:
-    """The letter by which the kernel says what a process does (R, S, D, Z, T, t); None: it has
-    ended. Needs /proc."""
+    """Return the kernel's letter for the state of a process (R, S, D, Z, T, t); None: it has ended.
+    Needs /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -53,7 +53,7 @@ less, and one that computes uses more, even on the busiest useful machine."""
 
 @dataclass(slots=True)
 class CpuClock:
-    """Tells from the processor time between two looks whether a process computes."""
+    """Decides from the processor time between two looks whether a process computes."""
 
     _cpu_s: float = float("inf")
     _looked: float = 0.0

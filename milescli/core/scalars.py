@@ -1,5 +1,5 @@
-"""The scalars of an event, under the names of `core.metric_names`: of the event itself, or of its
-line in events.jsonl. Pure."""
+"""Extracts the scalars of an event, under the names of `core.metric_names`, from the event itself
+or from its line in events.jsonl. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Record = Mapping[str, Any]
 """A line of events.jsonl: the class name under `event`, then the fields; of an adapter's event with
 `adapter`."""
 STEP_EVENTS = ("StepDone", "RowStepDone")
-"""An optimizer step of RL, and one over rows; both have the same scalars where both have them."""
+"""An optimizer step of RL, and one over rows; scalars of both have the same names."""
 _ROW_SECONDS = ("pack_s", "train_s", "save_s", "step_s")
 _OF_EVERY_STEP = {"train/epoch", *(f"train/{field.name}" for field in fields(StepReport))}
 _PARTS = {"reward_parts": "reward", "figures": "agent"}
@@ -22,13 +22,13 @@ _PARTS = {"reward_parts": "reward", "figures": "agent"}
 
 
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
-    """Return (step, name -> value) of an event, or None if it carries none; those of an adapter's
-    event belong to its run."""
+    """Return (step, name -> value) of an event, or None if it carries none; scalars of an adapter's
+    event belong to the adapter's run."""
     return None if isinstance(event, OfAdapter) else scalars_in(to_record(event))
 
 
 def scalars_in(record: Record) -> tuple[int, dict[str, float]] | None:
-    """The same of a record."""
+    """Return (step, name -> value) of a record, or None if it carries none."""
     make = _BY_EVENT.get(str(record.get("event")))
     if make is None:
         return None
@@ -38,7 +38,7 @@ def scalars_in(record: Record) -> tuple[int, dict[str, float]] | None:
 
 
 def objective_figures(figures: Mapping[str, float]) -> dict[str, float]:
-    """Return name -> value of what only the objective of a step shows, of the step's scalars."""
+    """Return name -> value of the scalars that only the objective of the step reports."""
     return {
         name.removeprefix("train/"): value
         for name, value in figures.items()
@@ -57,7 +57,7 @@ def figures_below(figures: Mapping[str, float], section: str) -> dict[str, float
 
 
 def _flat(prefix: str, fields: Record) -> Iterator[tuple[str, Any]]:
-    """Those that are numbers; mappings of figures are their owner's business, and counts of a
+    """Yield the fields that are numbers. Mappings of metrics are handled elsewhere, and counts of a
     histogram are no scalars."""
     for name, value in fields.items():
         if not isinstance(value, Mapping | list | tuple):

@@ -1,5 +1,6 @@
-"""Processes that do not speak: for how long, and when that is too long; where their threads are,
-which is written down before one is ended; and errors that only echo the loss of another process."""
+"""Processes that do not respond: how long, and when that is too long; the stacks of their threads,
+which are written down before a process is ended; and errors that only echo the loss of another
+process."""
 
 from __future__ import annotations
 
@@ -17,27 +18,29 @@ from milescli.core.run_processes import state_of
 SHOWN_AFTER = 1 / 3
 """Fraction of the bound after which the user is notified."""
 UNSURE = 2.0
-"""Times the bound, for one that may be busy: the system lets it run, and it does not answer."""
+"""Multiple of the bound for a process that may be busy: the system runs it, but it does not answer.
+"""
 _MAX_COUNTED_S = 15.0
-"""Between two looks, at most: longer, and it was this process that did not look (Ctrl-Z)."""
+"""Most seconds counted between two looks: after a longer pause, this process itself did not run
+(Ctrl-Z)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Silence:
-    """Measures how long one worker has not spoken."""
+    """Measures how long one worker has not responded."""
 
     worker: str
-    """As errors call it: engine 1."""
+    """Its name in errors: engine 1."""
     bound_s: float
     """`machine.silence_s`."""
     seconds: float = 0.0
-    """It has not spoken, for how long."""
+    """How long it has not responded."""
     longest_s: float = 0.0
-    """The longest silence after which it spoke again: so long is nothing unusual."""
+    """The longest silence after which it responded again: a silence of this length is normal."""
     reason: str = ""
-    """What was seen of it instead."""
+    """The symptom that was observed."""
     _times: float = 1.0
-    """The bound."""
+    """Multiple of the bound."""
     _is_shown: bool = False
     _looked: float = field(default_factory=lambda: monotonic())
 
@@ -55,7 +58,7 @@ class Silence:
 
     @property
     def limit_s(self) -> float:
-        """Seconds of silence beyond which the worker counts as hung."""
+        """Return the seconds of silence beyond which the worker counts as hung."""
         return self._times * self.bound_s + self.longest_s
 
     @property
@@ -64,7 +67,8 @@ class Silence:
         return self.seconds >= self.limit_s
 
     def news(self, step: int) -> WorkerSilent | None:
-        """The event of it, once, a while before it is too long. `step`: steps done."""
+        """Return the event of the silence, once, some time before it is too long. `step`: steps
+        done."""
         if self._is_shown or self.seconds < SHOWN_AFTER * self.bound_s + self.longest_s:
             return None
         self._is_shown = True
@@ -78,12 +82,12 @@ class Silence:
 
 
 DUMP_TIMEOUT_S = 10.0
-"""For py-spy to read one process."""
+"""Time for py-spy to read one process."""
 
 
 def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
-    """Append the stacks of these processes, by the name that is written before each; the file's
-    path, or None where nothing was to be seen."""
+    """Append the stacks of these processes, each after its name. Return the file's path, or None if
+    no stack could be read."""
     if (tool := py_spy()) is None:
         return None
     seen = list[str]()
@@ -106,12 +110,12 @@ def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
 
 
 def py_spy() -> str | None:
-    """The program, beside this Python or on the path."""
+    """Return the path of py-spy, next to this Python or on PATH."""
     return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
 
 
 def is_stopped_process(pid: int) -> bool:
-    """Return True if the system has stopped it, by SIGSTOP or by a debugger."""
+    """Return True if the process is stopped, by SIGSTOP or by a debugger."""
     return state_of(pid) in ("T", "t")
 
 
@@ -126,7 +130,7 @@ _MARKS = (
     "gloo",
     "nccl",
 )
-"""As gloo, NCCL and sockets put it, in lower case."""
+"""Phrases of gloo, NCCL and sockets, in lower case."""
 
 
 def sounds_like_lost_peer(text: str) -> bool:

@@ -1,5 +1,5 @@
-"""The words of the house: what flows from prompts to weights. Plain data, no behaviour beyond what
-the data implies."""
+"""The central data types, in the order in which data flows from prompts to weights. Plain data, no
+behaviour beyond what the data implies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NewType, cast
 
 WeightVersion = NewType("WeightVersion", int)
-"""Rises by one at each publish; 0 is what the engines loaded at start. staleness = trainer version
-- sample version."""
+"""Rises by one at each publish; 0: the weights that the engines loaded at start. staleness =
+trainer version - sample version."""
 
 
 class StopReason(StrEnum):
@@ -21,14 +21,14 @@ class StopReason(StrEnum):
     STOP = "stop"
     """An end-of-sequence token or a stop string."""
     LENGTH = "length"
-    """The bound on new tokens was reached: the response is truncated."""
+    """The response reached the bound on new tokens: it is truncated."""
     ABORT = "abort"
-    """The engine was told to give up (pause, weight update, end of run)."""
+    """The engine was told to abort (pause, weight update, end of run)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Image:
-    """One picture as engine and trainer both see it: turned by EXIF, first frame, RGB, alpha on
+    """One picture as engine and trainer both see it: rotated by EXIF, first frame, RGB, alpha on
     white, written as PNG. Equal pictures are one, by their hash."""
 
     sha256: str
@@ -41,20 +41,20 @@ class Image:
     grid: tuple[int, int, int]
     """(1, rows, columns) of patches that the model's processor cuts it into."""
     num_tokens: int
-    """Tokens that it takes in a prompt: patches divided by the square of the merge size."""
+    """Number of its tokens in a prompt: patches divided by the square of the merge size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpan:
-    """Tokens [start, start + num_tokens) of a sequence stand for one image. They all bear the id of
-    the model's image token; an engine is sent one of them for each span and expands it."""
+    """Tokens [start, start + num_tokens) of a sequence stand for one image. All have the id of the
+    model's image token; an engine receives one of them for each span and expands it."""
 
     start: int
     num_tokens: int
     grid: tuple[int, int, int]
     """As in `Image`."""
     sha256: str
-    """Which image; its bytes travel beside, once for all sequences that show it."""
+    """Hash of the image; its bytes are sent separately, once for all sequences that show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,26 +68,27 @@ class Prompt:
     text: str
     """What the user wrote, before the template."""
     label: str | None = None
-    """What the reward compares with; None where the data set has no label column."""
+    """What the reward compares with; None if the data set has no label column."""
     demonstration: str | Sequence[Mapping[str, Any]] | None = None
-    """A worked response to imitate (warm-up), or the turns of one that calls tools; None where the
+    """A worked response to imitate (warm-up), or the turns of one that calls tools; None if the
     data set has none."""
     source: str | None = None
-    """Which entry of `data.mix` it comes from, by name; None without a mix."""
+    """Name of its entry of `data.mix`; None without a mix."""
     turns: Sequence[Mapping[str, Any]] = ()
-    """The chat, where it is more than `text` of the user."""
+    """The chat, if it is more than `text` of the user."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """What the model is told that it may call, as JSON schemas."""
+    """Tools that the model is offered, as JSON schemas."""
     images: Sequence[Image] = ()
     """The pictures of the prompt, in its order."""
     image_spans: Sequence[ImageSpan] = ()
-    """Where they stand in `token_ids`, which hold every token of each: one span per image."""
+    """Positions of the images in `token_ids`, which hold every token of each: one span per image.
+    """
     worked_images: Sequence[Image] = ()
-    """The pictures of the turns of `demonstration`, which its tools returned."""
+    """The pictures that tools returned in the turns of `demonstration`."""
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
-        """The whole prompt in OpenAI's form, before the template."""
+        """Return the whole prompt in OpenAI's form, before the template."""
         return self.turns or [{"role": "user", "content": self.text}]
 
     @property
@@ -114,7 +115,7 @@ class RoutedExperts:
     so num_tokens is one less than the trajectory's."""
     num_tokens: int
     num_layers: int
-    """All of the model; what stands for a layer without experts means nothing."""
+    """All layers of the model; entries for a layer without experts have no meaning."""
     topk: int
 
     @property
@@ -125,7 +126,7 @@ class RoutedExperts:
         return len(self.indices) // count if count else 1
 
     def followed_by(self, later: RoutedExperts) -> RoutedExperts:
-        """One record: these tokens, then those of `later`."""
+        """Return one record: these tokens, then those of `later`."""
         shapes = [
             (part.num_layers, part.topk, part.bytes_per_number)
             for part in (self, later)
@@ -141,23 +142,22 @@ class RoutedExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherTokens:
-    """What a teacher would have said at each token of a trajectory: its likeliest tokens."""
+    """A teacher's predictions at each token of a trajectory: its likeliest tokens."""
 
     token_ids: bytes
-    """int32, row-major [num_tokens, topk]; row 0 means nothing."""
+    """int32, row-major [num_tokens, topk]; row 0 has no meaning."""
     logprobs: bytes
     """float32, the same shape."""
     topk: int
-    """0: no tokens are named, and `logprobs`, [num_tokens], are of the token that is there."""
+    """0: there are no candidates, and `logprobs`, [num_tokens], are those of the trajectory's
+    tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One line of tokens as a model saw and made it. There is no split into prompt and response:
-    the mask says which tokens the policy sampled. Token ids are never made again from text.
-
-    Example: prompt [a b], response [c d] -> token_ids a b c d, loss_mask 0 0 1 1.
-    """
+    """One line of tokens as a model saw and sampled it. There is no split into prompt and response:
+    the mask says which tokens the policy sampled. Text is never tokenised again. Example: prompt [a
+    b], response [c d] -> token_ids a b c d, loss_mask 0 0 1 1."""
 
     token_ids: array[int]
     """[num_tokens] typecode i."""
@@ -168,38 +168,38 @@ class Trajectory:
     """[num_tokens] typecode f; natural log, from the engine that sampled, at the sampling
     temperature; 0.0 where loss_mask is 0."""
     version_spans: list[VersionSpan]
-    """Cover all sampled tokens, ascending; more than one where weights changed in the middle."""
+    """Cover all sampled tokens, ascending; more than one if weights changed meanwhile."""
     routed_experts: RoutedExperts | None = None
     """Only with `train.routing_replay=true` on a mixture-of-experts model."""
     teacher: TeacherTokens | None = None
-    """Only with `train.distill`, where it is known before the step."""
+    """Only with `train.distill`, if it is known before the step."""
     rewards: array[float] | None = None
-    """[num_tokens] typecode f; at the last token of a turn what that turn was worth, else 0.0. None
-    where the sample's reward is all that is known."""
+    """[num_tokens] typecode f; the reward of a turn at the turn's last token, else 0.0. None if
+    only the sample's reward is known."""
     role: str | None = None
-    """Whom the policy played, where it plays several; one that is not trained has an empty
-    mask."""
+    """Role that the policy played, if it plays several; an untrained role has an empty mask."""
     image_spans: Sequence[ImageSpan] = ()
-    """Where images stand in `token_ids`. Their positions are known from here alone: a model may
-    sample the id of the image token, which is no image."""
+    """Positions of images in `token_ids`. They cannot be found from the tokens: a model may sample
+    the id of the image token, which is no image."""
     images: Sequence[Image] = ()
-    """The images of the spans that no prompt beside it has: those that tools and environments
-    returned, and all of a row to imitate."""
+    """Images of spans that are not in the prompt: those that tools and environments returned, and
+    all of a row to imitate."""
 
     @property
     def num_tokens(self) -> int:
-        """All of them, prompt included."""
+        """Return the number of all tokens, prompt included."""
         return len(self.token_ids)
 
     @property
     def num_loss_tokens(self) -> int:
-        """Sampled by the policy."""
+        """Return the number of tokens that the policy sampled."""
         return self.loss_mask.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guesses:
-    """What engines guessed ahead, and what came of it."""
+    """Counts of the tokens that engines guessed by speculative decoding, and of the correct
+    ones."""
 
     num_passes: int = 0
     """Number of the model's passes over guesses; each yields one token more than were correct."""
@@ -227,39 +227,41 @@ class Sample:
     seed: int
     """Sampling seed, fixed by (run seed, position of the prompt, sample_index)."""
     trajectories: list[Trajectory]
-    """At least one, but of an endpoint none. Several where an agent branched its conversation."""
+    """At least one, but none for a sample of an endpoint. Several if an agent branched its
+    conversation."""
     text: str
-    """What the reward scored, decoded, without special tokens."""
+    """The text that the reward scored, decoded, without special tokens."""
     stop_reason: StopReason
     """Stop reason of the last turn."""
     reward: float | None = None
     """None until it is scored."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
-    """Where `rollout.reward` names several: what each gave, before its weight."""
+    """If `rollout.reward` names several: the value of each, before its weight."""
     role_texts: Mapping[str, str] = field(default_factory=dict)
     """Texts that the rewards of roles score, for roles that have their own reward and spoke."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """What it gave; trajectories of other roles share `reward`."""
+    """Role -> its own reward; trajectories of other roles share `reward`."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What the agent tells of its episode, by name; turns, and what chat templates did to them."""
+    """Metrics that the agent reports for its episode, by name; number of turns, and how often chat
+    templates rewrote them."""
     num_failed: int = 0
-    """Episodes in its place that failed before it."""
+    """Number of failed episodes that it replaces."""
     num_counted_tokens: int = 0
-    """Where the tokens themselves are not known: how many an endpoint says that it sampled."""
+    """Number of sampled tokens that an endpoint reports, if the tokens themselves are unknown."""
     guesses: Guesses = NO_GUESSES
-    """Over all turns; none where engines guess nothing."""
+    """Counts over all turns; zero without speculative decoding."""
     is_learned: bool = True
-    """False: it counts for the others of its group, and its own tokens teach nothing."""
+    """False: it counts for the others of its group, but its own tokens are not trained on."""
 
     @property
     def num_loss_tokens(self) -> int:
-        """Sampled by the policy, over all trajectories."""
+        """Return the number of tokens that the policy sampled, over all trajectories."""
         known = sum(trajectory.num_loss_tokens for trajectory in self.trajectories)
         return known + self.num_counted_tokens
 
     @property
     def response_ids(self) -> list[int]:
-        """The sampled tokens, in order; for records that people read."""
+        """Return the sampled tokens, in order; for records that people read."""
         return [
             token
             for trajectory in self.trajectories
@@ -274,13 +276,13 @@ class Sample:
 
     @property
     def oldest_version(self) -> WeightVersion:
-        """Version of the oldest token: what staleness is measured by."""
+        """Return the version of the oldest token, from which staleness is computed."""
         return min(span.version for span in self.version_spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The samples of one prompt: what a group-relative advantage compares."""
+    """The samples of one prompt, which a group-relative advantage compares."""
 
     prompt: Prompt
     samples: list[Sample]
@@ -291,7 +293,8 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """[samples_per_prompt] Raises AssertionError where a sample was not scored."""
+        """Return [samples_per_prompt] the rewards. Raises AssertionError if a sample was not
+        scored."""
         rewards = [sample.reward for sample in self.samples]
         assert None not in rewards, f"prompt {self.prompt.index} is not scored"
         return cast("list[float]", rewards)
@@ -305,18 +308,19 @@ class Pair:
     """Row in the source file, counted from 0."""
     chosen: Trajectory | None
     """Prompt and the preferred response, which is on the loss mask; None: only `rejected` was
-    judged, and found wanting."""
+    judged, and is bad."""
     rejected: Trajectory | None
-    """The same of the other; None: only `chosen` was judged, and found good."""
+    """Prompt and the other response, which is on the loss mask; None: only `chosen` was judged, and
+    is good."""
     margin: float = 0.0
-    """By how much the first was preferred, where the row says so."""
+    """By how much the chosen response is preferred, if the row says so."""
     references: tuple[array[float], ...] = ()
     """For each of `sides`, [num_tokens] log-prob by the reference of each token; empty: not
     computed."""
 
     @property
     def sides(self) -> list[Trajectory]:
-        """Those that there are, the chosen one first."""
+        """Return the responses that exist, the chosen one first."""
         return [side for side in (self.chosen, self.rejected) if side is not None]
 
     @property
@@ -332,28 +336,29 @@ evaluations have their own, these; and one that is started in the place of a dea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAddress:
-    """One rollout engine, as HTTP reaches it and as errors call it."""
+    """One rollout engine: its URL, and its name in errors."""
 
     url: str
     """http://127.0.0.1:30000"""
     name: str = "engine 0"
-    """As errors call it."""
+    """Its name in errors."""
     tp: int = 1
     """Engine ranks that hold shards of the weights."""
     sharing_ranks: list[int] = field(default_factory=list)
-    """[tp] trainer rank whose memory each engine rank can open, as `weights.sharing` says; empty
-    where there is none, and weights come through a group."""
+    """[tp] trainer rank whose memory each engine rank can open, as `weights.sharing` says; empty if
+    there is none, and weights come through a process group."""
     api_key: str | None = field(default=None, repr=False)
-    """What requests must bear. Equal for all engines of a run."""
+    """Key that requests must carry. Equal for all engines of a run."""
     log_path: Path | None = None
-    """Where its last words are; None: errors do without."""
+    """File of its log; None: errors do not quote it."""
     has_own_draft: bool = False
-    """It guesses by a model of its own, which keeps its weights when those of the policy come."""
+    """True if it has a draft model of its own, which keeps its weights when those of the policy are
+    updated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one trainer step did; all figures are over the whole batch, over all ranks."""
+    """Results of one trainer step, over the whole batch and all ranks."""
 
     loss: float
     """The scalar that was differentiated; mean over the optimizer updates of the step."""
@@ -361,21 +366,22 @@ class StepReport:
     """Global L2 norm before clipping; mean over the updates."""
     lr: float
     logprob_diff_mean: float
-    """Mean |engine logprob - trainer logprob| over trained tokens, before the first update; 0.0
-    where no engine sampled them (supervised)."""
+    """Mean |engine logprob - trainer logprob| over trained tokens, before the first update; 0.0 if
+    no engine sampled them (supervised)."""
     logprob_diff_max: float
-    """Max of the same."""
+    """Maximum of the same difference."""
     logprob_diff_tokens: int
-    """Tokens among them that differ at all; 0 under `train.on_policy: exact`."""
+    """Number of trained tokens for which they differ at all; 0 under `train.on_policy: exact`."""
     num_tokens: int
     """All tokens that went through the model, prompts included."""
     num_loss_tokens: int
     """Tokens trained on."""
     num_microbatches: int
-    """Per data-parallel rank."""
+    """Microbatches per data-parallel rank."""
     forward_backward_s: float
     optimizer_s: float
     figures: Mapping[str, float]
-    """What the objective tells, by its names for it; shown and logged, never steering."""
+    """Metrics of the objective, by its names for them; shown and logged, never steering."""
     save_wait_s: float = 0.0
-    """Until a checkpoint that is being written had read the weights, which change next."""
+    """Seconds of waiting until the checkpoint in progress had read the weights, which change next.
+    """

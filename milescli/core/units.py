@@ -81,7 +81,7 @@ def format_time(seconds: float) -> str:
 
 
 def parse_time(text: object) -> float:
-    """The inverse; NaN where it is no time."""
+    """Invert `format_time`; NaN for any other text."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:

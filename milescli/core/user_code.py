@@ -1,4 +1,4 @@
-"""What a function of the user's raised, as an error shows it. Used wherever plug-ins are called."""
+"""Formats exceptions in users' functions for errors. Used wherever plug-ins are called."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OURS = (
     f"{Path(asyncio.__file__).parent}{os.sep}",
     contextlib.__file__,
 )
-"""What calls the user's code: of no use to who mends it."""
+"""Files that call the user's code: their frames do not help to fix it."""
 BOUND_S = 120.0
-"""On one call of a piece: a filter, an estimator of advantages, a surrogate, ..."""
+"""Bound on one call of a piece: a filter, an advantage estimator, a surrogate, ..."""
 IMPORT_BOUND_S = 600.0
-"""On the import of a module, which may read much from a slow disk."""
+"""Bound on the import of a module, which may read much from a slow disk."""
 GRACE_S = 5.0
-"""For C code to come back to Python; a dump of all threads is had of what does not."""
+"""Time for C code to return to Python; after that all threads are dumped."""
 _SHOWN_FRAMES = 4
 _is_bounded = False
 in_user_process = False
@@ -47,26 +47,26 @@ def user_traceback(error: BaseException) -> str:
 
 
 def name_of(plugin: object) -> str:
-    """Return the name by which errors call a function, or an object that can be called."""
+    """Return the name of a function or callable object in errors."""
     return getattr(plugin, "__name__", type(plugin).__name__)
 
 
 def path_of(plugin: object) -> str:
-    """Return the import path by which a recipe would name it, where it is a function or class of a
+    """Return the import path by which a recipe would name it, if it is a function or class of a
     module."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
     return f"{module}:{name}" if module and name else name_of(plugin)
 
 
 def mend(plugin: object, how: str = "") -> str:
-    """Return what an error tells to do about a plug-in, itself or its import path: "fix
+    """Return the fix in an error about a plug-in, given itself or its import path: "fix
     `mine:strict` (/home/me/mine.py:12): ..."."""
     name = plugin if isinstance(plugin, str) else name_of(plugin)
     return f"fix `{name}`{place_of(plugin)}" + (f": {how}" if how else ", then continue")
 
 
 def place_of(plugin: object) -> str:
-    """Return ` (file:line)` of its definition; empty where it cannot be found."""
+    """Return ` (file:line)` of its definition; empty if it cannot be found."""
     if isinstance(plugin, str):
         module, _, name = plugin.partition(":")
         plugin = getattr(sys.modules.get(module), name, None)
@@ -83,10 +83,11 @@ def place_of(plugin: object) -> str:
 
 @contextlib.contextmanager
 def bounded(what: str, bound_s: float | None = None) -> Iterator[None]:
-    """Bound code of the user's in a process that must not hang with it, nor end without a word: a
-    trainer's rank. Where it has not returned after `bound_s` (None: `BOUND_S`), the process says
-    where it was, and ends; where it ends the process, that is said. Calls within calls share the
-    bound of the outermost; a process of the user's own is bounded by who began it."""
+    """Bound user code in a process that must not hang with it, nor end without a message: a
+    trainer's rank. If the code has not returned after `bound_s` (None: `BOUND_S`), the process
+    reports where it was, and ends; if the code ends the process, that is reported. Nested calls
+    share the bound of the outermost one; a process that only runs user code is bounded by the
+    process that started it."""
     global _is_bounded
     if _is_bounded or in_user_process:
         yield
@@ -124,7 +125,7 @@ def bounded(what: str, bound_s: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failures_named(what: str) -> Iterator[None]:
-    """Turn what code of the user's raises into a RecipeError with its traceback."""
+    """Turn exceptions in user code into a RecipeError with their traceback."""
     try:
         yield
     except MilesError:

@@ -1,6 +1,6 @@
 """Tokenises chats for training, as trajectories that no engine sampled: the text of the chat
 template, and the mask of what the assistant would have generated. It hard-codes no special token of
-a model family: `turn_places` shows where a template writes what."""
+a model family: `turn_places` finds where a template writes each part."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _MARKS = re.compile(r"\{%-?\s*generation\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedText:
-    """Holds a text, and the parts of it that are learned."""
+    """Holds a text, and the spans of it that are trained on."""
 
     text: str
     spans: list[Span]
     """Ascending, without overlap."""
     ends_open: bool = False
-    """True if nothing in the text ends it: a token that does is added, and learned."""
+    """True if no token in the text ends it: an end token is added, and trained on."""
     end_id: int | None = None
-    """The token that is added; None: the one that ends a response."""
+    """The token to add; None: the one that ends a response."""
 
 
 def marked_chat(
@@ -53,13 +53,12 @@ def marked_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[MarkedText]:
     """Render a chat and mark what the assistant generates from turn `first` on: from the first
-    character after the generation prompt to the end of the turn. Several texts are returned if the
-    template writes a turn, or what stands before it, otherwise once the chat goes on; each turn is
-    learned in one of them, behind the prompt that rollout samples it from.
-
-    Raises ValueError if the template leaves out a part of what is learned, or of what it answers,
-    if it does not show where a turn begins and ends, and if a learned text spells out a token at
-    which engines stop."""
+    character after the generation prompt to the end of the turn. Return several texts if the
+    template renders a turn, or what comes before it, differently once the chat continues; each turn
+    is trained on in one of them, after the prompt from which rollout samples it. Raises ValueError
+    if the template leaves out a part of a trained turn, or of a turn that it answers; if it does
+    not show where a turn begins and ends; and if a trained text contains a token at which engines
+    stop."""
     require_no_stop(tokenizer, turns, first=first)
     chat = _Chat(tokenizer, turns, tools)
     try:
@@ -94,7 +93,8 @@ def marked_as_one(
     first: int = 0,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> MarkedText:
-    """Return the text of `marked_chat`. Raises ValueError as it does, and if there are several."""
+    """Return the text of `marked_chat`. Raises ValueError as `marked_chat`, and if there are
+    several texts."""
     texts = marked_chat(tokenizer, turns, first=first, tools=tools)
     if len(texts) == 1:
         return texts[0]
@@ -113,22 +113,23 @@ class _Sequence:
 
     placed: Placed
     tags: list[Span] | None
-    """What the template itself marks; None if it marks nothing."""
+    """Spans that the template itself marks; None if it marks nothing."""
     spans: list[Span] = field(default_factory=list)
     end: int = 0
-    """Where the last turn that is learned ends."""
+    """End of the last trained turn."""
     end_id: int | None = None
     ends_open: bool = False
 
     def takes(self, other: _Sequence) -> bool:
-        """Add what `other` marks, if this text begins with all of it. Returns whether it does."""
+        """Add the spans of `other` and return True, if this text begins with all of its text; else
+        return False."""
         if other.ends_open or not self.placed.text.startswith(other.placed.text[: other.end]):
             return False
         self.spans += other.spans
         return True
 
     def marked(self) -> MarkedText:
-        """Return what is learned, up to the end of the last turn."""
+        """Return the text up to the end of the last turn, with its trained spans."""
         ascending = [*sorted(self.spans), (self.end, self.end)]
         spans = [(start, min(end, after)) for (start, end), (after, _) in pairwise(ascending)]
         if self.tags is not None:
@@ -155,8 +156,8 @@ class _Chat:
         self.has_tags = bool(_MARKS.search(tokenizer.template or ""))
 
     def learn(self, sequence: _Sequence, place: int, prompt: str | None) -> bool:
-        """Mark turn `place` in a sequence that goes on behind it, if it is there as rollout would
-        see it and make it. Returns whether it is."""
+        """Mark turn `place` in a sequence that continues after it, and return True, if the sequence
+        has the turn as rollout would see and generate it; else return False."""
         text = sequence.placed.text
         if prompt is None or not text.startswith(prompt) or sequence.placed.lost(place):
             return False
@@ -198,8 +199,8 @@ class _Chat:
                 )
 
     def _start(self, whole: Placed, place: int, prompt: str | None) -> int | _Joint:
-        """Return where turn `place`, the last of `whole`, begins: behind its prompt. If the text
-        does not begin with the prompt, the turn begins where both part in the opening of the
+        """Return where turn `place`, the last of `whole`, begins: after its prompt. If the text
+        does not begin with the prompt, the turn begins where the two diverge in the opening of the
         answer; or its prompt and what it adds are joined."""
         text = whole.text
         if prompt is None:
@@ -235,7 +236,7 @@ class _Chat:
         return _Joint(placed=placed, moved=moved, start=start)
 
     def _shared(self, text: str, opening: str) -> int:
-        """Return how many characters both begin with, whole tokens only."""
+        """Return the length of the common prefix of both, in characters, whole tokens only."""
         pairs = enumerate(zip(text, opening, strict=False))
         shared = next(
             (at for at, (one, other) in pairs if one != other), min(len(text), len(opening))
@@ -256,8 +257,8 @@ class _Chat:
         return max((start for start, _ in offsets if start <= place), default=0)
 
     def _spans(self, whole: Placed, place: int, start: int) -> tuple[list[Span], int]:
-        """Return what is learned of turn `place` from `start` on, and where it ends. Some templates
-        write what a tool returned in the middle of a turn: it is left out."""
+        """Return the trained spans of turn `place` from `start` on, and where the turn ends.
+        Results of tools that some templates write within a turn are left out."""
         spans: list[Span] = []
         for number in whole.of(place, start=start):
             left, right, key = whole.order[number]
@@ -275,7 +276,7 @@ class _Chat:
         return spans, spans[-1][1]
 
     def _end(self, whole: Placed, place: int, start: int, last: Piece | None) -> int:
-        """Return where turn `place` ends: behind the token at which generation stops. `last`: its
+        """Return where turn `place` ends: after the token at which generation stops. `last`: its
         last piece, which ends at `start`."""
         number = bisect_left(whole.order, start, key=lambda piece: piece[0])
         until, _, follows = whole.order[number] if number < len(whole.order) else _NOTHING
@@ -299,7 +300,7 @@ class _Chat:
 
 _NOTHING = (None, None, None)
 _LONGEST = 64
-"""Characters behind a place that may belong to its token."""
+"""Most characters after a position that may belong to its token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,12 +309,12 @@ class _Joint:
 
     placed: Placed
     moved: int
-    """How much farther behind the turn is than in that rendering."""
+    """Offset of the turn relative to that rendering, in characters."""
     start: int
 
 
 def _first(text: str, tokens: Sequence[str]) -> Span | None:
-    """Return the place of the first of the tokens in the text, the longest if several begin
+    """Return the span of the first of the tokens in the text, the longest if several begin
     there."""
     found = [(text.index(token), -len(token)) for token in tokens if token in text]
     return (min(found)[0], min(found)[0] - min(found)[1]) if found else None
@@ -335,8 +336,9 @@ def _lost(parts: set[str], place: int, template: str) -> str:
 
 
 def require_no_stop(tokenizer: ChatTokenizer, turns: Sequence[Turn], *, first: int = 0) -> None:
-    """Raise ValueError if what the assistant says from turn `first` on spells out a token at which
-    engines stop: the model would learn to stop there, and what follows could never be generated."""
+    """Raise ValueError if the assistant's text from turn `first` on contains a token at which
+    engines stop: the model would learn to stop there, and the text after it could never be
+    generated."""
     for place, turn in enumerate(turns[first:], first):
         if turn["role"] != "assistant":
             continue
@@ -371,7 +373,7 @@ def marked_text(text: str) -> MarkedText:
 
 
 def _common(spans: Sequence[Span], tags: Sequence[Span]) -> list[Span]:
-    """Return what is in both, ascending; tags that touch are one."""
+    """Return the intersection of both, ascending; adjacent tags are merged."""
     merged: list[Span] = []
     for left, right in sorted(tags):
         if merged and left <= merged[-1][1]:
@@ -392,8 +394,8 @@ def _common(spans: Sequence[Span], tags: Sequence[Span]) -> list[Span]:
 
 
 def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Trajectory]:
-    """Return [texts] trajectories. Tokens in a span are on the loss mask, except for the first
-    token of all. What stands before a span is tokenised apart where a token would reach into it, as
+    """Return [texts] trajectories. Tokens in a span are on the loss mask, except for the very first
+    token. The text before a span is tokenised separately if a token would reach into the span, as
     engines read a prompt before they generate."""
     if not texts:
         return []
@@ -420,7 +422,7 @@ def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Tra
 def _parted(
     tokenizer: ChatTokenizer, text: MarkedText, ids: list[int], offsets: list[Span]
 ) -> tuple[list[int], list[Span]]:
-    """Return the tokens with none that begins before a span and ends in it."""
+    """Return the tokens, with none that begins before a span and ends in it."""
     starts = {start for start, _ in text.spans}
     inner = sorted({cut for cut in starts for a, b in _around(offsets, cut) if a < cut < b})
     if not inner:
@@ -434,14 +436,14 @@ def _parted(
 
 
 def _around(offsets: Sequence[Span], place: int) -> Sequence[Span]:
-    """Return the tokens that may hold a place."""
+    """Return the tokens that may contain a position."""
     at = bisect_left(offsets, place, key=lambda span: span[0])
     return offsets[max(at - 1, 0) : at]
 
 
 def turn_end_ids(tokenizer: ChatTokenizer) -> set[int]:
-    """Return the tokens that a run teaches to end a turn with: of an answer, and of a turn that
-    calls a tool, where the template writes such turns."""
+    """Return the tokens with which a trained model learns to end a turn: an answer, and a turn that
+    calls a tool, if the template supports such turns."""
     call = {"name": "a", "arguments": {"a": "a"}}
     calls = [{"type": "function", "id": "call00000", "function": call}]
     ends = {tokenizer.eos_id}
@@ -458,9 +460,9 @@ def turn_end_ids(tokenizer: ChatTokenizer) -> set[int]:
 
 
 def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Trajectory]:
-    """Return a prompt with its worked response, which is on the loss mask: what the assistant
-    writes there, not what tools return. There are several if `marked_chat` returns several; raises
-    ValueError as it does."""
+    """Return a prompt with its worked response, of which the assistant's part is on the loss mask,
+    not what tools return. There are several if `marked_chat` returns several; raises ValueError as
+    `marked_chat`."""
     worked = prompt.demonstration
     assert worked is not None, f"prompt {prompt.index} has no demonstration"
     if isinstance(worked, str):
@@ -478,9 +480,9 @@ def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Trajectory]:
 
 
 def with_images(line: Trajectory, images: Sequence[Image], sees: PromptImages) -> Trajectory:
-    """Return a sequence that no engine sampled, with all tokens of its images in the place of one
-    each. A beginning of a chat has the first of its `images`. Raises ValueError if there are more
-    image tokens than images."""
+    """Return a sequence that no engine sampled, with each image token replaced by all tokens of its
+    image. The beginning of a chat has the first of its `images`. Raises ValueError if there are
+    more image tokens than images."""
     num_shown = sum(token == sees.token_id for token in line.token_ids)
     ids, spans, places = sees.expanded(line.token_ids, images[:num_shown])
     made = unsampled(ids, bytes(line.loss_mask[place] for place in places))
@@ -507,7 +509,7 @@ def _trajectory(
 
 def unsampled(token_ids: Sequence[int], loss_mask: bytes) -> Trajectory:
     """Make a trajectory that no engine sampled, without log-probs. `loss_mask`: [num_tokens] 1 for
-    tokens that are learned."""
+    tokens that are trained on."""
     return Trajectory(
         token_ids=array("i", token_ids),
         loss_mask=loss_mask,

@@ -1,5 +1,5 @@
-"""The chat template of a model: which one counts, and what becomes of one that is missing, is no
-Jinja, or does not end. `tokenizer` renders with it."""
+"""Chooses a model's chat template, and reports one that is missing, is no Jinja, or does not end.
+`tokenizer` renders with it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def no_template(folder: Path) -> DataError:
 
 def own_template(wanted: str) -> str | None:
     """Return the template that `data.chat_template` sets instead of the tokenizer's; None if it
-    sets none. Raises DataError for a file that is none."""
+    sets none. Raises DataError for a file without a template."""
     if wanted in (AUTO, RAW):
         return None
     return CHAT_TEMPLATE if wanted == CHATML else template_of_file(wanted)
@@ -76,7 +76,7 @@ def template_of_folder(template: object, folder: Path) -> str:
 
 
 def syntax_fault(text: str) -> tuple[int, str] | None:
-    """Return (line, message) of what is no Jinja in a template, or None."""
+    """Return (line, message) of a syntax error in a template, or None."""
     import jinja2
 
     try:
@@ -89,17 +89,18 @@ def syntax_fault(text: str) -> tuple[int, str] | None:
 
 
 _RENDER_CPU_S = 10.0
-"""A chat of 10^6 characters takes 0.01 s with the templates of SmolLM2 and Qwen2.5."""
+"""CPU seconds for one chat; a chat of 10^6 characters takes 0.01 s with the templates of SmolLM2
+and Qwen2.5."""
 
 
 class TemplateTooSlow(DataError):
-    """A chat template has taken more than _RENDER_CPU_S for one chat."""
+    """Reports a chat template that took more than _RENDER_CPU_S for one chat."""
 
 
 @contextlib.contextmanager
 def passing_over_errors() -> Iterator[None]:
-    """Go on after the block where the template fails in it, which it does in ways of its own; but
-    not after each of several templates that do not end."""
+    """Ignore an error of the template in the block, whose type depends on the template;
+    TemplateTooSlow passes, so that endless templates do not add up."""
     try:
         yield
     except TemplateTooSlow:
@@ -110,7 +111,7 @@ def passing_over_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def bounded_rendering() -> Iterator[None]:
-    """Raise TemplateTooSlow where the template takes more than _RENDER_CPU_S for one chat."""
+    """Raise TemplateTooSlow if the template takes more than _RENDER_CPU_S for one chat."""
     try:
         with cpu_bound(_RENDER_CPU_S):
             yield

@@ -1,5 +1,5 @@
 """Renders a question with options as a prompt, and finds the letter of the right option. It knows
-no column's name and no file; `layouts` says which columns hold them."""
+no names of columns and no file; `layouts` says which columns have them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from milescli.data.tables import kind_of
 LETTERS = string.ascii_uppercase
 MOST = len(LETTERS)
 _LETTERED = re.compile(r"\s*\(?([A-Za-z])\s*[).:]\s*(.*)", re.DOTALL)
-"""An option that says its own letter: `A)21`, `(B) Paris`."""
+"""An option with its own letter: `A)21`, `(B) Paris`."""
 _OWN_NAMES, _OWN_TEXTS = ("label", "labels", "key"), ("text", "texts")
 """Fields of an object of options, or of each option in a list."""
 
 Options = tuple[list[str], list[str]]
-"""(names by which the row knows its options, their texts), in order."""
+"""(names of the options in the row, their texts), in order."""
 
 
 def is_options(value: Any) -> bool:
-    """Return whether a value has the form of the options of a question; a row says by line what is
-    wrong with them."""
+    """Return True if a value has the form of the options of a question; what is wrong with them is
+    reported by line."""
     found = parsed(value) if isinstance(value, str) else value
     if isinstance(found, Mapping) and _fields(found) is not None:
         return True
@@ -35,9 +35,9 @@ def is_options(value: Any) -> bool:
 
 
 def options_in(record: Mapping[str, Any], columns: Sequence[str], *, answer: str | None) -> Options:
-    """Return the options of a row: of one column that holds all, or of columns with one each. If
-    `answer`, the column of the right one, is among these, they come in alphabetical order and have
-    their texts as names. Raises ValueError."""
+    """Return the options of a row: of one column that has all, or of columns with one each. If
+    `answer`, the column of the right one, is among these, they are in alphabetical order with their
+    texts as names. Raises ValueError."""
     where = f"`{columns[0]}`"
     if len(columns) == 1:
         names, texts = _options(present(record, columns[0]), columns[0])

@@ -1,5 +1,5 @@
 """Restores the values of a row that a columnar type changed: fields that the row never had, numbers
-of 32 bits, JSON in texts. `tables` applies it to columns of such types, and to no other."""
+of 32 bits, JSON in texts. `tables` applies it only to columns of such types."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Restore = Callable[[Any], Any]
 JSON_TYPE = "arrow.json"
 """Name of Arrow's extension type for JSON, which `datasets` writes where types are mixed."""
 OPEN_OBJECT = "properties"
-"""Name of the field of a JSON schema whose fields are names that its author chose."""
+"""Name of the field of a JSON schema whose fields have names that its author chose."""
 
 
 def restorer(column: pa.Array) -> Restore | None:
-    """Return what restores the values of a column; None: they are exact."""
+    """Return the function that restores the values of a column; None: they are exact."""
     import pyarrow as pa
 
     kind, types = column.type, pa.types
@@ -54,8 +54,8 @@ def without_nulls(value: Any) -> Any:
 
 
 def _shortest(kind: pa.DataType) -> Restore:
-    """Return what makes a number of few bits the double whose text is shortest: 0.1, which a column
-    of float32 gives as 0.10000000149011612."""
+    """Return a function that turns a number of few bits into the double with the shortest text:
+    0.1, which a column of float32 gives as 0.10000000149011612."""
     import numpy as np
     import pyarrow as pa
 
@@ -71,8 +71,8 @@ def _json(value: Any) -> Any:
 
 
 def _fields(restore: dict[str, Restore | None], *, has_nulls: bool) -> Restore | None:
-    """Return what takes the null fields off an object: every object of the column has the fields
-    of all, with null in place of those that it lacks."""
+    """Return a function that removes the null fields of an object: every object of the column has
+    the fields of all, with null for those that it lacks."""
     inner = {name: each for name, each in restore.items() if each is not None}
     is_open = OPEN_OBJECT in restore
     if not inner and not is_open and not has_nulls:

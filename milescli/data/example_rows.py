@@ -1,4 +1,4 @@
-"""Parses rows to learn from as text: finds the columns, and the chat, text or pair in each row.
+"""Parses rows to train on as text: finds the columns, and the chat, text or pair in each row.
 `examples` tokenises them."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.data_files import names_in
 
 Kind = Literal["chats", "pairs"]
-"""What an objective learns from: supervised from chats (or texts), preference and reward_model from
+"""What an objective trains on: supervised on chats (or texts), preference and reward_model on
 pairs."""
 RowField = Literal["train", "validation"]
 """The key under `data` that named the file."""
@@ -45,24 +45,25 @@ CHAT_COLUMNS = ("messages", "conversations", "conversation", "contents")
 PROMPT_COLUMNS = ("prompt", "question", "instruction", "problem", "query", "input")
 RESPONSE_COLUMNS = ("completion", "response", "output", "demonstration")
 ANSWER_COLUMN = "answer"
-"""The response, where no column has a name that is only of responses."""
+"""The response, if no column has a name that only responses have."""
 TEXT_COLUMN, MARGIN_COLUMN, JUDGED_COLUMN = "text", "margin", "label"
 CHOSEN, REJECTED = "chosen", "rejected"
 WEIGHTS = ("weight", "loss", "loss_weight", "train")
-"""Fields of a message that state whether it is learned."""
+"""Fields of a message that say whether it is trained on."""
 
 
 class Chat(NamedTuple):
-    """The text that is learned from a row."""
+    """The text of a row to train on."""
 
     turns: Turns
     """Empty if the row is plain `text`."""
     first: int = 0
-    """Number of the turn from which on turns of the assistant are learned."""
+    """Number of the first turn from which turns of the assistant are trained on."""
     tools: Sequence[Mapping[str, Any]] = ()
     text: str = ""
     images: tuple[Source | None, ...] = ()
-    """In the order of their marks; None, while a row is parsed: the next of its column."""
+    """Images in the order of their marks; None, while a row is parsed: the next one of its column.
+    """
 
 
 class ExampleRow(NamedTuple):
@@ -78,7 +79,7 @@ class ExampleRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleForm:
-    """What is needed of each row to learn from."""
+    """What training requires of each row."""
 
     row_class = ExampleRow
     field: RowField
@@ -177,7 +178,7 @@ class ExampleForm:
 
     def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:
         """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
-        DataError if a column would be left out that looks like part of the prompt."""
+        DataError if a column that looks like part of the prompt would be ignored."""
         given: Images = [] if self.images is not None else None
         row = _row_of(record, line - 1, columns, data=self.data, images=given)
         if self.images is not None:
@@ -194,7 +195,7 @@ class ExampleForm:
 def _row_of(
     record: Mapping[str, Any], index: int, columns: Columns, *, data: Data, images: Images
 ) -> ExampleRow:
-    """Parse a row. `images`: where those of its messages are put."""
+    """Parse a row. `images`: the list that receives those of its messages."""
     if columns.text is not None:
         text = _text(record, columns.text)
         columns.require_read(record, columns.beside(record).unread, [{"content": text}])
@@ -223,7 +224,7 @@ def _row_of(
 
 
 def _beside(turns: Turns, record: Mapping[str, Any], columns: Columns) -> tuple[Turns, Tools]:
-    """Return the turns with what stands beside them in their row, and the tools."""
+    """Return the turns with the prompt's other columns of their row, and the tools."""
     if (beside := columns.beside(record)) is NOTHING:
         return turns, []
     turns, tools = prompt_beside(turns, record, columns, beside)
@@ -273,8 +274,8 @@ def _margin(record: Mapping[str, Any]) -> float:
 
 
 def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
-    """Return the number of turns that both sides begin with. The assistant answers there, in two
-    ways."""
+    """Return the number of turns with which both sides begin. After them the assistant answers, in
+    two ways."""
     count = 0
     for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
         if one != other:

@@ -40,7 +40,7 @@ Item = TypeVar("Item")
 NUM_LOOKED_AT = 2_000
 """Rows of a file whose texts are searched for special tokens."""
 Reasons = dict[int, str]
-"""Number of a row among all -> why it is left out."""
+"""Number of a row among all rows -> why it is left out."""
 
 
 class Examples(Generic[Item]):
@@ -82,11 +82,8 @@ def load_examples(
     folder: Path | None = None,
 ) -> tuple[list[Trajectory] | list[Pair], ExampleReport]:
     """Read, check and tokenise what `data.<key>` names, by absolute paths. `folder`: where Arrow
-    files are written; None: where temporary files are.
-
-    Raises DataError for a file that is missing or of another kind, for bad rows, and if nothing is
-    left to learn from.
-    """
+    files are written; None: in the folder for temporary files. Raises DataError for a file that is
+    missing or of another kind, for bad rows, and if no row is left to train on."""
     named = [file_named(name, key=f"data.{key}") for name in names_in(getattr(data, key))]
     pairs: list[Pair] = []
     places: list[str] = []
@@ -130,7 +127,7 @@ def _tokenised(
     kind: Kind,
     sees: PromptImages | None,
 ) -> list[Pair]:
-    """Return the pairs of `rows`; of a chat one for each of its sequences, by the same index."""
+    """Return the pairs of `rows`; for a chat one for each of its sequences, with the same index."""
     sides = _sides(rows)
     marked = _marked(rows, sides, tokenizer, path=path, kind=kind)
     made = tokenized(tokenizer, [text for texts in marked for text in texts])
@@ -158,8 +155,8 @@ def _tokenised(
 def _with_images(
     line: Trajectory, side: Chat, sees: PromptImages | None, *, path: Path
 ) -> Trajectory:
-    """Return a sequence with its images. Raises DataError for one that has changed since the row
-    was read, and where image tokens do not match the images."""
+    """Return a sequence with its images. Raises DataError if an image has changed since the row was
+    read, or if image tokens do not match the images."""
     if sees is None or (not side.images and sees.token_id not in line.token_ids):
         return line
     try:
@@ -205,8 +202,8 @@ def _sides(rows: Sequence[ExampleRow]) -> list[Chat]:
 
 
 def _spelled_out(rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: Path) -> str:
-    """Return which special token the text of others than the assistant spells out first, and in
-    which row; empty if none does."""
+    """Return the first special token that a text of a role other than the assistant contains, and
+    its row; empty if there is none."""
     for row in rows[:NUM_LOOKED_AT]:
         for side in _sides([row]):
             said = [turn for turn in side.turns if turn["role"] != "assistant"]
@@ -268,28 +265,28 @@ class ExampleReport:
     num_rows: int
     """Rows in the file."""
     num_used: int
-    """Rows that are learned from, or a part of them."""
+    """Rows of which at least a part is trained on."""
     num_sequences: int
-    """What they come to: a chat may take several sequences (`marked_chat`)."""
+    """Sequences made from them: a chat may take several (`marked_chat`)."""
     num_too_long: int
     """Sequences left out because they are longer than `data.max_row_tokens`."""
     num_cut: int
-    """Sequences cut at that length."""
+    """Sequences truncated to that length."""
     num_equal: int
     """Pairs left out whose sides are equal."""
     tokens: int
     """Number of tokens of all rows that are used."""
     loss_tokens: int
-    """Number of these tokens that are learned."""
+    """Number of these tokens that are trained on."""
     tokens_p50: int
     """Median number of tokens over all sequences; a pair counts by its longer side."""
     tokens_p90: int
     tokens_p99: int
     tokens_max: int
     first: tuple[str, ...] = ()
-    """Where the rows of the first sequences that are learned from stand: `line 3`."""
+    """Rows of the first trained sequences: `line 3`."""
     note: str = ""
-    """Which rows were left out, and which are several sequences, the first of them by line."""
+    """Which rows were left out, and which became several sequences, the first of them by line."""
 
 
 def fitted(
@@ -301,8 +298,8 @@ def fitted(
     path: str,
     sha256: str,
 ) -> tuple[list[Pair], ExampleReport]:
-    """Return the rows that are learned from, and the report on all rows. `places`: the name of each
-    row; `path`: the files, for people. Raises DataError if nothing is left, or if long rows are
+    """Return the rows to train on, and the report on all rows. `places`: the name of each row;
+    `path`: the files, for people. Raises DataError if nothing is left, or if long rows are
     refused."""
     bound = data.max_row_tokens
     lengths = [pair.num_tokens for pair in pairs]
@@ -370,7 +367,7 @@ def _is_equal(pair: Pair) -> bool:
 
 
 def _notes(path: str, key: RowField, out: Reasons, places: Sequence[str]) -> Iterator[str]:
-    """Yield what people should know of rows that are left out, and of those that are several
+    """Yield what people should know of rows that are left out, and of those that became several
     sequences."""
     counts = Counter(places)
     of = f"of {len(counts)} rows of {path.rpartition('/')[2]}"

@@ -38,7 +38,7 @@ class OrderedPrompts:
 
     def at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
         """Return (epoch, prompt) at each position, None in place of a prompt that is too long. Does
-        not move."""
+        not change the position."""
         raise NotImplementedError
 
     def none_short(self) -> DataError:
@@ -47,7 +47,7 @@ class OrderedPrompts:
 
     @property
     def rows_per_pass(self) -> int:
-        """Return a number of positions among which every prompt is."""
+        """Return a number of positions that includes every prompt."""
         raise NotImplementedError
 
     def seek(self, position: int) -> None:
@@ -73,11 +73,9 @@ class OrderedPrompts:
 
 
 class FilePrompts(OrderedPrompts):
-    """The prompts of files. An epoch is followed by the next, in another order.
-
-    Of small files it has only the prompts that are short enough. Of large files it has all: a
-    prompt that is too long is passed over when its turn comes, and the position counts it.
-    """
+    """The prompts of files. An epoch is followed by the next, in another order. Of small files it
+    has only the prompts that are short enough. Of large files it has all: a prompt that is too long
+    is skipped when its turn comes, and the position counts it."""
 
     def __init__(
         self,
@@ -90,9 +88,9 @@ class FilePrompts(OrderedPrompts):
         files: Sequence[FileRows] = (),
         places: Sequence[int] | None = None,
     ) -> None:
-        """`prompts` in file order, at least one. `max_tokens`: longer ones are passed over, or are
-        an error if the source `refuses_long`. `files`: where the prompts come from; `places`: the
-        row of each prompt, counted over all files, if some rows are left out."""
+        """Take `prompts` in file order, at least one. `max_tokens`: longer ones are skipped, or are
+        an error if the source `refuses_long`. `files`: of the prompts; `places`: the row of each
+        prompt, counted over all files, if some rows are left out."""
         assert prompts, "a source without prompts"
         super().__init__()
         self.prompts = prompts
@@ -116,7 +114,7 @@ class FilePrompts(OrderedPrompts):
 
     @property
     def is_large(self) -> bool:
-        """Return whether prompts are made on demand."""
+        """Return True if prompts are made on demand."""
         return isinstance(self.prompts, StoredPrompts)
 
     def first(self, count: int | None = None) -> list[Prompt]:
@@ -124,7 +122,7 @@ class FilePrompts(OrderedPrompts):
         return [prompt for _, prompt in self.first_placed(count)]
 
     def first_placed(self, count: int | None) -> list[tuple[int, Prompt]]:
-        """Return (row counted over all files, prompt) of what `first` returns."""
+        """Return (row counted over all files, prompt) for the prompts of `first`."""
         short: list[tuple[int, Prompt]] = []
         for start in range(0, len(self), CHUNK_PROMPTS):
             if count is not None and len(short) >= count:
@@ -138,14 +136,14 @@ class FilePrompts(OrderedPrompts):
         return short[:count]
 
     def texts(self, most: int) -> list[tuple[int, str]]:
-        """Return (index, last message of the user) of `most` prompts at most, evenly spread."""
+        """Return (index, last message of the user) of at most `most` prompts, evenly spread."""
         places = evenly(len(self), most)
         if isinstance(self.prompts, StoredPrompts):
             return self.prompts.texts(places)
         return [(self.prompts[place].index, self.prompts[place].text) for place in places]
 
     def some(self, most: int) -> list[Prompt]:
-        """Return all prompts that are short enough; of large files `most` at most, evenly
+        """Return all prompts that are short enough; of large files at most `most`, evenly
         spread."""
         if not isinstance(self.prompts, StoredPrompts):
             return list(self.prompts)
@@ -189,7 +187,7 @@ class StoredPrompts(Sequence[Prompt]):
     def __init__(
         self, files: Sequence[FileRows], tokenizer: PromptEncoder, places: Sequence[int]
     ) -> None:
-        """`places`: the rows that are taken, counted over all files."""
+        """Take the rows at `places`, counted over all files."""
         self._files = files
         self._tokenizer = tokenizer
         self._places = places
@@ -212,7 +210,7 @@ class StoredPrompts(Sequence[Prompt]):
         self, places: Sequence[int], tick: Callable[[int], None] | None = None
     ) -> list[Prompt]:
         """Return the prompts at `places`, in this order. Raises DataError as `encode_rows`, and if
-        a file has changed. `tick` is called with the number of prompts made, now and then."""
+        a file has changed. `tick`: called now and then with the number of prompts made."""
         prompts: list[Prompt] = []
         for start in range(0, len(places), CHUNK_PROMPTS):
             wanted = [self._places[place] for place in places[start : start + CHUNK_PROMPTS]]
@@ -264,9 +262,8 @@ def make_prompts(
 def _shown(
     row: DataRow, ids: list[int], sees: PromptImages | None, path: Path
 ) -> tuple[list[int], Sequence[ImageSpan], Sequence[Image]]:
-    """Return the tokens of a row with all those of its images, where these stand, and they
-    themselves. Raises DataError for an image that has changed, and where image tokens do not
-    match the images."""
+    """Return the tokens of a row with all tokens of its images, their positions, and the images.
+    Raises DataError if an image has changed, or if image tokens do not match the images."""
     if sees is None or not ids or (not row.images and sees.token_id not in ids):
         return ids, (), ()
     images = _read(row.images, row, sees, path)
@@ -278,7 +275,7 @@ def _shown(
 def _read(
     sources: Sequence[Source], row: DataRow, sees: PromptImages | None, path: Path
 ) -> list[Image]:
-    """Read images of a row. Raises DataError for one that has changed."""
+    """Read images of a row. Raises DataError if one has changed."""
     with _named(row, path):
         return [sees.read(source, base=path.parent) for source in sources] if sees else []
 
@@ -299,9 +296,9 @@ def _named(row: DataRow, path: Path) -> Iterator[None]:
 def encode_rows(
     rows: Sequence[DataRow], tokenizer: PromptEncoder, *, path: Path, most: int | None = None
 ) -> list[list[int]]:
-    """Return [num_rows][num_tokens]; a row with more than `most` tokens may be cut to no fewer than
-    `most` + 1. Raises DataError with the row that the chat template refuses, or whose tokens the
-    tokenizer does not have."""
+    """Return [num_rows][num_tokens]; a row with more than `most` tokens may be truncated to no
+    fewer than `most` + 1. Raises DataError with the row that the chat template refuses, or whose
+    tokens the tokenizer does not have."""
     chats = [row for row in rows if row.messages]
     if with_tools := next((row for row in chats if row.tools), None):
         _require_tools_rendered(with_tools, tokenizer, path=path)
@@ -319,17 +316,17 @@ def encode_rows(
 
 
 def chat_of(row: DataRow) -> Sequence[Message]:
-    """Return the messages as a chat template takes them: marks of images are parts."""
+    """Return the messages in the form of chat templates: marks of images are parts."""
     return as_parts(row.messages) if row.images else row.messages
 
 
 def text_of(row: DataRow, tokenizer: PromptEncoder) -> str:
-    """Return the last message of the user; of a row of tokens, all of them as text."""
+    """Return the last message of the user; for a row of tokens, all of them as text."""
     return row.text if row.messages else tokenizer.decode(row.token_ids)
 
 
 def _is_text(row: DataRow) -> bool:
-    """Return whether the prompt is one message of the user, and nothing else."""
+    """Return True if the prompt is one message of the user, and nothing else."""
     return len(row.messages) == 1 and row.messages[0] == {"role": "user", "content": row.text}
 
 
@@ -398,7 +395,7 @@ class EpochOrder:
 
 
 def epoch_order(num_prompts: int, *, seed: int, epoch: int, shuffle: bool) -> array[int]:
-    """Return [num_prompts] rows as a permutation that depends on the arguments alone, so that it is
+    """Return [num_prompts] rows as a permutation that depends only on the arguments, so that it is
     equal on every machine: rows sorted by a hash of (seed, epoch, row). The hash is BLAKE2b; above
     LARGE_ORDER rows it is SplitMix64 (Steele et al., OOPSLA 2014) of the row, from a start that is
     the BLAKE2b hash of (seed, epoch)."""

@@ -1,5 +1,5 @@
-"""Reads each data file once: checks its rows, and puts the good ones into an Arrow file that is
-mapped into memory, from which they are read in any order."""
+"""Reads each data file once: checks its rows, and writes the good ones to a memory-mapped Arrow
+file, from which they are read in any order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_BAD_ROWS = 1000
-"""Bad rows that are kept for messages; more are only counted."""
+"""Bad rows that are stored for messages; further ones are only counted."""
 TICK_ROWS = 4096
 """Rows between two reports of progress."""
 BATCH_ROWS = 4096
@@ -39,23 +39,23 @@ class Form(Protocol):
 
     row_class: ClassVar[type[NamedTuple]]
     field: PathField
-    """The key below `data` that names the file."""
+    """Key below `data` that names the file."""
 
     def find(self, record: Mapping[str, Any], path: Path) -> Any:
         """Find the columns by the first row. Raises DataError."""
 
     def parse(self, record: Mapping[str, Any], line: int, columns: Any) -> Parsed:
         """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
-        DataError if that holds for the file."""
+        DataError if that holds for the whole file."""
 
 
 class ArrowRows:
-    """Rows in an Arrow file without a name, which is gone when the process ends. The columns hold
-    the two hashes of each row, and the row itself, pickled: Arrow's own types would change values,
-    as a key that one row lacks becomes a null in it."""
+    """Rows in an Arrow file without a name, which disappears when the process ends. The columns
+    have the two hashes of each row, and the row itself, pickled: Arrow's own types would change
+    values, as a key that one row lacks becomes a null in it."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Start to write a file in `folder`; None: where temporary files are."""
+        """Start to write a file in `folder`; None: in the folder for temporary files."""
         import pyarrow as pa
 
         if folder is not None:
@@ -78,7 +78,7 @@ class ArrowRows:
             self._write()
 
     def finish(self) -> None:
-        """Write what waits and map the file. Rows are read afterwards."""
+        """Write the buffered rows and map the file. Rows are read afterwards."""
         import pyarrow as pa
 
         self._write()
@@ -99,7 +99,8 @@ class ArrowRows:
         return self._table[column].to_numpy()
 
     def _write(self) -> None:
-        """Write a batch. Its arrays are made of buffers, as `pyarrow.array` would import pandas."""
+        """Write a batch. Its arrays are built from buffers, as `pyarrow.array` would import
+        pandas."""
         import pyarrow as pa
 
         ends = array("i", accumulate(map(len, self._rows), initial=0))
@@ -120,7 +121,7 @@ class FileRows:
     table: Table
     form: Form
     spelled: str
-    """As a recipe names the file: its path, and which rows."""
+    """The file in the recipe's form: its path, and which rows."""
     rows: ArrowRows
     """The good rows."""
     columns: Any = None
@@ -166,13 +167,13 @@ class FileRows:
         return self.columns
 
     def read(self, places: Sequence[int]) -> list[Any]:
-        """Return rows by their places among these, with their index in the file. Raises DataError
-        if the file has changed since the pass: a resumed run would read other rows."""
+        """Return rows by their places among the good rows, with their index in the file. Raises
+        DataError if the file has changed since the pass: a resumed run would read other rows."""
         self.table.require_same()
         return [self.form.row_class._make(row) for row in self.rows.read(places)]
 
     def different_labels(self, most: int) -> tuple[list[Any], int]:
-        """Return the first row of each different label, `most` of them at most, evenly spread; and
+        """Return the first row of each different label, at most `most` of them, evenly spread; and
         the number of different labels."""
         import numpy as np
 
@@ -221,12 +222,10 @@ def read_file(
     source: str | None = None,
     tick: Callable[[int], None] | None = None,
 ) -> FileRows:
-    """Read and check each row that `file`, whose rows are `table`, names. `folder`: where the Arrow
-    file is written; `tick` is called with the number of rows read, now and then.
-
-    Bad rows raise nothing here (see `FileRows.require_good`). Raises DataError if the columns are
-    ambiguous or absent, or the file cannot be read.
-    """
+    """Read and check each row that `file` names; `table` has the rows. `folder`: where the Arrow
+    file is written; `tick`: called now and then with the number of rows read. Bad rows raise
+    nothing here (see `FileRows.require_good`). Raises DataError if the columns are ambiguous or
+    absent, or the file cannot be read."""
     try:
         rows = FileRows(
             table=table,
@@ -254,7 +253,7 @@ def read_file(
 
 
 def evenly(count: int, most: int) -> Sequence[int]:
-    """Return `most` of the places 0 .. count - 1 at most, evenly spread."""
+    """Return at most `most` of the places 0 .. count - 1, evenly spread."""
     return range(count) if count <= most else [place * count // most for place in range(most)]
 
 
@@ -289,7 +288,8 @@ def first_places(files: Sequence[FileRows]) -> array[int]:
 def by_file(
     prompts: Sequence[Prompt], files: Sequence[FileRows]
 ) -> list[tuple[FileRows, list[Prompt]]]:
-    """Return each file that has some of the prompts, with these prompts as the file counts them."""
+    """Return each file that has some of the prompts, with these prompts numbered within the
+    file."""
     firsts = [file.first_index for file in files]
     parts: dict[int, list[Prompt]] = {}
     for prompt in prompts:
@@ -300,7 +300,7 @@ def by_file(
 
 
 def row_named(index: int, files: Sequence[FileRows]) -> str:
-    """Return where the prompt with this index stands: `row 3 of train.jsonl`."""
+    """Return the row of the prompt with this index: `row 3 of train.jsonl`."""
     if not files:
         return f"row {index + 1}"
     file, line = _row_place(index, files)
@@ -322,6 +322,6 @@ def unusable(bad: Sequence[tuple[int, str]], files: Sequence[FileRows], *, what:
 
 
 def _row_place(index: int, files: Sequence[FileRows]) -> tuple[FileRows, int]:
-    """Return the file that holds the prompt with this index, and its line, counted from 1."""
+    """Return the file of the prompt with this index, and its line, counted from 1."""
     file = files[bisect_right([file.first_index for file in files], index) - 1]
     return file, index - file.first_index + 1

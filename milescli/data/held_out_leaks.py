@@ -1,4 +1,4 @@
-"""Finds held-out prompts that are training prompts, too, exactly or nearly. Called before a run
+"""Finds held-out prompts that are exactly or nearly equal to training prompts. Called before a run
 starts."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 NEAR_ROWS = 100_000
 NEAR_HELDOUT = 10_000
-"""Most training prompts, and most held-out ones, that are compared nearly. Of more, evenly spread
-ones are."""
+"""Most training prompts, and most held-out ones, in the near comparison. Of more, evenly spread
+ones are compared."""
 SIMILARITY = 0.8
 """Threshold of the Jaccard index of two prompts' sets of word trigrams."""
 MIN_WORDS = 8
-"""Shorter prompts are too similar for the comparison to mean anything."""
+"""Shorter prompts are too similar for a meaningful comparison."""
 NUM_PERMUTATIONS = 64
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d+")
@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """One held-out prompt that is trained on."""
+    """One held-out prompt that is also a training prompt."""
 
     heldout: int
     """Index of the held-out prompt."""
@@ -88,7 +88,7 @@ def near_leaks(
     most: int = NEAR_ROWS,
     tick: Callable[[int], None] | None = None,
 ) -> list[Leak]:
-    """Return held-out prompts that differ from a training prompt in a few words at most, each with
+    """Return held-out prompts that differ from a training prompt in at most a few words, each with
     the first such one. Case and punctuation are ignored; the numbers must be equal and in the same
     order, and SIMILARITY of the word trigrams must be shared. Candidates are found by MinHash and
     banding (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3), which now and then
@@ -105,7 +105,7 @@ def near_leaks(
 
 
 class _Index:
-    """Texts that other texts are compared with."""
+    """Texts to compare other texts with."""
 
     def __init__(self, texts: Iterable[tuple[int, str]]) -> None:
         from datasketch import MinHashLSH
@@ -126,7 +126,7 @@ class _Index:
         return not self._texts
 
     def near(self, text: str) -> list[int]:
-        """Return the places of texts that nearly equal this one."""
+        """Return the places of texts that are nearly equal to this one."""
         numbers = tuple(_NUMBER.findall(text))
         if numbers not in self._all_numbers or not (trigrams := _trigrams(text)):
             return []

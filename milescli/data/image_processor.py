@@ -1,5 +1,5 @@
-"""Pictures as a vision-language model sees them: made alike once, so that engine and trainer read
-the same bytes, and cut into patches as the model's own image processor does. PIL and numpy alone;
+"""Pictures as a vision-language model sees them: normalised once, so that engine and trainer read
+the same bytes, and cut into patches as the model's own image processor does. Only PIL and numpy;
 called where prompts are read, and by trainer ranks."""
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "preprocessor_config.json"
 _WHOLE_NAME = "processor_config.json"
-"""Of newer folders: the settings are its `image_processor`."""
+"""File in newer folders; its `image_processor` has the settings."""
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64 * 10**6
 """Largest number of pixels of a file before it is resized; a larger picture would only fill the
 memory."""
 _MAX_ASPECT = 200
-"""Longest side by shortest, beyond which transformers' processor refuses a picture."""
+"""Ratio of the longest side to the shortest beyond which transformers' processor refuses a picture.
+"""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
-"""Those that Pillow reads by itself; for others it starts programs."""
+"""Formats that Pillow reads by itself; for others it starts programs."""
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -56,7 +57,7 @@ class ImageProcessor:
         self._std = np.array(settings.get("image_std", _CLIP_STD), np.float32)
 
     def read(self, data: bytes) -> Image:
-        """Make a picture alike: turned by EXIF, its first frame, RGB, alpha on white. Raises
+        """Normalise a picture: rotated by EXIF, its first frame, RGB, alpha on white. Raises
         DataError for a file that is no picture, or too large."""
         picture = normalised(data)
         buffer = io.BytesIO()
@@ -73,14 +74,14 @@ class ImageProcessor:
         )
 
     def _numbers(self, pixels: np.ndarray) -> np.ndarray:
-        """[rows, columns, channels] of pixels -> [channels, rows, columns] float32"""
+        """Scale [rows, columns, channels] of pixels -> [channels, rows, columns] float32."""
         import numpy as np
 
         scaled = (pixels.astype(np.float64) * self._scale).astype(np.float32)
         return ((scaled - self._mean) / self._std).transpose(2, 0, 1)
 
     def patches(self, png: bytes) -> np.ndarray:
-        """Return [patches, numbers of a patch] float32 of a file that `read` has made."""
+        """Return [patches, numbers of a patch] float32 of a file that `read` made."""
         import numpy as np
         from PIL import Image as Pillow
 
@@ -105,8 +106,8 @@ class ImageProcessor:
         )
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of patches: whole tokens, between the least and the most pixels, in
-        about the picture's own proportions."""
+        """Return rows and columns of patches: whole tokens, between the least and the most pixels,
+        in about the picture's own proportions."""
         unit = self._patch * self._merge
         rows, columns = (round(side / unit) * unit for side in (height, width))
         if rows * columns > self._most:
@@ -154,7 +155,7 @@ class SquareProcessor(ImageProcessor):
                 )
 
     def patches(self, png: bytes) -> np.ndarray:
-        """Return [patches, numbers of a patch] float32 of a file that `read` has made."""
+        """Return [patches, numbers of a patch] float32 of a file that `read` made."""
         import numpy as np
         from PIL import Image as Pillow
 
@@ -177,7 +178,7 @@ def load_processor(folder: Path) -> ImageProcessor:
 
 
 def normalised(data: bytes) -> Picture:
-    """Return a picture turned by EXIF, its first frame, RGB, alpha on white. Raises DataError for
+    """Return a picture rotated by EXIF, its first frame, RGB, alpha on white. Raises DataError for
     a file that is no picture, or too large."""
     from PIL import Image as Pillow
     from PIL import ImageOps

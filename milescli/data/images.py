@@ -1,7 +1,7 @@
 """Images of rows and chats: how rows name them, how tools return them, which mark of a text stands
-for which, and how the one token that a chat template writes for an image becomes as many as the
-image takes; and fetches those at an address. It cuts no pictures (`image_processor` does) and
-knows no file format."""
+for which, and how the one token that a chat template writes for an image is expanded to all its
+tokens; downloads images from URLs. It does not cut pictures (`image_processor` does) and knows no
+file format."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from milescli.models import parse_facts
 MARK = "<image>"
 """Stands in the text of a turn for one image, in their order."""
 COLUMNS = ("images", "image")
-"""Columns that hold the images of a row."""
+"""Columns that contain the images of a row."""
 PARTS = frozenset(("image", "image_url", "input_image"))
 """Types of the parts of a message that are images."""
 Source = str | bytes
-"""A path, which may begin at the folder of its file, a data URL, or the bytes of a file."""
+"""A path, relative to the folder of its file, a data URL, or the bytes of a file."""
 Content = str | list[dict[str, Any]]
-"""Of a message: text, or parts in OpenAI's form where it shows images."""
+"""Content of a message: text, or parts in OpenAI's form if it has images."""
 _ENCODED = ("bytes", "base64", "data")
 """Fields whose text is base64."""
 _FIELDS = (*_ENCODED, "image", "image_url", "url", "path", "source")
@@ -59,7 +59,7 @@ class PromptImages:
     """How one model sees the images of its prompts."""
 
     folder: Path
-    """The model's."""
+    """Folder of the model."""
     token_id: int
     """The token that stands for a part of an image."""
     reserved_ids: tuple[int, ...] = ()
@@ -68,10 +68,10 @@ class PromptImages:
     mark_ids: tuple[int, ...] = ()
     """The tokens that mark the place of an image: its token between a start and an end."""
     opening_id: int | None = None
-    """The token that chat templates write for an image, in whose place come its own between two
-    ends, on lines by themselves (Gemma 3); None: they write `token_id`."""
+    """The token that chat templates write for an image, which is replaced by the image's own tokens
+    between two ends, on separate lines (Gemma 3); None: they write `token_id`."""
     fetches: bool = False
-    """True if images at an address are downloaded (`data.remote_images`)."""
+    """True if images are downloaded from URLs (`data.remote_images`)."""
 
     @cached_property
     def processor(self) -> ImageProcessor:
@@ -79,8 +79,8 @@ class PromptImages:
         return load_processor(self.folder)
 
     def read(self, source: Source, *, base: Path) -> Image:
-        """Return the image that a row names. `base`: where relative paths begin. Raises ValueError
-        with the reason if there is none that can be used."""
+        """Return the image that a row names. `base`: folder of relative paths. Raises ValueError
+        with the reason if it cannot be used."""
         with _reasons(source):
             return self.processor.read(_bytes_of(source, base=base, fetches=self.fetches))
 
@@ -92,9 +92,9 @@ class PromptImages:
     def expanded(
         self, token_ids: Sequence[int], images: Sequence[Image]
     ) -> tuple[list[int], tuple[ImageSpan, ...], list[int]]:
-        """Return the tokens with every token of each image in the place of its one, the spans of
-        the images, and [num_tokens] which of `token_ids` each token comes from. Raises ValueError
-        if there are not as many image tokens as images."""
+        """Return the tokens with the one token of each image replaced by all its tokens, the spans
+        of the images, and [num_tokens] the index in `token_ids` from which each token comes. Raises
+        ValueError unless there are as many image tokens as images."""
         marks = sum(token == self.token_id for token in token_ids)
         if marks != len(images):
             raise ValueError(
@@ -122,12 +122,12 @@ class PromptImages:
 
 
 OF_ANY_MODEL = PromptImages(Path(), -1)
-"""Checks images for a model that is not known."""
+"""Checks images for an unknown model."""
 
 
 @contextmanager
 def _reasons(source: Source) -> Iterator[None]:
-    """Raise what is wrong with an image as a ValueError that names it."""
+    """Raise an error about an image as a ValueError that names the image."""
     try:
         yield
     except DataError as error:
@@ -137,8 +137,8 @@ def _reasons(source: Source) -> Iterator[None]:
 
 
 def prompt_images(folder: Path) -> PromptImages | None:
-    """Return how the model in a folder sees images; None if it sees none, or if its tower is not
-    computed by the trainer."""
+    """Return how the model in a folder sees images; None if it sees none, or if the trainer does
+    not support its vision tower."""
     try:
         config = read_json(folder / "config.json")
         vision = parse_facts(config).vision if config.get("vision_config") else None
@@ -164,7 +164,7 @@ def prompt_images(folder: Path) -> PromptImages | None:
 
 
 def collapsed(token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[int]:
-    """Return the tokens with one for each image, as engines want them."""
+    """Return the tokens with one token for each image, as engines require."""
     kept, at = list[int](), 0
     for span in spans:
         kept += token_ids[at : span.start + 1]
@@ -173,8 +173,8 @@ def collapsed(token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[int]
 
 
 def as_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with each mark as a part of its own, as chat templates of vision-language
-    models take them."""
+    """Return messages with each mark as a separate part, in the form of chat templates of
+    vision-language models."""
     return [
         {**message, "content": parts_of(message["content"])}
         if MARK in message.get("content", "")
@@ -184,8 +184,8 @@ def as_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def parts_of(text: str, *, most: int = -1) -> list[dict[str, str]]:
-    """Return a text with each mark as a part of its own; of more than `most` marks, if that is not
-    negative, the later ones stay text."""
+    """Return a text with each mark as a separate part; if `most` is not negative, marks after the
+    first `most` stay text."""
     parts: list[dict[str, str]] = []
     for number, piece in enumerate(text.split(MARK, most)):
         parts += [{"type": "image"}] if number else []
@@ -243,14 +243,14 @@ def _data_url(value: Any) -> str:
 
 
 def source_in(part: Mapping[str, Any]) -> Source | None:
-    """Return the image that a part of a message holds; None if it only marks the place of one that
-    stands in a column. Raises ValueError."""
+    """Return the image in a part of a message; None if the part only marks the place of an image
+    from a column. Raises ValueError."""
     named = {name: part[name] for name in _FIELDS if part.get(name)}
     return _source(named) if named else None
 
 
 def sources_in(value: Any) -> list[Source]:
-    """Return the images of a column: one, or a list of some. Raises ValueError."""
+    """Return the images of a column: one, or a list. Raises ValueError."""
     if isinstance(value, str) and value.lstrip()[:1] == "[":
         value = parse_json(value)
     values = value if isinstance(value, list) else [value]
@@ -304,9 +304,9 @@ def with_marks(
     may_lack: bool = False,
 ) -> tuple[list[dict[str, Any]], tuple[Source, ...]]:
     """Return the turns of a row with a mark for each image, and the images in their order.
-    `in_parts`: what its parts hold, None for those that take the next of the `column`. A row
-    without any mark has them before the text of its first user. `may_lack`: marks without an image
-    are text. Raises ValueError if there are not as many marks as images."""
+    `in_parts`: the images of its parts, None for parts that take the next one of `column`. If a row
+    has no mark, the marks go before the text of its first user. `may_lack`: marks without an image
+    are text. Raises ValueError unless there are as many marks as images."""
     own = [source for source in in_parts if source is not None]
     if own and (column or len(own) < len(in_parts)):
         raise ValueError("some of its images are in the messages, and others are in a column")
@@ -325,8 +325,8 @@ _FETCH_S, _FETCH_TRIES = 30.0, 2
 
 
 def _fetched(url: str, *, most: int) -> bytes:
-    """Return the file at an address of http or https. Raises ValueError with the reason if it
-    cannot be had, or has more than `most` bytes."""
+    """Return the file at a URL of http or https. Raises ValueError with the reason if it cannot be
+    downloaded, or has more than `most` bytes."""
     kept = _cache() / hashlib.sha256(url.encode()).hexdigest()
     if kept.is_file():
         return kept.read_bytes()

@@ -1,4 +1,4 @@
-"""The table of layouts of rows that are recognised: by which columns, and what a run reads of each.
+"""The table of known row layouts: the columns that identify each, and what a run reads of it.
 `layouts` finds the layout of a row."""
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 Use = Literal["prompts", "chats", "pairs"]
-"""What rows are for: prompts are answered; chats and pairs are learned from."""
+"""Purpose of rows: prompts are answered; chats and pairs are trained on."""
 Role = Literal[
     "prompt", "label", "chat", "response", "calls", "chosen", "rejected", "judged", "system",
     "context", "tools", "choices",
 ]  # fmt: skip
-"""What a column is in a row. calls: a response that is a list of calls of tools; judged: whether
-the response is good; context: a text that follows the prompt as a paragraph of its own; choices:
-the options of a question, in one column or, with spaces between their names, in several."""
+"""Role of a column in a row. calls: a response that is a list of tool calls; judged: whether the
+response is good; context: a text that follows the prompt as a separate paragraph; choices: the
+options of a question, in one column or, with spaces between their names, in several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +24,14 @@ class Layout:
 
     name: str
     has: Mapping[str, str]
-    """Columns, or fields within (`reward_model.ground_truth`), by which it is recognised -> the
-    shape of the value; empty: any."""
+    """Columns, or fields within (`reward_model.ground_truth`), that identify it -> the shape of the
+    value; empty: any."""
     use: Use
-    """What a file of unknown use is taken for. A chat that ends with the user is a prompt."""
+    """Use of a file whose use is not stated. A chat that ends with the user is a prompt."""
     reads: Mapping[str, str]
-    """Role -> column, where names alone do not decide."""
+    """Role -> column, if names alone do not decide."""
     aside: frozenset[str]
-    """Columns that look like part of the prompt and repeat what is read."""
+    """Columns that look like part of the prompt but repeat what is read."""
     refused: str
     """Why such rows cannot be used; empty: they can."""
     first_choice: int
@@ -227,6 +227,6 @@ LAYOUTS: tuple[Layout, ...] = (
     _layout("TRL language modeling", "text=text", "chats"),
     _layout("TRL prompt-only", "prompt", "prompts"),
 )  # fmt: skip
-"""The first that fits a row is its layout: the more a layout demands, the higher it stands."""
+"""The first that fits a row is its layout: layouts with more requirements come first."""
 BY_NAME = _layout("", "", "prompts")
 """The layout of rows that no other fits: their columns are found by name."""

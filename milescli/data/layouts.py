@@ -1,5 +1,5 @@
 """Finds the layout of a row, the columns that a run reads in it, and those that look like part of
-the prompt and are not read. `rows` and `example_rows` parse what stands in the columns."""
+the prompt but are not read. `rows` and `example_rows` parse the content of the columns."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _LIKE_PROMPT = frozenset(
 )  # fmt: skip
 """Names of columns that look like part of the prompt, besides those of MEDIA."""
 _RIVALS = frozenset(PROMPT_COLUMNS) - {INSTRUCTION_COLUMN, CONTEXT_COLUMN}
-"""Columns each of which is a whole prompt, so that one of them excludes the others."""
+"""Columns that each are a whole prompt, so that one of them excludes the others."""
 _KNOWN_ROWS = 1000
 """Different sets of columns that are remembered."""
 
 
 def _fits(value: Any, shape: str) -> bool:
-    """Return whether a value has the shape that a layout states."""
+    """Return True if a value has the shape that a layout requires."""
     if value is None:
         return False
     match shape:
@@ -111,7 +111,7 @@ def recognise(record: Mapping[str, Any]) -> Layout:
 
 
 def use_of(record: Mapping[str, Any]) -> Use:
-    """Return what a file of unknown use holds, by its first row."""
+    """Return the use of a file by its first row, if its use is not stated."""
     layout = recognise(record)
     chat = layout.reads.get("chat")
     if layout.use == "prompts" and chat != layout.reads.get("prompt"):
@@ -127,7 +127,7 @@ def use_of(record: Mapping[str, Any]) -> Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What stands beside the prompt in rows that have the same columns."""
+    """The further columns of a prompt, in rows that have the same columns."""
 
     system: str | None = None
     context: str | None = None
@@ -163,22 +163,22 @@ class Columns:
     choices: tuple[str, ...] = ()
     """Columns with the options of a question, whose label becomes a letter."""
     ignored: frozenset[str] = frozenset()
-    """`data.ignore_columns`."""
+    """Columns of `data.ignore_columns`."""
     is_prompt_given: bool = False
     """True if a key names the prompt, so that other candidate columns are ignored."""
     sees_images: bool = False
     """True if the model accepts images; otherwise a column of images would be ignored."""
     known: dict[tuple[str, ...], Beside] = field(default_factory=dict)
-    """Columns of a row -> what stands beside the prompt."""
+    """Columns of a row -> its further columns of the prompt."""
 
     @property
     def main(self) -> tuple[str | None, ...]:
-        """Return the columns that hold what a run reads of each row."""
+        """Return the columns from which a run reads the main parts of each row."""
         learned = (self.chat, self.text, self.response, self.calls, self.chosen, self.rejected)
         return (self.prompt, self.label, self.demonstration, self.judged, *learned)
 
     def beside(self, record: Mapping[str, Any]) -> Beside:
-        """Return what stands beside the prompt in a row."""
+        """Return the further columns of the prompt in a row."""
         names = tuple(record)
         found = self.known.get(names)
         if found is None:
@@ -224,13 +224,14 @@ class Columns:
 
     @property
     def _around(self) -> str | None:
-        """Return the column whose object the prompt is a field of; None if it is a column."""
+        """Return the column whose object has the prompt as a field; None if the prompt is a
+        column."""
         return self.prompt.partition(".")[0] if self.prompt and "." in self.prompt else None
 
     def _unread_in(
         self, record: Mapping[str, Any], unread: Sequence[str]
     ) -> Iterator[tuple[str, Any]]:
-        """Yield each column of `unread` that has something, with what it has; of the object around
+        """Yield each column of `unread` that is not empty, with its value; for the object around
         the prompt, its other fields."""
         read = {self.prompt, self.label, self.layout.reads.get("tools"), *self.ignored}
         for name in unread:
@@ -244,8 +245,8 @@ class Columns:
                     yield place, found
 
     def require_read(self, record: Mapping[str, Any], unread: Sequence[str], turns: Turns) -> None:
-        """Raise DataError if the row has something in a column that looks like part of the prompt
-        and is not read. A text that stands in `turns`, which are read, is not lost."""
+        """Raise DataError if the row has a value in a column that looks like part of the prompt but
+        is not read. A text that also occurs in `turns`, which are read, is not lost."""
         for name, value in self._unread_in(record, unread):
             if is_media(value):
                 why = f"it holds {kind_in(value)}, and only text is read"
@@ -265,7 +266,7 @@ class Columns:
             )
 
     def described(self, record: Mapping[str, Any]) -> dict[str, str]:
-        """Return what each column that is read is: column -> role."""
+        """Return column -> role, for each column that is read."""
         beside = self.beside(record)
         roles = {
             "prompt": self.prompt, "context": beside.context, "history": beside.history,
@@ -280,7 +281,7 @@ class Columns:
 
 
 def setting(key: str, value: str) -> str:
-    """Return the option that sets `data.<key>`, to be pasted."""
+    """Return the option that sets `data.<key>`, ready to paste."""
     return f"--set {shlex.quote(f'data.{key}={value}')}"
 
 
@@ -293,8 +294,8 @@ def _first(names: Sequence[str | None], there: set[str]) -> str | None:
 
 
 def _stands_in(value: Any, turns: Turns) -> bool:
-    """Return whether what a column holds is read elsewhere: a text within a turn, or a chat whose
-    turns, but for the assistant's, are."""
+    """Return True if a column's value is read elsewhere: a text within a turn, or a chat whose
+    turns, except for the assistant's, are."""
     try:
         chat = as_chat(value, "", [])
     except ValueError:
@@ -309,7 +310,7 @@ def _stands_in(value: Any, turns: Turns) -> bool:
 
 
 def fields_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a row; of those that are objects, the fields: `extra_info.answer`."""
+    """Return the columns of a row; for columns with objects, the fields: `extra_info.answer`."""
     names = []
     for name, value in record.items():
         is_open = isinstance(value, dict) and not is_media(value)
@@ -318,8 +319,8 @@ def fields_of(record: Mapping[str, Any]) -> list[str]:
 
 
 def require_column(wanted: str, record: Mapping[str, Any], path: Path, *, key: str) -> str:
-    """Return the column `wanted`, which `data.<key>` names: of the row, or a field of an object in
-    it. Raises DataError if it is absent."""
+    """Return the column `wanted`, which `data.<key>` names: a column of the row, or a field of an
+    object in it. Raises DataError if it is absent."""
     if wanted in record or value_at(record, wanted) is not None:
         return wanted
     names = fields_of(record)
@@ -340,9 +341,9 @@ def find_column(
     known: Sequence[str],
     ignored: frozenset[str] = frozenset(),
 ) -> str | None:
-    """Return the column that `data.<key>` names (`wanted`), else the one that the layout states,
-    else the one of the `known` names that is there; None if none is. Raises DataError if several
-    are."""
+    """Return the column that `data.<key>` names (`wanted`), else the one of the layout, else
+    the one of the `known` names that exists; None if there is none. Raises DataError if several
+    exist."""
     if wanted is not None:
         return require_column(wanted, record, path, key=key)
     if stated is not None:
@@ -359,7 +360,8 @@ def find_column(
 
 
 def require_text_label(label: str, record: Mapping[str, Any], path: Path) -> None:
-    """Raise DataError if the label of the first row is an object, one of whose fields is meant."""
+    """Raise DataError if the label of the first row is an object: one of its fields must be
+    chosen."""
     value = value_at(record, label)
     if isinstance(value, dict) and value:
         plain = [name for name in value if not isinstance(value[name], dict | list)]
@@ -378,8 +380,7 @@ def no_column(
     known: Sequence[str],
     taken: Sequence[str | None] = (),
 ) -> DataError:
-    """Return the error that no column is the one that `data.<key>` would name. `taken`: columns
-    that are something else."""
+    """Return the error that no column can be `data.<key>`. `taken`: columns with other roles."""
     role, names = key.removesuffix("_key"), fields_of(record)
     free = [name for name in names if name not in taken and _is_plain(record, name, role)]
     meant = next((found for name in known if (found := nearest(name, free))), None)
@@ -392,11 +393,12 @@ def no_column(
 
 
 MAX_GUESSES = 4
-"""Columns that an error offers where the name of none is near a known one."""
+"""Columns that an error suggests if no name is close to a known one."""
 
 
 def _is_plain(record: Mapping[str, Any], name: str, role: str) -> bool:
-    """Return whether a column may be meant: it holds a text, a number or, as a prompt, a chat."""
+    """Return True if a column may be the missing one: it has a text, a number or, as a prompt, a
+    chat."""
     value = value_at(record, name)
     if role == "prompt" and is_chat(value):
         return True
@@ -409,4 +411,4 @@ _OTHERWISE = {
     "prompt": "head -c 500 {path}   # which column holds a text or a chat?",
     "response": "head -c 500 {path}   # which column holds the response?",
 }
-"""What to do if no column can be meant."""
+"""What to do if no column qualifies."""

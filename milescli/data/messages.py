@@ -1,5 +1,5 @@
-"""Parses messages, tools and texts of a row, in the forms that other programs write, into turns as
-chat templates take them. It knows no column and no file."""
+"""Parses messages, tools and texts of a row, in the forms that other programs write, into turns for
+chat templates. It knows no column and no file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from milescli.data.images import COLUMNS, MARK, PARTS, Source, source_in, source
 from milescli.data.tables import kind_of
 
 Turns = list[dict[str, Any]]
-"""`role` and `content`, both text, and what else a template takes: `tool_calls`, `name`, ..."""
+"""`role` and `content`, both text, and further keys that a template takes: `tool_calls`, `name`,
+..."""
 Tools = list[dict[str, Any]]
 """JSON schemas of the tools that the model may call."""
 Images = list[Source | None] | None
-"""Where images of messages are put, of which marks stay in the text; see `images.with_marks`. None:
-only text is read, and an image is refused."""
+"""List that receives the images of messages, whose marks stay in the text; see `images.with_marks`.
+None: only text is read, and an image is an error."""
 
 ROLES = {
     **dict.fromkeys(("user", "human"), "user"),
@@ -29,19 +30,19 @@ ROLES = {
     "system": "system",
     "developer": "developer",
 }
-"""Roles of other programs -> those of chat templates. call: the assistant's call of a tool, as JSON
+"""Roles in other programs -> roles of chat templates. call: the assistant's call of a tool, as JSON
 in its content."""
 MEDIA = frozenset(
     f"{name}{end}"
     for name in ("image", "video", "audio", "input_image", "input_audio")
     for end in ("", "s", "_url", "_urls", "_path", "_paths")
 ) | frozenset(("pixel_values", "jpg", "png", "webp", "mp4", "wav", "mp3", "flac"))
-"""Names of columns, parts and fields that hold what no text is."""
+"""Names of columns, parts and fields with content other than text."""
 _MEDIA_FIELDS = {"bytes", "path", "array", "sampling_rate"}
 """Fields of an image, sound or video as `datasets` writes it."""
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
-"""What begins each turn of a dialogue written as one text (HH)."""
+"""The marker of each turn in a dialogue that is written as one text (HH)."""
 
 
 def value_at(record: Mapping[str, Any], key: str) -> Any:
@@ -82,12 +83,12 @@ def as_chat(value: Any, key: str, images: Images = None) -> Turns | None:
 
 
 def is_dialogue(text: str) -> bool:
-    """Return whether a text is a dialogue with the markers of HH."""
+    """Return True if a text is a dialogue with the markers of HH."""
     return text.lstrip().startswith("Human:") and "\n\nAssistant:" in text
 
 
 def is_chat(value: object) -> bool:
-    """Return whether a value is a list of messages, of any form."""
+    """Return True if a value is a list of messages, in any form."""
     if not isinstance(value, list) or not value:
         return False
     first = parsed(value[0]) if isinstance(value[0], str) else value[0]
@@ -115,7 +116,7 @@ def turns_in(value: list[Any], key: str, images: Images = None) -> Turns:
 
 
 def _is_simple(item: Any) -> bool:
-    """Return whether a message is as it must be: a quick test that most of millions pass."""
+    """Return True if a message has the standard form: a quick test that most of millions pass."""
     if type(item) is not dict or len(item) != 2:
         return False
     role, content = item.get("role"), item.get("content")
@@ -130,8 +131,8 @@ def _is_simple(item: Any) -> bool:
 
 
 def _turns_of(value: Any, where: str, images: Images) -> Turns:
-    """Return the turns of one message: usually one; several if results of tools are parts of it, or
-    it is a question with its answer."""
+    """Return the turns of one message: usually one; several if it contains results of tools, or is
+    a question with its answer."""
     if isinstance(value, str) and value.lstrip()[:1] == "{":
         value = parsed(value)
     if not isinstance(value, dict):
@@ -206,7 +207,7 @@ def _text_of_part(part: Any, where: str, images: Images) -> str:
 
 
 def _is_exchange(value: Mapping[str, object]) -> bool:
-    """Return whether a message is a question with its answer, as ms-swift has them."""
+    """Return True if a message is a question with its answer, as in ms-swift."""
     return "assistant" in value and ("human" in value or "user" in value)
 
 
@@ -216,7 +217,7 @@ def _is_block(part: object) -> bool:
 
 def _turns_of_blocks(turn: dict[str, Any], blocks: list[Any], where: str, images: Images) -> Turns:
     """Return the turns of a message in Anthropic's blocks: calls of the assistant become its
-    `tool_calls`, each result a turn of the tool before what the user says."""
+    `tool_calls`, each result a turn of the tool before the user's text."""
     results: Turns = []
     calls, texts, thoughts = list(turn.get("tool_calls") or []), [], []
     for block in blocks:
@@ -240,8 +241,8 @@ def _turns_of_blocks(turn: dict[str, Any], blocks: list[Any], where: str, images
 
 
 def calls_in(value: Any, key: str) -> Turns:
-    """Return the assistant's turn that calls tools as column `key` states: a list of calls, or its
-    JSON. Raises ValueError with the reason."""
+    """Return the assistant's turn that makes the tool calls of column `key`: a list of calls, or
+    its JSON. Raises ValueError with the reason."""
     return [{"role": "assistant", "content": "", "tool_calls": _calls(value, f"`{key}`")}]
 
 
@@ -265,7 +266,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _dialogue(text: str) -> Turns:
-    """Return the turns of a dialogue in one text, without those that are empty at its end."""
+    """Return the turns of a dialogue in one text, without empty ones at its end."""
     _, *parts = _DIALOGUE.split(f"\n\n{text.lstrip()}")
     roles = {"Human": "user", "Assistant": "assistant"}
     turns = [
@@ -346,8 +347,8 @@ _NEVER_NULL = frozenset(
 
 
 def _was_columnar(value: Any, name: str = "") -> bool:
-    """Return whether a tool has a null that only a columnar type leaves, in JSON that was written
-    from one: for an argument, or for a word that is never null."""
+    """Return True if a tool, in JSON that was written from a columnar type, has a null that only
+    such a type leaves: for an argument, or for a word that is never null."""
     if isinstance(value, dict):
         return any(
             name == OPEN_OBJECT or key in _NEVER_NULL if item is None else _was_columnar(item, key)
@@ -357,7 +358,7 @@ def _was_columnar(value: Any, name: str = "") -> bool:
 
 
 def without_foreign_arguments(turns: Turns, tools: Tools) -> Turns:
-    """Return the turns without arguments of calls that are null and that the tool does not have: a
+    """Return the turns without those null arguments of calls that the tool does not have: a
     columnar type leaves them. Other nulls stay."""
     own = {
         tool["function"].get("name"): tool["function"].get("parameters", {}).get(OPEN_OBJECT, {})
@@ -405,14 +406,14 @@ def require_text(text: str, where: str) -> None:
 
 
 def is_media(value: Any) -> bool:
-    """Return whether a value is an image, a sound or a video, or a list of some, as `datasets`
+    """Return True if a value is an image, a sound or a video, or a list of them, as `datasets`
     writes them."""
     first = value[0] if isinstance(value, list) and value else value
     return isinstance(first, dict) and bool(first) and first.keys() <= _MEDIA_FIELDS
 
 
 def parsed(text: Any) -> Any:
-    """Return what a text holds as JSON; None if it is none."""
+    """Return the value of a JSON text; None if it is not JSON."""
     try:
         return parse_json(text)
     except ValueError:
@@ -420,5 +421,5 @@ def parsed(text: Any) -> Any:
 
 
 def kind_in(value: object) -> str:
-    """Name what a value is, for a reason."""
+    """Name the kind of a value, for a reason."""
     return "an image, a sound or a video" if is_media(value) else kind_of(value)

@@ -23,7 +23,7 @@ CYCLE = 10_000
 
 class MixedPrompts(OrderedPrompts):
     """The prompts of several sources. Each pass of `sum(counts)` positions has `counts[n]` prompts
-    of source n, evenly spread with a jitter. Each source continues where the pass before left it,
+    of source n, evenly spread with a jitter. Each source continues where the previous pass left it,
     epoch by epoch."""
 
     def __init__(self, parts: Sequence[FilePrompts], counts: Sequence[int], *, seed: int) -> None:
@@ -42,12 +42,12 @@ class MixedPrompts(OrderedPrompts):
 
     @property
     def rows_per_pass(self) -> int:
-        """Return a number of positions among which every prompt is."""
+        """Return a number of positions that includes every prompt."""
         return len(self) + sum(self._counts)
 
     @property
     def num_skipped(self) -> int:
-        """Return the number of prompts passed over in this process because they are too long."""
+        """Return the number of prompts that this process skipped because they are too long."""
         return sum(part.num_skipped for part in self.parts)
 
     def first(self, count: int | None = None) -> list[Prompt]:
@@ -84,7 +84,7 @@ class MixedPrompts(OrderedPrompts):
 
 
 def interleaved(counts: Sequence[int], key: str) -> tuple[array[int], array[int]]:
-    """Return [sum(counts)] the number of a source at each place, and how many places it had before.
+    """Return [sum(counts)] the source's number at each place, and the number of its earlier places.
     Item j of a source with m items falls at a random point of [j / m, (j + 1) / m), so that any
     stretch has about its share of each."""
     import numpy as np
@@ -102,7 +102,7 @@ def interleaved(counts: Sequence[int], key: str) -> tuple[array[int], array[int]
 
 def counts_of_weights(weights: Sequence[float], names: Sequence[str]) -> list[int]:
     """Return how many positions of a cycle each source gets, by largest remainders. Raises
-    DataError if one gets none."""
+    DataError if a source gets none."""
     exact = [weight / sum(weights) * CYCLE for weight in weights]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
@@ -128,8 +128,8 @@ def load_mix(
     needs_label: Callable[[MixSource], bool | None],
     say: Say | None = None,
 ) -> tuple[MixedPrompts, SourceReport]:
-    """Read and check all sources, each as by `load_source`. `needs_label`: whether the reward of a
-    source compares with a label."""
+    """Read and check all sources, each as in `load_source`. `needs_label`: returns whether the
+    reward of a source compares with a label."""
     mix = data.mix or []
     loaded: list[Loaded] = []
     first_index = 0
@@ -153,7 +153,7 @@ def load_mix(
 
 
 def data_of_source(data: Data, source: MixSource) -> Data:
-    """Return the recipe's data as one source of its mix has it."""
+    """Return the recipe's `data` as it applies to one source of its mix."""
     changes = {
         "prompts": source.path,
         "prompt_key": source.prompt_key or data.prompt_key,

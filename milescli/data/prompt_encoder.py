@@ -1,5 +1,5 @@
-"""What readers of prompts need of a tokenizer, and the encoder of a model whose tokenizer is
-elsewhere. `tokenizer` has the one of a model's folder."""
+"""The interface of a tokenizer for readers of prompts, and the encoder of a model whose tokenizer
+is elsewhere. `tokenizer` has the one of a model's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from milescli.data.images import PromptImages
 
 Message = dict[str, Any]
-"""`role` (system, user, assistant, tool) and `content`, both text; and what else a template
+"""`role` (system, user, assistant, tool) and `content`, both text; and further keys that a template
 takes."""
 
 
@@ -33,11 +33,11 @@ class PromptEncoder(Protocol):
         tools: Sequence[Sequence[Any]] | None = None,
         most: int | None = None,
     ) -> list[list[int]]:
-        """Return [num_chats][num_tokens]. `tools`: those of each chat. `most`: a chat with more
-        tokens may be cut to no fewer than `most` + 1."""
+        """Return [num_chats][num_tokens]. `tools`: of each chat. `most`: a chat with more tokens
+        may be truncated to no fewer than `most` + 1."""
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of tokens, special ones left out."""
+        """Return the text of tokens, without special tokens."""
 
 
 class NoTokens:
@@ -49,11 +49,11 @@ class NoTokens:
     """The model may know any token."""
 
     def __init__(self, *, images: PromptImages | None = None) -> None:
-        """`images`: what checks those of prompts; None: the model sees none."""
+        """Take `images`, which checks the images of prompts; None: the model sees none."""
         self.images = images
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
-        """Return a text that differs wherever messages or tools differ."""
+        """Return a text that differs whenever messages or tools differ."""
         return repr((messages, tools))
 
     def encode_chats(

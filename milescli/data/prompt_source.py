@@ -1,5 +1,5 @@
 """Loads prompts: finds data files, reads and checks their rows, tokenises the prompts, and reports
-what is there."""
+on them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SourceReport:
     prompt_key: str
     label_key: str | None
     num_demonstrations: int
-    """Rows that have a worked response; of a small file, those that are not dropped."""
+    """Rows with a worked response; of a small file, only those that are not dropped."""
     prompt_tokens_p50: int
     """Median over all measured rows, dropped ones included."""
     prompt_tokens_p90: int
@@ -62,15 +62,15 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A source of prompts, and what it holds."""
+    """A source of prompts, and numbers about it."""
 
     source: FilePrompts
     report: SourceReport
     lengths: list[int]
     """Number of tokens of each measured prompt, ascending."""
     long_rows: list[str]
-    """Where the first measured rows stand that are longer than `data.max_prompt_tokens`:
-    `row 3 of train.jsonl`."""
+    """The first measured rows that are longer than `data.max_prompt_tokens`: `row 3 of
+    train.jsonl`."""
 
 
 def load_source(
@@ -87,14 +87,12 @@ def load_source(
     large_rows: int | None = None,
 ) -> Loaded:
     """Read and check `data.<path_field>`, and tokenise it if it is small. Relative paths start at
-    `base_dir`, where `task:NAME` and Arrow files are written.
-
-    `needs_label`: whether the reward compares with a label (the built-in ones do); `say`
-    receives lines on the progress, if that takes seconds; `name` and `first_index`: of one of
-    several sources, its name in the mix and the index of its first row; `large_rows`: files
-    with more rows are tokenised on demand, None: `LARGE_ROWS`. Raises DataError for a file that
-    is missing or of another kind, for bad rows, and if long prompts leave nothing.
-    """
+    `base_dir`, where `task:NAME` and Arrow files are written. `needs_label`: whether the reward
+    compares with a label (the built-in ones do); `say`: receives lines on the progress, if that
+    takes seconds; `name` and `first_index`: for one of several sources, its name in the mix and the
+    index of its first row; `large_rows`: files with more rows are tokenised on demand, None:
+    `LARGE_ROWS`. Raises DataError for a file that is missing or of another kind, for bad rows, and
+    if no prompt is short enough."""
     files = _read(
         _locate(data, path_field, base_dir=Path(base_dir), seed=seed),
         form_of(data, path_field, needs_label=needs_label, images=tokenizer.images),
@@ -113,7 +111,7 @@ def form_of(
     needs_label: bool | None,
     images: PromptImages | None = None,
 ) -> RowForm:
-    """Return what prompts of `data.<path_field>` need of each row. `images`: how the model sees
+    """Return what prompts of `data.<path_field>` require of each row. `images`: how the model sees
     them."""
     return RowForm(
         field=path_field,
@@ -175,8 +173,8 @@ def load_files(
 
 
 def file_named(text: str, *, key: str, folder: str | Path = "") -> DataFile:
-    """Parse what a recipe names. The name of a file that exists is taken literally, brackets
-    included."""
+    """Parse the name of a file in a recipe. The name of an existing file is taken literally,
+    brackets included."""
     if (Path(folder) / Path(text).expanduser()).exists():
         return DataFile(name=text)
     return parse_data_file(text, key=key)
@@ -288,8 +286,8 @@ def _report(
 
 
 def _sha256_over(files: Sequence[FileRows]) -> str:
-    """Return the hash of the file; of several files, or of some rows, the hash of their hashes and
-    of which rows are taken."""
+    """Return the hash of the file; for several files, or for some rows, the hash of their hashes
+    and of the selected rows."""
     hashes = [file.table.sha256 + file.part for file in files]
     if len(hashes) == 1 and not files[0].part:
         return hashes[0]
@@ -322,7 +320,7 @@ class Waiting:
         after_s: float = SAY_AFTER_S,
         every_s: float = SAY_EVERY_S,
     ) -> None:
-        """`say` is given lines such as `reading train.jsonl: 1,200,000 rows`; `what` is the text
+        """Send lines such as `reading train.jsonl: 1,200,000 rows` to `say`; `what` is the text
         before the colon."""
         self._say = say
         self._what = what

@@ -65,12 +65,12 @@ class DataRow(NamedTuple):
     label: str | None
     demonstration: Demonstration
     token_ids: Sequence[int]
-    """The whole prompt of a row that holds tokens instead of text."""
+    """The whole prompt of a row that has tokens instead of text."""
     tools: Tools
     images: tuple[Source, ...] = ()
-    """Of the prompt, in the order of their marks."""
+    """Images of the prompt, in the order of their marks."""
     worked_images: tuple[Source, ...] = ()
-    """Of the turns of `demonstration`."""
+    """Images of the turns of `demonstration`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +83,12 @@ class BadRow:
 
 
 class Parsed(NamedTuple):
-    """A good row, and what is counted and compared without reading it again."""
+    """A good row, and what is counted and compared without reading the row again."""
 
     row: tuple[Any, ...]
     """A named tuple, whose class the form states."""
     key_hash: int
-    """Equal for equal prompts, or for equal rows to learn from, within this process."""
+    """Equal for equal prompts, or for equal rows to train on, within this process."""
     label_hash: int
     is_worked: bool
     """True if the row has a worked response."""
@@ -96,7 +96,7 @@ class Parsed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowForm:
-    """What a source of prompts needs from each row."""
+    """What a source of prompts requires of each row."""
 
     row_class = DataRow
 
@@ -108,17 +108,17 @@ class RowForm:
     needs_label: bool | None = True
     """True if the reward compares with a label; None if that is unknown."""
     max_tokens: int | None = None
-    """Longer prompts are not used, so the tokeniser may stop behind this length."""
+    """Longer prompts are not used, so the tokeniser may stop after this length."""
     ignored: frozenset[str] = frozenset()
-    """Columns that are set aside, though they look like part of the prompt."""
+    """Columns to ignore, though they look like part of the prompt."""
     is_raw: bool = False
     """True if a prompt is used as raw text, including a dialogue in one text."""
     images: PromptImages | None = None
     """How the model sees images; None: it sees none."""
 
     def find(self, record: Mapping[str, Any], path: Path) -> Columns:
-        """Find the columns by the first row, whose layout may be a known one. Raises DataError if
-        one is ambiguous, or is needed and absent."""
+        """Find the columns by the first row, whose layout may be a known one. Raises DataError if a
+        column is ambiguous, or is needed and absent."""
         layout = recognise(record)
         stated = layout.reads
         prompt = find_column(
@@ -173,7 +173,7 @@ class RowForm:
 
     def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:
         """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
-        DataError if a column would be left out that looks like part of the prompt."""
+        DataError if a column that looks like part of the prompt would be ignored."""
         assert columns.prompt is not None, columns
         given: Images = [] if self.images is not None else None
         prompt = _prompt(record, columns.prompt, is_raw=self.is_raw, images=given)
@@ -240,7 +240,7 @@ def seen(
     reads: PromptImages,
 ) -> tuple[Turns, tuple[Source, ...]]:
     """Return the turns of a row with marks for its images, and the images, which are read once to
-    know that they can be. `given`: those of its messages. Raises ValueError with the reason."""
+    check them. `given`: the images of its messages. Raises ValueError with the reason."""
     name = columns.beside(record).images
     listed = sources_in(record[name]) if name is not None else []
     if not turns:
@@ -257,8 +257,8 @@ def seen(
 def prompt_beside(
     prompt: _Prompt, record: Mapping[str, Any], columns: Columns, beside: Beside
 ) -> tuple[_Prompt, Tools]:
-    """Return the prompt with what stands beside it in its row: the text that it is about, the turns
-    before it and the system turn; and the tools. Raises as `RowForm.parse`."""
+    """Return the prompt with its further columns: the text that it is about, the earlier turns and
+    the system turn; and the tools. Raises as `RowForm.parse`."""
     tools = tools_in(record, beside.tools) if beside.tools is not None else []
     around = (beside.system, beside.context, beside.history)
     if isinstance(prompt, tuple):
@@ -284,8 +284,8 @@ def prompt_beside(
 
 
 def with_own_system(turns: Turns, record: Mapping[str, Any], key: str) -> Turns:
-    """Return the turns after the system turn in column `key`. Raises ValueError if they have
-    another one."""
+    """Return the turns after the system turn in column `key`. Raises ValueError if they have a
+    different one."""
     text = _text_beside(record, key)
     if not text:
         return turns
@@ -297,7 +297,7 @@ def with_own_system(turns: Turns, record: Mapping[str, Any], key: str) -> Turns:
 
 
 def _text_beside(record: Mapping[str, Any], key: str) -> str:
-    """Return the text in a column beside the prompt; empty if it is a gap."""
+    """Return the text in a further column of the prompt; empty if the row has none."""
     value = value_at(record, key)
     if isinstance(value, dict) and "parts" in value:  # Gemini's system instruction
         value = value["parts"]
@@ -344,7 +344,7 @@ def _hash_of(prompt: _Prompt, tools: Tools) -> int:
 
 
 _OPENERS = frozenset("[\nH")
-"""First characters of the texts that may hold a chat: as JSON, or with the markers of HH."""
+"""First characters of texts that may contain a chat: as JSON, or with the markers of HH."""
 
 
 def _prompt(
@@ -379,7 +379,7 @@ def _worked(record: Mapping[str, object], key: str, images: Images) -> Demonstra
 
 
 _SAID_BESIDE = ("tool_calls", "reasoning_content", "reasoning", "thinking")
-"""What the assistant writes beside the content of a turn."""
+"""What the assistant writes in a turn besides the content."""
 
 
 def _demonstration(
@@ -429,7 +429,7 @@ def _label_of(record: Mapping[str, object], columns: Columns) -> str | None:
 
 
 def _text_of(record: Mapping[str, object], key: str) -> str:
-    """Return a text, or a number as text; that of a list, if it holds nothing else."""
+    """Return a text, or a number as text; for a list of one item, that of the item."""
     value = record.get(key)
     if type(value) is str:
         return value if _is_plain(value) else _nonempty(value, key)
@@ -448,7 +448,7 @@ def _text_of(record: Mapping[str, object], key: str) -> str:
 
 
 def _kind_of_label(value: object, key: str) -> str:
-    """Name what a label is instead of a text."""
+    """Name the kind of a label that is no text."""
     if isinstance(value, list) and len(value) > 1:
         return f"a list of {len(value)} (a reward that takes several reads them as JSON in a text)"
     if isinstance(value, dict) and value:
@@ -457,7 +457,7 @@ def _kind_of_label(value: object, key: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether `_nonempty` would accept the text: a quick test that most of millions pass."""
+    """Return True if `_nonempty` would accept the text: a quick test that most of millions pass."""
     return text.isascii() and not text.isspace() and text != ""
 
 
@@ -469,4 +469,4 @@ def _nonempty(text: str, where: str) -> str:
 
 
 PathField = Literal["prompts", "eval", "demonstrations", "train", "validation"]
-"""The key under `data` that named the file."""
+"""Key below `data` that named the file."""

@@ -47,7 +47,7 @@ IMAGE_CHAT_TEMPLATE = CHAT_TEMPLATE.replace(
     "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}",
 )
-"""The same, of a model that sees images."""
+"""The same template, for a model that sees images."""
 
 
 def make_scratch_tokenizer(
@@ -59,12 +59,9 @@ def make_scratch_tokenizer(
     sees_images: bool = False,
 ) -> Path:
     """Train on `texts` and write tokenizer.json and tokenizer_config.json; equal input gives equal
-    bytes.
-
-    Digits are always tokens of their own. `vocab_size` is the most that the vocabulary may hold;
-    short texts give fewer. `sees_images` adds the tokens that mark images. Raises RecipeError where
-    it is too small for all bytes.
-    """
+    bytes. Digits are always separate tokens. `vocab_size`: upper bound; short texts give fewer
+    tokens. `sees_images`: add the tokens that mark images. Raises RecipeError if it is too small
+    for all bytes."""
     if vocab_size < MIN_VOCAB_SIZE:
         raise RecipeError(
             f"a vocabulary of {vocab_size} is too small",

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 SIDE = 56
 """Pixels: 4 x 4 patches of 14, which are four tokens of a model that merges 2 x 2."""
 MOST = 5
-"""Shapes in one picture; fewer are as likely."""
+"""Most shapes in one picture; all counts are equally likely."""
 _RADIUS = 5
 _CELLS = 4
-"""In a row, and in a column; no two shapes stand in one cell."""
+"""Cells in a row, and in a column; no two shapes are in one cell."""
 _QUESTION = "How many shapes?"
 _HELDOUT_MODULUS = 8
 """One picture in eight is held out, whatever the seed."""
@@ -34,7 +34,7 @@ class ShapesRow:
 
 
 def shape_rows(rng: random.Random, *, heldout: bool) -> Iterator[ShapesRow]:
-    """Yield rows without end."""
+    """Yield endless rows."""
     while True:
         count = 1 + int(rng.random() * MOST)
         png = _png(rng, count)

@@ -1,5 +1,5 @@
-"""Requests that a small pretrained model can learn to obey: a short sentence about something, in a
-form that can be checked. The label is the reward `instructions`' (IFEval's form). Read as
+"""Requests that a small pretrained model can learn to follow: a short sentence about something, in
+a form that can be checked. The label has the form of the reward `instructions` (IFEval). Read as
 `task:instructions`; nothing is downloaded."""
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def rows(*, seed: int) -> Iterator[Mapping[str, str]]:
 
 
 def heldout_rows(*, seed: int) -> Iterator[Mapping[str, str]]:
-    """Topics that no run trains on, each with each instruction; the same rows for each seed."""
+    """Yield topics that no run trains on, each with each instruction; the same rows for each
+    seed."""
     return iter(_shuffled(_rows(TOPICS[::HELDOUT_EVERY], REQUESTS[:2]), 0))
 
 

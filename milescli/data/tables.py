@@ -1,6 +1,6 @@
-"""Reads data files row by row: JSON lines, CSV, parquet and arrow, known by their suffix. Refuses
-files that cannot be read before they are opened. Rows keep their exact values: no type is inferred
-for a column."""
+"""Reads data files row by row: JSON lines, CSV, parquet and arrow, chosen by their suffix. Refuses
+unreadable files before they are opened. Rows keep their exact values: no type is inferred for a
+column."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Record = tuple[int, dict[str, object] | str]
 """The line (or parquet row), counted from 1, and the row; or why the row could not be read."""
 
 MAX_LINE_BYTES = 16 * 2**20
-"""A longer line is a bad row, and is never in memory whole."""
+"""A longer line is a bad row, and is never in memory as a whole."""
 CHUNK_BYTES = 2**20
 """Text is read in chunks of this size."""
 BATCH_ROWS = 1024
@@ -44,11 +44,11 @@ LINE_SUFFIXES = (".jsonl", ".csv")
 TOO_LONG = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
 NESTED = f"JSON {TOO_DEEP}"
 _DELIMITERS = (";", "\t", "|")
-"""What parts fields where a header has no comma."""
+"""Separators of fields if a header has no comma."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EXACT_BOUND = float(2**53)
 _SAME_NAME = 0.7
-"""Likeness (difflib) from which another name is one with a slip of the pen."""
+"""Similarity (difflib) from which another name counts as a misspelling."""
 _SPECIAL_FILES = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -98,7 +98,7 @@ class Table:
         self.require_same()
 
     def require_same(self) -> None:
-        """Raise DataError if the file was written to or replaced since this table was made."""
+        """Raise DataError if the file was written or replaced since this table was made."""
         if _identity(self.path) != self._identity:
             raise DataError(
                 f"{self.path} changed while miles read it",
@@ -109,7 +109,7 @@ class Table:
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the content, uncompressed as far as the format states it."""
+        """Return the size of the content, uncompressed if the format states it."""
         if self.path.suffix != ".parquet":
             return self.path.stat().st_size
         import pyarrow.parquet as pq
@@ -157,7 +157,7 @@ class Table:
 
     def _csv_rows(self) -> Iterator[Record]:
         """Yield the rows below the header, named by the line on which they begin. Each has as many
-        fields as the header; a quoted field may hold line breaks; blank lines are not rows."""
+        fields as the header; a quoted field may contain line breaks; blank lines are not rows."""
         csv.field_size_limit(MAX_LINE_BYTES)
         number, names = 0, None
 
@@ -256,7 +256,7 @@ class Table:
 
     @contextmanager
     def _arrow_errors(self) -> Iterator[None]:
-        """Raise what pyarrow raises as a DataError that names the file."""
+        """Raise exceptions of pyarrow as a DataError that names the file."""
         import pyarrow as pa
 
         try:
@@ -271,8 +271,8 @@ class Table:
 
 
 def _delimiter(header: bytes) -> str:
-    """Return what parts the fields of a CSV file: a comma, or what parts its header where there is
-    no comma, as a semicolon in tables written in many countries of Europe."""
+    """Return the separator of fields of a CSV file: a comma, or the one in its header if that has
+    no comma, as a semicolon in tables from many countries of Europe."""
     names = re.sub(rb'"[^"]*"', b"", header)
     if b"," in names:
         return ","
@@ -295,7 +295,7 @@ def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, object]]:
 
 
 def parse_line(line: bytes) -> dict[str, object] | str:
-    """Return the object that a line of JSON holds, or why there is none."""
+    """Return the object of a JSON line, or why there is none."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -323,8 +323,8 @@ _quoted = _Quoted()
 
 
 def _parse_slowly(line: bytes) -> dict[str, object] | str:
-    """Parse a line with Python's own parser: NaN and whole numbers of any size are values, errors
-    have a place, and a repeated name is noticed."""
+    """Parse a line with Python's own parser: NaN and integers of any size are values, errors have a
+    position, and a repeated name is noticed."""
     outermost: list[tuple[str, object]] = []
 
     def as_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -376,7 +376,7 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
 
 def check_file(path: Path, *, field: str) -> None:
     """Raise DataError if `path` is no data file that can be opened. Reads only its first bytes, and
-    none of a pipe or device. `field`: the key below `data` that named it."""
+    none of a pipe or device. `field`: key below `data` that named it."""
     _check_kind(path, field=field)
     head = _head(path)
     for first, what, why, fix in _HEADS:
@@ -412,12 +412,12 @@ def _check_kind(path: Path, *, field: str) -> None:
 
 
 MAX_SHARDS = 32
-"""Named by an error."""
+"""Most shards that an error names."""
 
 
 def _is_folder(path: Path, *, field: str) -> DataError:
-    """Return the error of a folder. Its fix names a file in it, or below one of its folders; of a
-    data set in parts, all of them."""
+    """Return the error for a folder. Its fix names a file in it, or in one of its folders; for a
+    data set in shards, all of them."""
     folders = [path, *sorted(item for item in path.iterdir() if item.is_dir())]
     found = next(
         (files for folder in folders if (files := _files_in(folder))), [path / "FILE.jsonl"]
@@ -434,7 +434,7 @@ def _is_folder(path: Path, *, field: str) -> DataError:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Return the files that can be read, but for the caches of `datasets`."""
+    """Return the readable files, except for caches of `datasets`."""
     files = (file for file in folder.iterdir() if file.suffix in SUFFIXES)
     return sorted(file for file in files if not file.name.startswith("cache-"))
 

@@ -35,13 +35,13 @@ class TaskRow:
     label: str
     """The final result."""
     demonstration: str | list[dict[str, Any]]
-    """A worked response that ends in `#### ` and a number, which need not be right; or the turns
-    of one that calls a tool, or of several roles, each with its `name`."""
+    """A worked response that ends in `#### ` and a number, which need not be right; or the turns of
+    one that calls a tool, or of several roles, each with its `name`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow:
-    """One line of the file of a task of preferences."""
+    """One line of the file of a preference task."""
 
     prompt: str
     chosen: str
@@ -75,34 +75,31 @@ RowOf = Callable[[random.Random, str, int, int], TaskRow | PairRow]
 """Makes the row of a prompt about two numbers."""
 ESTIMATED_SHARE = 0.65
 """Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it
-out. Whoever imitates them picks up both habits, and the commoner one is right once in ten.
-Reinforcement learning finds out which habit pays."""
+out. A model that imitates them picks up both habits, and the more frequent one is right once in
+ten. Reinforcement learning finds out which habit pays."""
 GUESSED_SHARE = 0.7
 """Share of demonstrations of products that guess a round number; the others call the calculator."""
 ROUNDED_SHARE = 0.7
 """Share of demonstrations of `relay` in which the teller rounds the code down to hundreds, and the
 solver, who sees nothing else, states that."""
 SLIPPED_SHARE = 0.7
-"""Share of rejected responses of `sums-mistakes` that work the sum out and state another number."""
+"""Share of rejected responses of `sums-mistakes` that work the sum out but state another number."""
 
 
 def is_task(value: str) -> bool:
-    """Return whether a `data.*` value names a task instead of a file."""
+    """Return True if a `data.*` value names a task instead of a file."""
     return value.startswith(TASK_PREFIX)
 
 
 def is_held_out_by_us(value: str) -> bool:
-    """Return whether a `data.*` value names rows that miles keeps apart from those to train on."""
+    """Return True if a `data.*` value names rows that miles separates from those to train on."""
     short = value.removeprefix(TASK_PREFIX)
     return is_task(value) and (short in TASKS or short in ROWS.builtin)
 
 
 def write_task(name: str, folder: str | Path, seed: int) -> Path:
     """Write the prompts of `task:NAME` (prefix optional) to `folder/NAME.jsonl`; equal name and
-    seed give equal bytes.
-
-    Raises RecipeError where there is no such task.
-    """
+    seed give equal bytes. Raises RecipeError if there is no such task."""
     short = name.removeprefix(TASK_PREFIX)
     if ":" in short or short in ROWS.builtin:
         rows: Iterable[Mapping[str, object]] = rows_of(short, seed)
@@ -128,8 +125,8 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
 
 def rows_of(path: str, seed: int) -> list[Mapping[str, object]]:
     """Return the rows that the function called `path`, a built-in one or the user's, yields for
-    `seed`. Raises RecipeError if it cannot be loaded, raises, does not end, or yields what is no
-    prompt."""
+    `seed`. Raises RecipeError if it cannot be loaded, raises, does not end, or yields anything but
+    prompts."""
     rows = resolve_isolated(ROWS, path)(seed=seed)
     return require_rows(list(rows) if isinstance(rows, Iterator) else rows, path)
 
@@ -179,7 +176,7 @@ def work_out_sum(a: int, b: int) -> str:
 
 
 def is_heldout(a: int, b: int) -> bool:
-    """Return whether the sum of `a` and `b`, in either order, belongs to the held-out set."""
+    """Return True if the sum of `a` and `b`, in either order, belongs to the held-out set."""
     low, high = min(a, b), max(a, b)
     return (low * 2_654_435_761 + high * 40_503) % 2**32 >> 8 & (HELDOUT_MODULUS - 1) == 0
 
@@ -296,15 +293,15 @@ NUM_SEEDS, NUM_HELDOUT_SEEDS = 8192, 256
 
 
 def seed_rows(*, seed: int) -> Iterator[Mapping[str, str]]:
-    """Rows of `task:seeds`: each is only a number (its label), for environments that draw their own
-    start states; what the policy sees is what the environment shows at its reset. Other seeds of
+    """Yield rows of `task:seeds`: each is only a number (its label), for environments that draw
+    their own start states; the policy sees what the environment shows at its reset. Other seeds of
     the run give other numbers."""
     first = NUM_HELDOUT_SEEDS + seed * NUM_SEEDS
     return map(_seed_row, range(first, first + NUM_SEEDS))
 
 
 def heldout_seed_rows(*, seed: int) -> Iterator[Mapping[str, str]]:
-    """Rows of `task:seeds-heldout`: numbers that no run trains on, the same for every run."""
+    """Yield rows of `task:seeds-heldout`: numbers that no run trains on, the same for every run."""
     return map(_seed_row, range(NUM_HELDOUT_SEEDS))
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PLAIN_FAMILIES = ("qwen2_5_vl", "qwen3", "qwen3_moe")
 """Families of models made from scratch, for which transformers uses `tokenizer_class`. For some
-other families it uses a class of its own choice."""
+other families it uses a class of its own."""
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Two names of one class; transformers 5 writes the second."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -48,20 +48,20 @@ _RESIZE = (
     "m.save_pretrained('{folder}')\""
 )
 STAND_IN = "\u241fturn\u241f"
-"""Takes the place of a turn to show what the template writes around it. No template trims it."""
+"""Replaces a turn to show what the template writes around it. No template trims it."""
 
 
 MAX_CHARS_OF_TOKEN = 256
-"""Vocabularies have runs of spaces and dashes of half as many."""
+"""Upper bound: vocabularies have runs of spaces and dashes of half this length."""
 
 
 def enough_of(text: str, most: int) -> str:
-    """Return a beginning of the text that has more than `most` tokens, or all of it."""
+    """Return a prefix of the text that has more than `most` tokens, or all of it."""
     return text[: MAX_CHARS_OF_TOKEN * (most + 1)]
 
 
 def shown_length(prompt: Prompt, most: int) -> str:
-    """Return the number of tokens for messages; of a prompt that was cut, the least it can be."""
+    """Return the number of tokens for messages; for a truncated prompt, a lower bound."""
     is_cut = enough_of(prompt.text, most) != prompt.text
     return f"at least {len(prompt.token_ids)}" if is_cut else str(len(prompt.token_ids))
 
@@ -78,8 +78,8 @@ class ChatTokenizer:
         template: str | None,
         tools: Sequence[Any] = (),
     ) -> None:
-        """`template`: Jinja; None: prompts are raw text. `tools`: JSON schemas of the tools offered
-        in chats that state none."""
+        """Wrap `inner`. `template`: Jinja; None: prompts are raw text. `tools`: JSON schemas of the
+        tools offered in chats that state none."""
         self.inner = inner
         """The tokenizer of transformers."""
         self.folder = folder
@@ -98,7 +98,7 @@ class ChatTokenizer:
     @property
     def pad_id(self) -> int | None:
         """Return a token that occurs in no text and does not end one; None if there is none.
-        Classifiers of transformers read their score before the first such token behind the text."""
+        Classifiers of transformers read their score before the first such token after the text."""
         known = (self.inner.pad_token_id, self.inner.unk_token_id, self.inner.bos_token_id)
         return next((token for token in known if token not in (None, self.eos_id)), None)
 
@@ -116,8 +116,8 @@ class ChatTokenizer:
 
     @cached_property
     def turn_texts(self) -> list[str]:
-        """Return the tokens that are no text, as text: what ends a turn is one of them. Families
-        add others, which a turn contains (`</think>`, `</tool_call>`)."""
+        """Return the tokens that are no text, as text: one of them ends a turn. Families add
+        others, which a turn contains (`</think>`, `</tool_call>`)."""
         return [str(token) for token in self.inner.convert_ids_to_tokens([*self.special_ids])]
 
     def render(
@@ -127,9 +127,9 @@ class ChatTokenizer:
         tools: Sequence[Any] | None = None,
         opens_answer: bool = True,
     ) -> str:
-        """Return the chat with the template applied. `opens_answer`: whether the opening of the
-        assistant's turn follows. Raises ValueError if there is no template and the chat is more
-        than a prompt."""
+        """Return the chat with the template applied. `opens_answer`: append the opening of the
+        assistant's turn. Raises ValueError if there is no template and the chat is more than a
+        prompt."""
         tools, messages = tools or self.tools, self._in_form(messages)
         if self.template is None:
             if tools:
@@ -170,7 +170,7 @@ class ChatTokenizer:
         return list(zip(before[::2], before[1::2], strict=True))
 
     def _opened(self, text: str) -> str:
-        """Return what a template has written with each mark of an image as the model reads it."""
+        """Return the template's output with each mark of an image as the model reads it."""
         sees = self.images
         if sees is None or sees.opening_id is None:
             return text
@@ -178,8 +178,8 @@ class ChatTokenizer:
         return text.replace(opening, f"\n\n{opening}{''.join(rest)}\n\n")
 
     def _in_form(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages with images as the template takes them: as text, with the tokens that
-        mark an image, where it knows no parts."""
+        """Return messages with images in the template's form: as text, with the tokens that mark an
+        image, if it does not support parts."""
         if self.images is None or self._knows_parts:
             return messages
         opening = self.images.opening_id
@@ -194,7 +194,7 @@ class ChatTokenizer:
 
     @cached_property
     def _knows_parts(self) -> bool:
-        """Return whether the template writes the token of an image for a part that is one."""
+        """Return True if the template writes the image token for a part that is an image."""
         if self.template is None or self.images is None:
             return False
         shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}]
@@ -215,7 +215,7 @@ class ChatTokenizer:
         most: int | None = None,
     ) -> list[list[int]]:
         """Return [num_chats][num_tokens]: each chat rendered and tokenised, generation prompt
-        included. `tools`: those of each chat. `most`: a chat with more tokens may be cut to no
+        included. `tools`: of each chat. `most`: a chat with more tokens may be truncated to no
         fewer than `most` + 1, as tokenising a text of 10 MB takes 2.5 GB."""
         if not chats:
             return []
@@ -237,8 +237,8 @@ class ChatTokenizer:
         return [[*self.missing_prefix(ids), *self.require_embedded(ids)] for ids in encoded]
 
     def require_embedded(self, ids: list[int]) -> list[int]:
-        """Return the tokens. Raises DataError for one that the model has no embedding for, as when
-        tokens were added and the model was not resized."""
+        """Return the tokens. Raises DataError if the model has no embedding for one, as when tokens
+        were added and the model was not resized."""
         if self.num_embeddings is None or self.vocab_size <= self.num_embeddings:
             return ids
         if (beyond := max(ids, default=0)) >= self.num_embeddings:
@@ -251,7 +251,7 @@ class ChatTokenizer:
         return ids
 
     def missing_prefix(self, ids: Sequence[int]) -> list[int]:
-        """Return `prefix_ids` if the tokens of a text do not begin with them, as they do where the
+        """Return `prefix_ids` if the tokens of a text do not begin with them, as they do if the
         chat template writes them; else nothing. So the model reads them once."""
         length = len(self.prefix_ids)
         return [] if list(ids[:length]) == self.prefix_ids else self.prefix_ids
@@ -265,8 +265,8 @@ class ChatTokenizer:
         return list(self.inner(text, add_special_tokens=False)["input_ids"])
 
     def special_texts_in(self, messages: Sequence[Message]) -> set[str]:
-        """Return the special tokens that the contents of messages spell out: the model reads them
-        as tokens, and a user's text could open a turn."""
+        """Return the special tokens that the contents of messages contain as text: the model reads
+        them as tokens, and a user's text could open a turn."""
         contents = [message.get("content") for message in messages]
         texts = [text for text in contents if isinstance(text, str)]
         return {token for token in self.special_texts if any(token in text for text in texts)}
@@ -283,9 +283,9 @@ class ChatTokenizer:
         return engine_stop_ids(self.folder) | {self.eos_id, int(self.inner.eos_token_id)}
 
     def _end_of_turn(self) -> int:
-        """Return the special token that the template writes behind an assistant's turn, which is
-        what a run learns to end with; some families write it as the header of the next turn. The
-        end of sequence if it writes none."""
+        """Return the special token that the template writes after an assistant's turn, with which a
+        model learns to end; some families write it as the header of the next turn. The end of
+        sequence if it writes none."""
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": STAND_IN}]
         for later in ([], [turns[0]]):
             after = ""
@@ -298,9 +298,9 @@ class ChatTokenizer:
         return int(self.inner.eos_token_id)
 
     def end_in(self, text: str) -> int | None:
-        """Return the token that ends a turn which `text` follows: of the first special tokens that
-        stand in a row the first at which engines stop, else the first; None if there is none, or
-        only one that opens the assistant's turns too."""
+        """Return the token that ends a turn which `text` follows: the first stop token in the first
+        run of special tokens, else the first of that run; None if there is none, or only one that
+        also opens the assistant's turns."""
         run = _special_run(text, self.turn_texts)
         ids = [int(self.inner.convert_tokens_to_ids(token)) for token in run]
         stops = {self.inner.eos_token_id} | engine_stop_ids(self.folder)
@@ -326,7 +326,7 @@ class ChatTokenizer:
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return [num_tokens] the text that each token adds, special tokens included. Of the tokens
-        that make up one character, only the last adds text."""
+        that form one character, only the last adds text."""
         pieces, start = [], 0
         for end in range(1, len(token_ids) + 1):
             text = str(self.inner.decode(list(token_ids[start:end]), skip_special_tokens=False))
@@ -346,10 +346,8 @@ def load_tokenizer(
     folder: str | Path, *, chat_template: str = AUTO, tools: Sequence[Any] = ()
 ) -> ChatTokenizer:
     """Load the tokenizer in a Hugging Face folder. Code from the folder is never run.
-    `chat_template`: as `data.chat_template`; `tools`: as for ChatTokenizer.
-
-    Raises DataError if there is none, or if it has no chat template or no end-of-sequence token.
-    """
+    `chat_template`: as in `data.chat_template`; `tools`: as in ChatTokenizer. Raises DataError if
+    there is none, or if it has no chat template or no end-of-sequence token."""
     path = Path(folder)
     if not path.is_dir():
         raise DataError(
@@ -377,8 +375,8 @@ def load_tokenizer(
 def _template(
     inner: PreTrainedTokenizerBase, wanted: str, folder: Path, *, tools: Sequence[Any]
 ) -> str | None:
-    """Return the chat template; of several by name that for tools, where tools are offered and
-    there is one. Raises DataError."""
+    """Return the chat template; of several named ones the one for tools, if tools are offered and
+    it exists. Raises DataError."""
     if wanted == RAW:
         return None
     if wanted != AUTO:
@@ -408,7 +406,7 @@ def _raw(messages: Sequence[Message]) -> str:
 
 
 def _special_run(text: str, special: Sequence[str]) -> list[str]:
-    """Return the first special tokens in the text that stand in a row."""
+    """Return the first run of adjacent special tokens in the text."""
     found = list[str]()
     starts = [text.index(token) for token in special if token in text]
     at = min(starts, default=len(text))
@@ -465,8 +463,8 @@ def _read(path: Path) -> PreTrainedTokenizerBase:
 
 def _class_for(path: Path) -> type[PreTrainedTokenizerBase]:
     """Return the class that AutoTokenizer would choose. Asking AutoTokenizer takes three seconds:
-    it imports the parts of transformers that generate, and with them torch's compiler. The plain
-    class of tokenizer.json, which models made from scratch have, is therefore recognised here."""
+    it imports the generation code of transformers, and with it torch's compiler. The plain class of
+    tokenizer.json, which models made from scratch have, is therefore recognised here."""
     if _is_plain(path):
         from transformers import PreTrainedTokenizerFast
 
@@ -477,7 +475,7 @@ def _class_for(path: Path) -> type[PreTrainedTokenizerBase]:
 
 
 def _is_plain(path: Path) -> bool:
-    """Return whether the plain class of tokenizer.json is right. False also for what cannot be
+    """Return True if the plain class of tokenizer.json is right. False also if a file cannot be
     read: transformers then reports what is wrong."""
     try:
         config = read_json(path / "tokenizer_config.json")
@@ -493,8 +491,8 @@ def _is_plain(path: Path) -> bool:
 
 
 class TokenTexts:
-    """Splits the text of tokens into the text of each. Remembers the bytes of tokens; used by one
-    thread at a time."""
+    """Splits the text of tokens into the text of each. Caches the bytes of tokens; for one thread
+    at a time."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -548,8 +546,8 @@ class TokenTexts:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte that each letter stands for in the alphabet of GPT-2: some bytes stand for
-    themselves, and the others, in order, are the letters from 256 on."""
+    """Return letter -> byte, in the alphabet of GPT-2: some bytes are their own letters, and the
+    others, in order, are the letters from 256 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     own = {chr(byte): byte for byte in shown}

@@ -1,7 +1,7 @@
 """Finds where a chat template writes each piece of a chat, and which pieces it leaves out, for any
 template: it renders the chat once more with a pair of unused characters around each piece, and
-trusts the result only if the text without them is the text. `chat_masks` decides what is learned.
-"""
+trusts the result only if removing them gives the original text. `chat_masks` decides what is
+trained on."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any, NamedTuple
 from milescli.data.tokenizer import ChatTokenizer
 
 Turn = Mapping[str, Any]
-"""A message as chat templates take it: `role`, `content`, and what else a family knows (tool_calls,
-reasoning_content, name)."""
+"""A message in the form of chat templates: `role`, `content`, and further keys of a family
+(tool_calls, reasoning_content, name)."""
 CONTENT, CALLS = "content", "tool_calls"
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""The names that families have for the reasoning of a turn."""
+"""Names of a turn's reasoning in different families."""
 
 _TAGS = re.compile(r"(<[^<>\s]*think[^<>\s]*>|\[/?THINK\])")
-"""Divide the reasoning that a content holds from its answer: templates split there."""
+"""Separates the reasoning within a content from its answer: templates split there."""
 _UNUSED = (0xF0000, 0x100000)
-"""Where planes 15 and 16 of Unicode begin, which no text of people uses."""
+"""Beginning of planes 15 and 16 of Unicode, which no real text uses."""
 _NUM_UNUSED = 0xFFF0
 _EVERYTHING, _NO_ARGUMENTS, _NO_CALLS, _ASSISTANT = range(4)
 """What is marked, most first: some templates sort arguments, or read the texts of users."""
 
 
 class UnknownPlacesError(ValueError):
-    """Says that a template changes the texts of a chat, so that nobody finds them again."""
+    """Reports that a template changes the texts of a chat, so that they cannot be found."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -51,14 +51,14 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """Holds a rendered text, and where the pieces of the chat are in it."""
+    """A rendered text, and where the pieces of the chat are in it."""
 
     text: str
     texts: Mapping[Piece, str]
     """All pieces of the chat."""
     places: Mapping[Piece, tuple[int, int]]
-    """[start, end) in characters, without what is left out. What others than the assistant said is
-    marked by one point in its middle."""
+    """[start, end) in characters, without pieces that are left out. A text of a role other than the
+    assistant is marked by one point in its middle."""
 
     @cached_property
     def order(self) -> list[tuple[int, int, Piece]]:
@@ -84,8 +84,8 @@ class Placed:
         return missing
 
     def lost(self, turn: int) -> set[str]:
-        """Return the parts of a turn that are not in the text, or not all of them. Reasoning that
-        is given by several names must be there by one."""
+        """Return the parts of a turn that are missing in the text, completely or in part. Reasoning
+        under several names needs to be there only once."""
         missing = self._missing.get(turn, [])
         placed = [self.order[at][2] for at in self.of(turn)] if missing else []
         shown = {self.texts[piece] for piece in placed if piece.part in REASONING}
@@ -118,12 +118,12 @@ class ChatRenderings:
         return str(self._render(self.turns[:num_turns], opens_answer))
 
     def tags(self, num_turns: int, *, opens_answer: bool) -> list[tuple[int, int]]:
-        """Return what the template itself marks in `text`."""
+        """Return the spans that the template itself marks in `text`."""
         return self._mark(self.turns[:num_turns], opens_answer)
 
     def prompt(self, turn: int) -> str | None:
-        """Return what rollout samples turn `turn` from; None if the template takes no empty
-        chat."""
+        """Return the prompt from which rollout samples turn `turn`; None if the template accepts no
+        empty chat."""
         try:
             return self.text(turn, opens_answer=True)
         except Exception:
@@ -132,13 +132,14 @@ class ChatRenderings:
             return None
 
     def opening(self) -> str:
-        """Return what opens an answer behind the turn of a user."""
+        """Return the text that opens an answer after the turn of a user."""
         asked = [{"role": "user", "content": "a"}]
         return str(self._render(asked, True))[len(self._render(asked, False)) :]
 
     def next_header(self, turn: int) -> str:
-        """Return what the template writes behind turn `turn` before the next turn's text, where
-        that one is a tool's (if the turn calls tools) or a user's; empty if it cannot tell."""
+        """Return what the template writes after turn `turn` before the next turn's text, where
+        the next turn is a tool's (if the turn calls tools) or a user's; empty if that cannot be
+        found."""
         role = "tool" if self.turns[turn].get(CALLS) else "user"
         until = self.turns[: turn + 1]
         try:

@@ -1,4 +1,4 @@
-"""What a diagnosis looks at: a run's history, what is known of it, and its newest samples."""
+"""The input of a diagnosis: a run's history, its facts, and its newest samples."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Level(StrEnum):
     """Names the severity of a finding."""
 
     BAD = "bad"
-    """What is learned is spoiled, or will be."""
+    """Training is harmed, or will be."""
     WARNING = "warning"
     """Learning or speed is lost."""
     HINT = "hint"
-    """It could be faster; nothing is wrong."""
+    """The run could be faster; nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +34,20 @@ class Finding:
     """One named diagnosis of a run."""
 
     name: str
-    """Stable, with hyphens: `entropy-collapse`; `docs/verdict.md` has a heading for each."""
+    """Stable name with hyphens: `entropy-collapse`; `docs/verdict.md` has a heading for each."""
     level: Level
     title: str
-    """In a few words, without figures: Entropy collapses."""
+    """A few words without numbers: Entropy collapses."""
     evidence: str
-    """What was seen, with figures and steps."""
+    """What was observed, with numbers and steps."""
     advice: tuple[str, ...]
-    """What to try, the likeliest first; `--set key=value` where a key does it."""
+    """What to try, the most likely first; `--set key=value` if a key does it."""
     source: str
-    """Where the rule comes from: a paper with its section, or how it is derived."""
+    """Source of the rule: a paper with its section, or a derivation."""
     columns: tuple[str, ...]
-    """Names of metrics.jsonl that show it."""
+    """Names in metrics.jsonl that show it."""
     steps: tuple[int, int] | None = None
-    """First and last step of what was seen."""
+    """First and last step of the observation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Verdict:
     """Holds the judgement of a run."""
 
     step: int
-    """Steps done."""
+    """Number of steps done."""
     headline: str
     """One sentence: is it learning, and if not, why?"""
     is_learning: bool | None
@@ -63,11 +63,11 @@ class Verdict:
     findings: Sequence[Finding] = ()
     """The worst first; empty: nothing is wrong."""
     facts: Sequence[str] = field(default=())
-    """What is normal and looks odd: loss near 0 at strictly on-policy steps."""
+    """Normal observations that look odd: loss near 0 at strictly on-policy steps."""
 
     @property
     def level(self) -> Level | None:
-        """The level of the worst finding; None: nothing is wrong."""
+        """Return the level of the worst finding; None: nothing is wrong."""
         return self.findings[0].level if self.findings else None
 
     @property
@@ -77,18 +77,18 @@ class Verdict:
 
 
 FEW_STEPS = 8
-"""Fewer, and a figure's course says nothing."""
+"""With fewer steps, a metric has no trend."""
 EARLY_SHARE, EARLY_MOST = 0.1, 100
 """A run that has done so little of what it is to do, in steps at most, has not shown yet whether
 its figures rise: a recipe of 1,000 steps learns more slowly than one of 20."""
 CEILING = 0.95
-"""A reward or an accuracy of 0 to 1 that is at least so high has little left to gain."""
+"""A reward or an accuracy of 0 to 1 that is at least this high can hardly improve."""
 REWARD, LOSS = "rollout/reward_mean", "train/loss"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What the diagnoses of one run look at."""
+    """The data that the diagnoses of one run read."""
 
     history: History
     facts: RunFacts = field(default_factory=RunFacts)
@@ -97,30 +97,30 @@ class Case:
     first_samples: Sequence[KeptSample] = ()
     """Samples of the first step that has any."""
     now_s: float | None = None
-    """Seconds since 1970, where the run goes on; None: it does not, or that is not known."""
+    """Seconds since 1970 if the run is running; None: it is not, or that is unknown."""
     memory: Mapping[str, Sequence[tuple[float, int]]] = field(default_factory=dict)
-    """By process of the newest attempt: (seconds since 1970, resident bytes), in order."""
+    """Process of the newest attempt -> (seconds since 1970, resident bytes), in order."""
 
     @property
     def num_steps(self) -> int:
-        """The number of steps that are known."""
+        """Return the number of steps with metrics."""
         return len(self.history.columns)
 
     @property
     def steps(self) -> tuple[int, int]:
-        """The numbers of the first and the last step."""
+        """Return the numbers of the first and the last step."""
         known = self.history.columns.steps
         return (known[0], known[-1]) if known else (0, 0)
 
     @property
     def recent_steps(self) -> tuple[int, int]:
-        """The first and the last step of the newest window."""
+        """Return the first and the last step of the newest window."""
         known = self.history.columns.steps
         count = len(series.recent(range(len(known))))
         return (known[-count], known[-1]) if known else (0, 0)
 
     def column(self, name: str) -> np.ndarray:
-        """Return [steps] values; NaN where a step has none."""
+        """Return [steps] values; NaN for a step without one."""
         return np.frombuffer(self.history.columns.get(name), dtype=np.float64)
 
     def early(self, name: str) -> float:
@@ -136,14 +136,14 @@ class Case:
         return int(np.isfinite(self.column(name)).sum()) >= least
 
     def is_early(self, *, least: int) -> bool:
-        """Return True if too few steps are done to say that a figure does not rise; `least` applies
+        """Return True if too few steps are done to say that a metric does not rise; `least` applies
         to any run."""
         planned = EARLY_SHARE * (self.history.num_steps or 0)
         return self.num_steps < max(least, min(planned, EARLY_MOST))
 
     @cached_property
     def progress(self) -> Trend:
-        """Test the progress of the reward; for a run on rows, the fall of its loss."""
+        """Return the trend of the reward; for a run on rows, that of the negative loss."""
         values = -self.column(LOSS) if self.history.learns_from_rows else self.column(REWARD)
         return rise(values)
 
@@ -199,8 +199,8 @@ class Case:
 
 
 def rise(values: Sequence[float]) -> Trend:
-    """Test a series that may rise fast and then stay: use the surer one of the line through the
-    whole series and the change from its first steps to its last ones."""
+    """Return the trend of a series that may rise fast and then level off: the surer one of the line
+    through the whole series and the change from its first steps to its last ones."""
     line, ends = series.trend(values), series.change(values)
     return max((line, ends), key=_sureness)
 
@@ -222,5 +222,5 @@ def _sureness(trend: Trend) -> float:
 
 
 def number(value: Any, form: str = ".3g") -> str:
-    """Format a figure of the evidence."""
+    """Format a number of the evidence."""
     return format(float(value), form)

@@ -1,5 +1,5 @@
-"""What is known of a run beside its events: its recipe and its plan, as far as they can be read.
-A run of another version of miles is read as far as possible; a plan with a damaged part counts as
+"""Facts about a run besides its events: its recipe and its plan, as far as they can be read. A
+run of another version of miles is read as far as possible; a plan with a damaged part counts as
 none."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is read of plan.json; see `plan.types.Plan`."""
+    """The part of plan.json that is read; see `plan.types.Plan`."""
 
     batch: _Batch = _Batch()
     engines: _Layout = _Layout()
@@ -82,12 +82,12 @@ class RunFacts:
     """manifest.json"""
 
     def key(self, name: str, default: Any = None) -> Any:
-        """Return a value of the recipe; the default where it has none or cannot be read."""
+        """Return a value of the recipe; the default if it has none or cannot be read."""
         value = self.recipe.get(name)
         return default if value is None else value
 
     def count(self, name: str) -> int:
-        """Return a value of the recipe that is a number of something; 0 if it is none."""
+        """Return a value of the recipe that is a count; 0 if it is no count."""
         value = self.recipe.get(name)
         return value if isinstance(value, int) and 0 < value < _MOST else 0
 
@@ -101,7 +101,7 @@ class RunFacts:
 
     @property
     def updates_per_step(self) -> int:
-        """Return the optimizer updates of a step."""
+        """Return the number of optimizer updates per step."""
         return int(self.plan.get("batch", {}).get("updates_per_step", 1))
 
     @property
@@ -116,7 +116,7 @@ class RunFacts:
 
     @property
     def is_colocated(self) -> bool:
-        """True if engines and trainer take turns on the same devices, or share one CPU."""
+        """Return True if engines and trainer take turns on the same devices, or share one CPU."""
         return bool(self.plan.get("colocated", True)) or self.plan.get("device_kind") == "cpu"
 
     @property

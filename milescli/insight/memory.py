@@ -15,7 +15,7 @@ from milescli.insight.facts import RunFacts
 from milescli.platform.memory_record import FILE, has_sizes, sizes_by_name
 
 OTHERS = "others"
-"""Processes that the plan has no name for: driver, Ray."""
+"""Processes without a name in the plan: driver, Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,12 @@ class DeviceMemory:
     """Memory of one process or device."""
 
     worker: str
-    """trainer-rank-0; on a CPU also engine-1 (of all its processes), others."""
+    """trainer-rank-0; on a CPU also engine-1 (all its processes), others."""
     used_bytes: int
-    """The newest that was seen."""
+    """The latest value."""
     peak_bytes: int
-    """The most that was seen; of main memory without what others answer for of pages that they
-    share."""
+    """The largest value; of main memory, without shared pages that are counted for other processes.
+    """
     planned_bytes: int | None
     """Planned bytes, for the fullest device or for this process; None: the plan has no estimate."""
     total_bytes: int | None
@@ -47,13 +47,13 @@ def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemo
 
 def records(attempt: Path) -> list[Mapping[str, Any]]:
     """Return the lines of an attempt's memory.jsonl that have sizes, oldest first: time,
-    resident_bytes by pid, names by pid. Raises OSError where they are not ours to read."""
+    resident_bytes by pid, names by pid. Raises OSError if the file cannot be read."""
     return [one for one in read_jsonl(attempt / FILE) if has_sizes(one)]
 
 
 def courses_of(run: RunDir) -> dict[str, list[tuple[float, int]]]:
-    """Return by process of the newest attempt: (seconds since 1970, resident bytes), in order;
-    processes without a name in the plan as one. Empty where nothing can be read."""
+    """Return process of the newest attempt -> (seconds since 1970, resident bytes), in order;
+    processes without a name in the plan are one. Empty if nothing can be read."""
     attempts = run.attempts()
     courses = dict[str, list[tuple[float, int]]]()
     with suppress(OSError):
@@ -66,7 +66,8 @@ def courses_of(run: RunDir) -> dict[str, list[tuple[float, int]]]:
 def _of_processes(
     seen: Sequence[Mapping[str, Any]], planned: Mapping[str, int]
 ) -> list[DeviceMemory]:
-    """Return the largest first; processes without a name in the plan as one."""
+    """Return the memory of processes, the largest first; processes without a name in the plan are
+    one."""
     used, peaks = dict[str, int](), dict[str, int]()
     for record in seen:
         used |= _by_plan(sizes_by_name(record))
@@ -85,7 +86,7 @@ def _of_processes(
 
 
 def _peaks(record: Mapping[str, Any]) -> dict[str, int]:
-    """Return process -> peak bytes; of a record of an older miles, what was resident then."""
+    """Return process -> peak bytes; for a record of an older version, the resident bytes."""
     return sizes_by_name(record, of="peak_bytes" if "peak_bytes" in record else "resident_bytes")
 
 
@@ -112,7 +113,7 @@ def _planned(facts: RunFacts) -> dict[str, int]:
 
 
 def planned_bytes(facts: RunFacts) -> int | None:
-    """Return what the plan foresees on the fullest device; None where it has no forecast."""
+    """Return the planned bytes of the fullest device; None if the plan has no forecast."""
     forecast = facts.plan.get("forecast")
     if not forecast:
         return None

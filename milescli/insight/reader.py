@@ -1,5 +1,5 @@
-"""Reads what a run has written since it was last looked at. A line that is still being written is
-read the next time; a file that was replaced is read anew."""
+"""Reads what a run has written since the last read. An incomplete line is read the next time; a
+file that was replaced is read from its start."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from milescli.core.files import open_regular, parse_json
 from milescli.core.history import History
 
 BLOCK_BYTES = 2**20
-"""Read at a time."""
+"""Bytes that are read at a time."""
 
 
 class LineReader:
-    """Reads the JSON objects of a file that grows, one a line."""
+    """Reads the JSON objects of a growing file, one per line."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -28,8 +28,8 @@ class LineReader:
         self._inode: int | None = None
 
     def new(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return (records written since the last call, whether the file began anew). None where
-        there is no file."""
+        """Return (records written since the last call, True if the file was replaced). No records
+        if there is no file."""
         found, is_new = list[dict[str, Any]](), False
         for records, began in self.blocks():
             found += records
@@ -37,8 +37,8 @@ class LineReader:
         return found, is_new
 
     def blocks(self) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-        """Yield the same block by block, so that no huge file is in memory as a whole; only the
-        first block can say that the file began anew."""
+        """Yield the same block by block, so that a huge file is never in memory as a whole; only
+        the first block can say that the file was replaced."""
         try:
             with open_regular(self.file) as opened:
                 seen = os.fstat(opened.fileno())
@@ -68,8 +68,8 @@ class RunReader:
         self._lines = LineReader(run.events_file)
 
     def update(self) -> int:
-        """Take in what is new, and return the number of records. The history is another object
-        where the file began anew."""
+        """Read new records, and return their number. `history` becomes a new object if the file was
+        replaced."""
         count = 0
         for records, is_new in self._lines.blocks():
             if is_new:
@@ -91,7 +91,7 @@ def read_history(run: RunDir) -> History:
 
 
 def object_of(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a line; None where it is torn, or holds something else."""
+    """Return the JSON object of a line; None if it is torn, or holds something else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:

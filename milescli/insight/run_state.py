@@ -1,5 +1,6 @@
-"""Whether a run goes on or how it ended, and how far it came: by what lies beside its events, and
-by their end, so that many long runs are listed at once. `miles runs` and the list of the page."""
+"""The state of a run, its outcome and its progress, from the files beside its events and from the
+end of the events, so that many long runs are listed at once. For `miles runs` and the list of the
+page."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from milescli.insight.reader import object_of
 Json = dict[str, Any]
 BLOCK_BYTES = 2**20
 BACK_BYTES = 16 * 2**20
-"""What stands before the last so many of a file is not looked through."""
+"""Bytes at the end of a file that are searched; the rest before them is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +37,17 @@ class RunState:
     step: int
     num_steps: int | None
     reward: float | None
-    """Mean of the last step."""
+    """Mean reward of the last step."""
     accuracy: float | None
     """Accuracy of the last evaluation."""
     changed_s: float | None
-    """When it wrote its newest event, seconds since 1970; None where that cannot be read."""
+    """When it wrote its newest event, seconds since 1970; None if unknown."""
     created_s: float | None = None
-    """When it was launched, seconds since 1970; None where that is not known."""
+    """When it was launched, seconds since 1970; None if unknown."""
     model: str = ""
-    """Folder or name of the model it began with; of one made from a seed its family."""
+    """Folder or name of the initial model; its family, if it was made from a seed."""
     note: str = ""
-    """What its user wrote about it; words that begin with `#` are tags."""
+    """The user's note about it; words that begin with `#` are tags."""
     forked_from: str = ""
     """`RUN @ step N` of the run that a fork began with."""
 
@@ -57,13 +58,13 @@ class _Tail:
 
     inode: int = -1
     size_bytes: int = 0
-    """Up to which it was looked through, and with it the last line that is whole."""
+    """Position up to which the file was searched, the end of its last complete line."""
     step: int = 0
     num_steps: int | None = None
     reward: float | None = None
     accuracy: float | None = None
     manifest_s: float = -1.0
-    """When the manifest was written that the rest was read from."""
+    """Modification time of the manifest that was read."""
     created_s: float | None = None
     model: str = ""
     forked_from: str = ""
@@ -77,7 +78,7 @@ class RunStates:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, run: RunDir) -> RunState:
-        """Return the state of a run now; as far as it is known where files are gone or not ours."""
+        """Return the current state of a run, as far as its files exist and can be read."""
         with self._lock:
             tail = self._tails.setdefault(run.path, _Tail())
             with suppress(OSError):
@@ -161,7 +162,7 @@ def _take(tail: _Tail, step: Json | None, evaluation: Json | None) -> None:
 
 
 def _last(lines: bytes, kinds: tuple[str, ...]) -> Json | None:
-    """Return the newest record of these kinds; a torn line is none."""
+    """Return the newest record of these kinds; a torn line does not count."""
     marks = [f'"{kind}"'.encode() for kind in kinds]
     end = len(lines)
     while (at := max(lines.rfind(mark, 0, end) for mark in marks)) >= 0:

@@ -1,5 +1,5 @@
-"""The samples that a run kept for people to read: rollouts/step_N.jsonl. The newest steps are what
-diagnoses read; a page reads any."""
+"""The samples that a run stored for people to read: rollouts/step_N.jsonl. Diagnoses read the
+newest steps; the page reads any."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class KeptSample:
 
 
 def sample_steps(run: RunDir) -> list[int]:
-    """Return the steps of which samples were kept, ascending."""
+    """Return the steps with stored samples, ascending."""
     numbers = (file.stem.partition("_")[2] for file in run.rollouts_dir.glob("step_*.jsonl"))
     return sorted(int(number) for number in numbers if number.isdigit())
 
 
 def read_samples(run: RunDir, step: int) -> list[KeptSample]:
-    """Read the samples of one step, in the order of their groups; none where none were kept."""
+    """Read the samples of one step, in the order of their groups; none if none were stored."""
     return read_file(run.rollouts_dir / f"step_{step}.jsonl", step=step)
 
 
@@ -53,7 +53,7 @@ def read_last(run: RunDir, *, num_steps: int) -> list[KeptSample]:
 
 
 def read_file(file: Path, *, step: int) -> list[KeptSample]:
-    """Read the samples of a file. A line that cannot be read is left out."""
+    """Read the samples of a file. Unreadable lines are left out."""
     try:
         lines = read_lines(file)
     except OSError:
@@ -62,8 +62,8 @@ def read_file(file: Path, *, step: int) -> list[KeptSample]:
 
 
 def images_in(record: Mapping[str, Any], key: str = "images") -> list[str]:
-    """Return the hashes of the pictures that the prompt of a kept sample shows, or with
-    `returned_images` those that its tools returned; whoever wrote the file, nothing else."""
+    """Return the hashes of the pictures in the prompt of a stored sample, or with `returned_images`
+    of those that its tools returned; only valid hashes, whoever wrote the file."""
     named = record.get(key)
     return [one for one in named if is_hash(one)] if isinstance(named, list) else []
 
@@ -74,8 +74,8 @@ def is_hash(name: object) -> bool:
 
 
 def read_image(run: RunDir, sha256: str) -> bytes | None:
-    """Return the PNG of this hash that a run kept; None if there is none. Another file in its place
-    is none: what is returned has the hash."""
+    """Return the PNG with this hash that a run stored; None if there is none, or if the file's
+    content has another hash."""
     if not is_hash(sha256):
         return None
     try:
@@ -98,7 +98,7 @@ def by_group(samples: Sequence[KeptSample]) -> dict[tuple[int, int], list[KeptSa
 
 
 def _is_whole(record: Mapping[str, Any]) -> bool:
-    """Return True if what is read of a line has its type; one that is damaged is left out."""
+    """Return True if the fields of a line have their types; a damaged line is left out."""
     texts = [record["prompt"], record["response"], record["stop_reason"], record.get("label") or ""]
     versions, ids = record.get("versions", []), record.get("response_ids") or []
     return (

@@ -1,5 +1,5 @@
-"""Statistics of a figure over the steps: means of windows, and whether it rises for more than its
-noise says. Pure; values that are not finite are left out."""
+"""Statistics of a metric over the steps: means of windows, and whether it rises by more than its
+noise. Pure; values that are not finite are left out."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ EARLY_SHARE, RECENT_SHARE = 0.1, 0.2
 LEAST, MOST = 5, 50
 """Steps of a window."""
 SURE = 3.0
-"""Standard errors that a change must be, to be called one."""
+"""Smallest change that counts as one, in standard errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """The straight line through a series."""
+    """A straight line through a series."""
 
     change: float
     """Change from the first to the last step, on the line."""
     error: float
-    """Standard error of the change, where neighbouring steps resemble each other, too."""
+    """Standard error of the change, which allows for correlation between neighbouring steps."""
 
     @property
     def is_rising(self) -> bool:
@@ -43,13 +43,13 @@ def finite(values: Sequence[float]) -> np.ndarray:
 
 
 def early(values: Sequence[float]) -> np.ndarray:
-    """The first steps' values: a tenth of them, 5 to 50."""
+    """Return the values of the first steps: a tenth of them, 5 to 50."""
     whole = finite(values)
     return whole[: _length(len(whole), EARLY_SHARE)]
 
 
 def recent(values: Sequence[float]) -> np.ndarray:
-    """The last steps' values: a fifth of them, 5 to 50."""
+    """Return the values of the last steps: a fifth of them, 5 to 50."""
     whole = finite(values)
     return whole[len(whole) - _length(len(whole), RECENT_SHARE) :]
 
@@ -67,8 +67,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def trend(values: Sequence[float]) -> Trend:
-    """Least squares over the steps, with the standard error of Newey and West (Econometrica 55
-    (1987), 703-708), whose lags are 4 (n / 100)^(2/9). Fewer than four values have none: NaN."""
+    """Fit a line over the steps by least squares, with the standard error of Newey and West
+    (Econometrica 55 (1987), 703-708), whose lags are 4 (n / 100)^(2/9). Fewer than four values give
+    NaN."""
     y = finite(values)
     n = len(y)
     if n < 4:
@@ -88,7 +89,7 @@ def trend(values: Sequence[float]) -> Trend:
 
 def change(values: Sequence[float]) -> Trend:
     """Return the change from the mean of the first steps to the mean of the last ones. The error
-    includes the noise of each window, without its own line."""
+    includes the noise of each window, without the window's own trend."""
     first, last = early(values), recent(values)
     if len(finite(values)) < 2 * LEAST:
         return Trend(change=math.nan, error=math.nan)
@@ -97,8 +98,8 @@ def change(values: Sequence[float]) -> Trend:
 
 
 def _noise(values: np.ndarray) -> float:
-    """Variance about the line through neighbours: half the mean square of their differences (von
-    Neumann, Annals of Mathematical Statistics 12 (1941), 367-395)."""
+    """Return the variance about the local trend: half the mean square of the differences of
+    neighbours (von Neumann, Annals of Mathematical Statistics 12 (1941), 367-395)."""
     return float((np.diff(values) ** 2).mean()) / 2 if len(values) > 1 else 0.0
 
 

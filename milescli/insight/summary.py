@@ -1,6 +1,6 @@
-"""A run on one screen: how far, how good, how fast, where the time goes, who waits, what memory is
-used, and the verdict. What `miles status` shows, `--json` prints and the page begins with. Reads;
-writes nothing."""
+"""A run on one screen: how far, how good, how fast, where the time goes, who waits, memory, and the
+verdict. `miles status` shows it, `--json` prints it, and the page begins with it. Reads; writes
+nothing."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from milescli.plan.devices import DEVICES
 from milescli.recipe.section import of_type
 
 SPREAD = 1.645
-"""Standard errors on either side of a time that is left: nine of ten ends lie between."""
+"""Standard errors on either side of the remaining time: nine of ten runs end in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """Estimate of the seconds to the end, by the newest steps, evaluations included."""
+    """Estimate of the seconds to the end, from the newest steps, evaluations included."""
 
     low_s: float
     mean_s: float
@@ -40,7 +40,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """The course of a figure from its first step to its last."""
+    """First, last and best value of a metric."""
 
     first: float
     """Value at the first step that has one."""
@@ -56,25 +56,25 @@ class Phase:
 
     name: str
     seconds: float
-    """Mean of the newest steps; of a run all of them."""
+    """Mean over the newest steps; for a run, the total."""
     share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Time in which somebody had nothing to do."""
+    """Time in which a part of the run was idle."""
 
     who: str
     for_whom: str
     seconds: float
-    """Seconds of a step, mean over the newest ones."""
+    """Seconds per step, mean over the newest ones."""
     share: float
     """Fraction of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All that one screen shows of a run."""
+    """The content of a run's screen."""
 
     name: str
     state: str
@@ -82,25 +82,25 @@ class Summary:
     phase: str
     phase_detail: str
     phase_s: float | None
-    """Since it began; None where the run does not go on."""
+    """Seconds since the phase began; None if the run is not running."""
     step: int
     num_steps: int | None
     share_done: float | None
     elapsed_s: float | None
     """Seconds of this attempt, until now or until its end."""
     left: Left | None
-    """None: nothing is left, or there is nothing to go by."""
+    """None: nothing is left, or no estimate is possible."""
     learns_from_rows: bool
     reward: Course | None
     loss: Course | None
     accuracy: Course | None
-    """On held-out prompts."""
+    """Accuracy on held-out prompts."""
     rollout_tokens_per_s: float | None
-    """Mean of the newest steps."""
+    """Mean over the newest steps."""
     train_tokens_per_s: float | None
     mfu: float | None
-    """Model FLOPs of training over what the devices can do at most; None where either is not
-    known, as on a CPU."""
+    """Model FLOPs of training as a share of the devices' peak; None if either is unknown, as on a
+    CPU."""
     phases: Sequence[Phase]
     """Seconds of a step by phase."""
     run_phases: Sequence[Phase]
@@ -121,7 +121,7 @@ class Summary:
     """When it wrote its newest event, seconds since 1970."""
     verdict: Verdict
     adapters: Sequence[str] = ()
-    """Names, of a run of several."""
+    """Names of the adapters, if the run trains several."""
     forked_from: str = ""
     """`RUN @ step N` of the run that a fork began with."""
 
@@ -129,7 +129,7 @@ class Summary:
 def summarize(
     run: RunDir, history: History, facts: RunFacts, *, now_s: float | None = None
 ) -> Summary:
-    """Summarize the run as it is now."""
+    """Summarize the current state of the run."""
     now_s = time.time() if now_s is None else now_s
     state = state_of(run, outcome=history.outcome)
     is_running = state == "running"
@@ -173,8 +173,8 @@ def summarize(
 
 
 def leading(history: History) -> History:
-    """Return the history whose figures stand for the run: its own; of several adapters that of the
-    one that is furthest behind."""
+    """Return the history whose metrics represent the run: its own; with several adapters, that of
+    the one that is furthest behind."""
     if not history.adapters:
         return history
     return min(history.adapters.values(), key=lambda own: own.share_done or 0.0)
@@ -289,13 +289,12 @@ def _steps_of(history: History, kind: str) -> list[int]:
 
 
 FORWARD_AND_BACKWARD = 3
-"""Passes that a trained token costs, in forward passes: Chowdhery et al. (PaLM), arXiv 2204.02311,
-appendix B; recomputation does not count."""
+"""Cost of a trained token in forward passes: Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B;
+recomputation does not count."""
 
 
 def mfu_of(history: History, facts: RunFacts) -> float | None:
-    """Return the model FLOPs utilization of the newest steps, 0 to 1; None where it is not
-    known."""
+    """Return the model FLOPs utilization of the newest steps, 0 to 1; None if unknown."""
     costs, device = facts.manifest.get("token_flops"), facts.plan.get("forecast") or {}
     spec = next(
         (one for one in DEVICES.values() if one.name in str(device.get("device", ""))), None
@@ -318,6 +317,6 @@ def mfu_of(history: History, facts: RunFacts) -> float | None:
 
 
 def _mean_length(history: History) -> float:
-    """Return the mean tokens of a sequence, prompt and response."""
+    """Return the mean number of tokens of a sequence, prompt and response."""
     parts = ("rollout/prompt_tokens_mean", "rollout/response_tokens_mean")
     return sum(series.mean(series.recent(history.columns.get(part))) for part in parts)

@@ -1,4 +1,4 @@
-"""Where a run's time went, as intervals: who did what from when to when. Pure."""
+"""Where a run's time went, as intervals: what each actor did from when to when. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ACTOR = {
     "save": "trainer",
     "publish": "weights",
 }
-"""Who works in a phase, as the driver sees it."""
+"""Phase -> the actor that works in it, as the driver sees it."""
 STEP_ACTORS = frozenset(_ACTOR.values())
 
 
@@ -56,8 +56,8 @@ def of_steps(history: History, *, first: int, last: int) -> list[Interval]:
 
 
 def of_run(history: History) -> list[Interval]:
-    """Return the phases of the whole run: start, warmup, check, train, eval, ...; the phase that it
-    is in lasts until the newest record."""
+    """Return the phases of the whole run: start, warmup, check, train, eval, ...; the current phase
+    lasts until the newest record."""
     spans = [(span.phase, span.begin_s, span.end_s) for span in history.spans]
     if history.phase and history.last_s > history.phase_s:
         spans.append((history.phase, history.phase_s, history.last_s))
@@ -68,8 +68,8 @@ def of_run(history: History) -> list[Interval]:
 
 
 def beside_steps(history: History) -> Iterable[Interval]:
-    """Yield evaluations, checkpoints and healings. What has not ended yet lasts until the newest
-    record."""
+    """Yield evaluations, checkpoints and healings. Those that have not ended yet last until the
+    newest record."""
     for one in history.evaluations:
         yield Interval(
             actor="evaluation",

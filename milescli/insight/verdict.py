@@ -1,5 +1,5 @@
-"""Is it learning, and if not, why? All diagnoses of a run, the worst first, and a sentence that
-says it. Pure; for the live table, `miles status`, the page and the report alike."""
+"""Says whether a run is learning, and if not, why: all diagnoses, the worst first, and a headline.
+Pure; the live table, `miles status`, the page and the report use it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from milescli.insight.memory import courses_of
 from milescli.insight.samples import KeptSample, read_last, read_samples, sample_steps
 
 SAMPLE_STEPS = 3
-"""Newest steps whose samples are looked at."""
+"""Number of newest steps whose samples are read."""
 TOO_EARLY = 10
-"""Steps."""
+"""Number of steps below which a run cannot be judged."""
 _ORDER = (Level.BAD, Level.WARNING, Level.HINT)
 _SYMPTOMS = {
     "reward-flat": ("groups-too-hard", "groups-too-easy", "no-gradient", "no-learning-rate"),
@@ -26,7 +26,7 @@ _SYMPTOMS = {
     "no-gradient": ("groups-too-hard", "groups-too-easy"),
     "loss-flat": ("no-gradient", "no-learning-rate"),
 }
-"""Finding -> those that explain it: with one of them there, it says nothing more."""
+"""Finding -> findings that explain it and replace it."""
 _ENDS = ("done", "stopped", "failed", "killed")
 _BAD_ENDS = {"failed": " The run failed.", "killed": " The run was killed."}
 
@@ -41,9 +41,9 @@ def verdict_of(
     state: str | None = None,
     memory: Mapping[str, Sequence[tuple[float, int]]] | None = None,
 ) -> Verdict:
-    """`samples`: of the newest steps; `first_samples`: of the first one; `now_s`: where the run
-    goes on, to see whether it has fallen silent; `state`: of `state_of`, None: as its events
-    say; `memory`: see `Case`."""
+    """Return the verdict. `samples`: of the newest steps; `first_samples`: of the first one;
+    `now_s`: the time if the run is running, to see whether it is silent; `state`: of `state_of`,
+    None: as its events say; `memory`: see `Case`."""
     case = Case(
         history=history,
         facts=facts or RunFacts(),
@@ -178,12 +178,12 @@ def _course(case: Case) -> str:
 
 
 def _share(value: float) -> str:
-    """0.785 -> '78.5%'; what is no share, as rewards may be: 2.412 -> '2.41'"""
+    """Format a share: 0.785 -> '78.5%'; other values, as rewards may be: 2.412 -> '2.41'."""
     return f"{value:.1%}" if 0.0 <= value <= 1.0 else number(value)
 
 
 def _facts(case: Case) -> list[str]:
-    """What looks odd and is normal."""
+    """Return observations that look odd and are normal."""
     facts = list[str]()
     if case.history.learns_from_rows or not case.num_steps:
         return facts

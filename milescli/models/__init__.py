@@ -1,5 +1,5 @@
-"""What a model is: `load_facts` reads config.json, `table` gives the two-way weight table. One file
-per family; no torch at import."""
+"""Defines what a model is: `load_facts` reads config.json, `table` returns the two-way weight
+table. One file per family; no torch at import."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The weight table of a LoRA adapter beside that of its base model: PEFT's names <-> tensors beside
-Megatron's linear layers, cut as the base's are. Loads no torch.
+"""Makes the weight table of a LoRA adapter from that of its base model: PEFT's names <-> tensors
+beside Megatron's linear layers, which are cut as the base model's are. Loads no torch.
 
 For a matrix W [out, in] of the base, A [r, in] and B [out, r]: W' = W + scaling * B A (arXiv
 2106.09685, section 4.1).
@@ -28,15 +28,17 @@ PEFT_PREFIX = "base_model.model."
 PEFT_WEIGHTS = "adapter_model.safetensors"
 A, B = "lora_A", "lora_B"
 SOLE_ADAPTER = "policy"
-"""How engines know the adapter of a run that trains one."""
+"""Name under which engines know the adapter of a run that trains only one."""
 ALL_LINEAR = "all-linear"
-"""Every matrix of the layers that an adapter can stand beside."""
+"""Stands for every linear layer of the decoder that can have an adapter."""
 _WEIGHT = ".weight"
 _NUMBER = re.compile(r"\.experts\.\d+\.(\w+)$")
 _NEVER = ("router", "gate_weight", "indexer", "conv1d")
-"""Parts of Megatron names whose matrices choose or mix, and are no linear layer of a module's."""
+"""Parts of Megatron names whose matrices route, choose or convolve; they are not linear layers of a
+module."""
 SHAPE_FILE = "adapter.json"
-"""In a checkpoint: it is of an adapter of this shape, and holds nothing of the base."""
+"""File that marks a checkpoint as one of an adapter with this shape; such a checkpoint holds
+nothing of the base model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,9 @@ class LoraShape:
     """Name patterns of modules without an adapter; also whole names (`mlp.experts`)."""
     kind: Literal["lora", "rslora"] = "lora"
     experts: Literal["each", "shared_outer"] = "each"
-    """each: experts have a pair each; shared_outer: all experts of a layer have one A where they
-    read the residual stream, and one B where they write to it, and the other matrix each."""
+    """each: every expert has its own A and B; shared_outer: all experts of a layer share one A
+    where they read the residual stream and one B where they write to it, and have their own other
+    matrix."""
 
     @property
     def scaling(self) -> float:
@@ -129,7 +132,8 @@ class Place:
 
     name: str
     row: int | None
-    """None: it is the whole tensor; else, of one that stands for several experts, its row."""
+    """Row of this expert in a tensor that holds several experts; None: the matrix is the whole
+    tensor."""
 
 
 def pairs_of(table: WeightTable) -> dict[str, tuple[Place, Place]]:
@@ -199,8 +203,8 @@ def of_engine_name(name: str) -> tuple[str, str] | None:
 
 
 def engine_slots(num_adapters: int) -> int:
-    """Return the number of adapters for which an engine has room: the trained ones, and none at
-    all."""
+    """Return the number of adapters for which an engine has room: the trained ones, and one for no
+    adapter."""
     return max(1, num_adapters) + 1
 
 
@@ -232,7 +236,7 @@ def merged(weight: Tensor, first: Tensor, second: Tensor, *, scaling: float) -> 
 
 
 def _may_have_adapter(rule: Rule, base: WeightTable) -> bool:
-    """A matrix of a decoder layer, which a folder holds as it is."""
+    """Return True if the rule is of a matrix in a decoder layer that folders store unchanged."""
     if rule.block != "decoder" or rule.buffer or rule.stacked or rule.unpack is not None:
         return False
     if not rule.megatron.endswith(_WEIGHT) or any(part in rule.megatron for part in _NEVER):
@@ -243,8 +247,8 @@ def _may_have_adapter(rule: Rule, base: WeightTable) -> bool:
 
 
 def _pair(rule: Rule, number: int, shape: LoraShape) -> tuple[Rule, Rule]:
-    """The rules of A and B beside part `number` of a base rule: what cuts the base's rows cuts
-    those of B, and what cuts its columns those of A."""
+    """Return the rules of A and B for part `number` of a base rule. What cuts the base's rows cuts
+    those of B, and what cuts its columns cuts those of A."""
     cut, rank = rule.sharding, shape.rank
     is_column = cut.dim == 0
     outer = None
@@ -286,12 +290,12 @@ def around_experts(module: str) -> str:
 
 
 def _only_row(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """[1, rows, columns] -> [rows, columns]"""
+    """Reshape the tensor from [1, rows, columns] to [rows, columns]."""
     return [tensor[0] for tensor in tensors]
 
 
 def _as_row(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """The inverse."""
+    """Reshape the tensor from [rows, columns] to [1, rows, columns]; inverts `_only_row`."""
     return [tensor[None] for tensor in tensors]
 
 

@@ -1,4 +1,4 @@
-"""The two-way weight table of a model: Hugging Face tensors <-> Megatron tensors. Loads no
+"""Defines the two-way weight table of a model: Hugging Face tensors <-> Megatron tensors. Loads no
 torch."""
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "config.json"
 VISION_PREFIX = "vision."
-"""Prefix of Megatron's names of a vision tower's weights."""
+"""Prefix of Megatron's names for a vision tower's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How tensor parallelism cuts the parts of a rule. Fusing commutes with the cut, so a rank that
-    holds cut parts fuses them as if they were whole, and a rank's Megatron tensor splits into cut
-    parts."""
+    """Says how tensor parallelism cuts the parts of a rule. Fusing commutes with the cut, so a rank
+    that holds cut parts fuses them as if they were whole, and a rank's Megatron tensor splits into
+    cut parts."""
 
     axis: Literal["none", "tp", "etp"]
-    """Mesh axis that cuts: none (every rank holds all), tp, or etp for tensors of an expert."""
+    """Mesh axis that cuts: none (every rank holds the whole tensor), tp, or etp for tensors of an
+    expert."""
     dim: int = 0
     """Tensor dim that is cut."""
     padded: bool = False
-    """The dim is filled with zero rows up to a multiple of the mesh axis (vocabulary)."""
+    """True if the dim is padded with zero rows to a multiple of the mesh axis (vocabulary)."""
 
 
 REPLICATED = Sharding(axis="none")
@@ -50,7 +51,7 @@ Split = Callable[["Tensor", ModelFacts], "list[Tensor]"]
 Repack = Callable[["Sequence[Tensor]", ModelFacts], "list[Tensor]"]
 Shapes = Callable[[ModelFacts], list[tuple[int, ...]]]
 Where = Callable[[ModelFacts, int], bool]
-"""(facts, layer from 0) -> whether that layer has it"""
+"""(facts, layer from 0) -> True if that layer has the rule's tensors"""
 
 
 ShapeOf = Callable[[str], tuple[int, ...] | None]
@@ -83,18 +84,19 @@ def mixer_layers(*mixers: str) -> Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Hugging Face tensors <-> one Megatron tensor, for one layer or expert.
+    """Maps Hugging Face tensors to one Megatron tensor and back, for one layer or expert.
 
     disk tensors --unpack--> parts --(tensor parallelism cuts each)--> --fuse--> Megatron tensor,
-    and back by split and pack. Every tensor has a fixed place at each stop, and each step loses
-    nothing. Functions are given `facts.at(layer)`.
+    and back by split and pack. Every tensor has a fixed place at each stop, and no step loses
+    anything. The functions get `facts.at(layer)`.
     """
 
     hf: tuple[str, ...]
-    """Names on disk, with {layer}, {expert} and {mtp} where there are such; {layer} of an MTP layer
-    is num_layers + its number."""
+    """Names on disk, with {layer}, {expert} and {mtp} as placeholders; {layer} of an MTP layer is
+    num_layers + its number."""
     megatron: str
-    """Name as Megatron's own (local) modules call it, with global {layer}, {expert} and {mtp}."""
+    """Name in Megatron's own (local) modules, with global {layer}, {expert} and {mtp} as
+    placeholders."""
     shapes: Shapes
     """Shapes of the whole tensors on disk, in the order of `hf`; of one expert's row if they are
     `stacked`."""
@@ -103,45 +105,47 @@ class Rule:
     fuse: Fuse
     split: Split
     block: Literal["outside", "decoder", "mtp"] = "decoder"
-    """outside: it stands once in the model; decoder: in each layer of `where`; mtp: in each
+    """outside: occurs once in the model; decoder: in each layer that `where` selects; mtp: in each
     multi-token-prediction layer."""
     where: Where = every_layer
-    """Which layers of the decoder have it."""
+    """Selects the layers of the decoder that have it."""
     stacked: bool = False
-    """The disk tensors hold all experts along dim 0, and an entry of the table is one row of
-    them."""
+    """True if the disk tensors hold all experts along dim 0; an entry of the table is then one row
+    of them."""
     unpack: Repack | None = None
-    """Disk tensors (of one expert where stacked) -> parts that tensor parallelism can cut; None:
-    they are the parts."""
+    """Disk tensors (of one expert if stacked) -> parts that tensor parallelism can cut; None: they
+    are the parts."""
     pack: Repack | None = None
     """The inverse of `unpack`."""
     suffixes: tuple[str, ...] = ()
-    """What each part appends to its name in Megatron's checkpoints, in order, if they store parts
+    """Suffix of each part's name in Megatron's checkpoints, in order, if they store the parts
     separately (`in_proj.weight.query`)."""
     buffer: bool = False
-    """True if it is no parameter: neither trained nor counted (the router's bias)."""
+    """True if it is not a parameter: it is neither trained nor counted (the router's bias)."""
     float32: bool = False
-    """Releases hold it in float32 whatever the other weights are in, and it must not be rounded."""
+    """True if releases store it in float32, whatever dtype the other weights have; it must not be
+    rounded."""
     integers: bool = False
-    """Its numbers are whole: no dtype of real numbers holds it, as these hold all others."""
+    """True if it holds whole numbers, which must not be cast to the dtype of the weights."""
     optional: bool = False
-    """Folders of the family may lack it (`WeightTable.as_on_disk` then leaves it out)."""
+    """True if folders of the family may lack it (`WeightTable.as_on_disk` then omits it)."""
     together: str = ""
-    """Engines fuse rules of one such name within a layer while they load, and forget a part whose
-    other comes later: they stand next to each other in the table, and are published in one
-    bucket."""
+    """Name shared by the rules of a layer that engines fuse while they load. Engines forget a part
+    if the others arrive later, so these rules are next to each other in the table and are published
+    in one bucket."""
     alternatives: tuple[Rule, ...] = ()
-    """Other forms in which disks hold the same; `WeightTable.as_on_disk` takes the one that is
-    there."""
+    """Other forms in which folders store the same tensors; `WeightTable.as_on_disk` takes the one
+    that is present."""
 
     @property
     def of_vision(self) -> bool:
-        """Return True if it is of the tower that makes tokens of images."""
+        """Return True if it belongs to the vision tower or its projector."""
         return self.megatron.startswith(VISION_PREFIX)
 
     @property
     def on_first_stage(self) -> bool:
-        """Return True if it stands before the decoder, of a rule outside of it."""
+        """Return True for a rule outside the decoder whose tensor is on the first pipeline
+        stage."""
         return self.of_vision or self.megatron.startswith("embedding.")
 
     @property
@@ -164,7 +168,7 @@ class Entry:
 
     rule: Rule
     hf: tuple[str, ...]
-    """Names on disk. Entries of stacked experts share them: (name, row) is unique."""
+    """Names on disk. Entries of stacked experts share names; (name, row) is unique."""
     megatron: str
     """Megatron name with global layer and expert numbers."""
     shapes: tuple[tuple[int, ...], ...]
@@ -172,7 +176,7 @@ class Entry:
     facts: ModelFacts
     """The facts of this layer."""
     layer: int | None
-    """Layer of the decoder, from 0; None outside of it."""
+    """Layer of the decoder, from 0; None outside the decoder."""
     expert: int | None
     mtp: int | None = None
     """Number of the multi-token-prediction layer, from 0."""
@@ -196,11 +200,11 @@ class WeightTable:
     facts: ModelFacts
     rules: tuple[Rule, ...] = field(repr=False)
     passthrough: tuple[str, ...] = ()
-    """Regular expressions of names on disk that Megatron has no place for (vision towers): carried
-    from folder to folder untouched."""
+    """Regular expressions of names on disk that Megatron has no place for (vision towers); their
+    tensors are copied unchanged from folder to folder."""
     ignored: tuple[str, ...] = ()
-    """Regular expressions of names on disk that hold nothing (buffers that old releases wrote):
-    left out, and told of."""
+    """Regular expressions of names on disk that hold no information (buffers that old releases
+    wrote); they are omitted, and reported."""
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -224,7 +228,7 @@ class WeightTable:
         )
 
     def _places(self) -> Iterator[tuple[Rule, int | None, int | None]]:
-        """(rule, layer, MTP layer), in the order of the model."""
+        """Yield (rule, layer, MTP layer), in the order of the model."""
         after_decoder = ("decoder.", "output_layer.")
         outside = [rule for rule in self.rules if rule.block == "outside"]
         yield from (
@@ -241,7 +245,7 @@ class WeightTable:
         )
 
     def tied(self) -> WeightTable:
-        """Return the same table without an output layer of its own: it is the embedding."""
+        """Return the same table without an output layer, which is then the embedding."""
         rules = tuple(rule for rule in self.rules if not rule.megatron.startswith("output_layer."))
         return replace(self, facts=replace(self.facts, tied_embeddings=True), rules=rules)
 
@@ -297,16 +301,16 @@ class WeightTable:
         return entry.mtp is None or self.facts.trains_mtp
 
     def trains(self, entry: Entry) -> bool:
-        """Return True if the trainer changes the entry: of the indexer of sparse attention and of
-        the tower of a vision-language model, what `model.indexer` and `model.vision` say."""
+        """Return True if the trainer changes the entry. `model.indexer` decides it for the indexer
+        of sparse attention, and `model.vision` for the tower of a vision-language model."""
         if entry.rule.of_vision and self.facts.vision is not None:
             return self.facts.vision.trains(entry.megatron)
         indexer = self.facts.indexer
         return ".indexer." not in entry.megatron or (indexer is not None and indexer.trained)
 
     def changing(self) -> WeightTable:
-        """Return the table without what stays as it is in the tower of a vision-language model:
-        engines have it from the folder, and are not sent it."""
+        """Return the table without the frozen weights of a vision tower: engines load those from
+        the folder, and are not sent them."""
         vision = self.facts.vision
         kept = tuple(
             rule
@@ -316,7 +320,7 @@ class WeightTable:
         return self if kept == self.rules else replace(self, rules=kept)
 
     def is_passthrough(self, name: str) -> bool:
-        """Return True if a tensor on disk is carried past Megatron."""
+        """Return True if a tensor on disk is copied unchanged, as Megatron has no place for it."""
         return any(re.search(pattern, name) for pattern in self.passthrough)
 
     def is_ignored(self, name: str) -> bool:
@@ -369,7 +373,8 @@ class WeightTable:
         return set(self._first_tensors(rule))
 
     def _first_tensors(self, rule: Rule) -> dict[str, tuple[int, ...]]:
-        """Names on disk and shapes where the rule is first applied; none where it never is."""
+        """Map names on disk to shapes, for the first layer that the rule applies to; empty if it
+        applies to none."""
         layers = [layer for layer in range(self.facts.num_layers) if rule.where(self.facts, layer)]
         if (rule.block == "decoder" and not layers) or (
             rule.block == "mtp" and not self.facts.num_mtp_layers
@@ -405,8 +410,8 @@ class WeightTable:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """Read config.json of a model folder. Raises CheckpointError if it is missing, not JSON, or has
-    more layers or experts than can be."""
+    """Read config.json of a model folder. Raises CheckpointError if it is missing, is not JSON, or
+    has impossibly many layers or experts."""
     path = folder / CONFIG_NAME
     try:
         raw = read_json(path)
@@ -436,8 +441,8 @@ _MOST = {
     "depth": 10_000,
     "experts": 100_000,
 }
-"""Largest numbers of fields whose names end so: lengths of tensors, and what has a rule of its own
-for each in the weight table."""
+"""Largest numbers allowed for fields by the end of their names: lengths of tensors, and counts for
+which the weight table has one rule or entry each."""
 
 
 def _require_bounded(config: Mapping[str, object]) -> None:
@@ -454,7 +459,7 @@ def _require_bounded(config: Mapping[str, object]) -> None:
 
 def quantization_config(config: Mapping[str, object]) -> Mapping[str, object] | None:
     """Return the quantization section of a config.json or of its text model; None if the weights
-    are plain."""
+    are not quantised."""
     nested = config.get("text_config")
     quantised = config.get("quantization_config") or (
         nested.get("quantization_config") if isinstance(nested, Mapping) else None

@@ -50,7 +50,7 @@ UNPROVEN: dict[str, str] = {
     "kimi_k25": "transformers has no `kimi_k25`: names are as SGLang loads them; the text model "
     "was compared with transformers' DeepSeek-V3",
 }
-"""model_type -> why its training is refused unless `model.allow_unproven` says otherwise."""
+"""model_type -> why its training is refused unless the recipe sets `model.allow_unproven`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +60,17 @@ class Evidence:
     cases: tuple[str, ...]
     """Names of the tiny models."""
     logits: float | None
-    """Largest difference of Megatron-Core's logits to transformers', float32, relative to the
-    largest logit; None: not compared."""
+    """Largest difference between Megatron-Core's and transformers' logits in float32, relative to
+    the largest logit; None: not compared."""
     logits_why: str
-    """Why they were not compared; empty where they were."""
+    """Why the logits were not compared; empty if they were."""
     layouts: tuple[str, ...]
-    """Under which every tensor came back bit for bit."""
+    """Layouts under which every tensor came back bit for bit."""
     converted: bool
-    """hf -> torch_dist -> hf bit for bit, loaded in between by stock dist_checkpointing."""
+    """True if hf -> torch_dist -> hf gave the same bits, and stock dist_checkpointing could load
+    the step between."""
     when: str
-    """Day, and versions of what was compared."""
+    """Day of the comparison, and versions of what was compared."""
 
 
 def evidence() -> dict[str, Evidence]:

@@ -1,5 +1,5 @@
-"""What a model costs, from its facts alone: bytes of weights, cache bytes of a sequence, FLOPs of a
-token. Pure; the planner rests on it."""
+"""Computes what a model costs from its facts alone: bytes of weights, cache bytes of a sequence,
+FLOPs of a token. Pure; the planner uses it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class CacheCost:
     """Bytes of layers that cache every position: keys and values, the latent of MLA, the indexer's
     keys."""
     window_bytes_per_token: int
-    """Bytes of layers that cache the last `window` positions only."""
+    """Bytes of layers that cache only the last `window` positions."""
     window: int
     state_bytes: int
-    """Bytes of layers whose memory does not grow: float32 state of gated delta net and Mamba-2, and
-    their convolutions' last inputs."""
+    """Bytes of layers whose memory does not grow: the float32 state of gated delta nets and
+    Mamba-2, and the last inputs of their convolutions."""
 
     def bytes_of(self, context: int) -> int:
         """Return the bytes of a sequence of `context` tokens."""
@@ -39,22 +39,22 @@ class CacheCost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFlops:
     """Counts the floating-point operations of one token; a multiply-add counts as two. Softmax,
-    norms and activations are left out, as is customary."""
+    norms and activations are not counted, as is customary."""
 
     matmul: int
     """2 x every weight that the token is multiplied with (Kaplan et al., arXiv 2001.08361, table
-    1): active experts only, the output layer, not the lookup of the embedding."""
+    1): only active experts, with the output layer, without the lookup of the embedding."""
     attention_per_position: int
-    """For each position that the token looks at, over the layers that look at all of them: 2 (q k)
-    + 2 (p v) per head dim."""
+    """FLOPs per position of the layers that attend to all positions: 2 (q k) + 2 (p v) per head
+    dim."""
     window_per_position: int
     """FLOPs per position of the layers that attend to the last `window` positions, or to as many
-    chosen by an indexer."""
+    that an indexer chooses."""
     window: int
     recurrence: int
-    """State updates of gated delta net (arXiv 2412.06464, eq. 10: decay, k S, rank-one update, q S)
-    and Mamba-2 (arXiv 2405.21060, section 2: decay, rank-one update, C h) in their recurrent
-    form."""
+    """FLOPs of state updates in recurrent form: gated delta net (arXiv 2412.06464, eq. 10:
+    decay, k S, rank-one update, q S) and Mamba-2 (arXiv 2405.21060, section 2: decay, rank-one
+    update, C h)."""
 
     def forward(self, context: int) -> int:
         """Return the FLOPs of a token that attends to `context` positions, including its own."""
@@ -76,7 +76,8 @@ class TokenFlops:
 
 
 def weight_bytes(weights: WeightTable, *, dtype: str | None = None) -> int:
-    """Return the bytes of all weights without MTP layers, in `dtype` (None: the config's)."""
+    """Return the bytes of all weights in `dtype` (None: that of the config), with MTP layers only
+    if they are trained."""
     return weights.num_parameters * DTYPE_BYTES[dtype or weights.facts.dtype]
 
 
@@ -102,7 +103,7 @@ def cache_cost(facts: ModelFacts, *, dtype: str = "bfloat16") -> CacheCost:
 
 
 def _cached_per_token(facts: ModelFacts, layer: Layer) -> int:
-    """Numbers that a layer keeps of a token."""
+    """Return how many numbers a layer caches per token."""
     if layer.mixer == "mla":
         assert facts.mla is not None
         latent = facts.mla.kv_lora_rank + facts.mla.qk_rope_head_dim
@@ -195,8 +196,9 @@ def _per_position(facts: ModelFacts, layer: Layer) -> int:
 
 
 def _per_compressed(facts: ModelFacts, layer: Layer) -> int:
-    """For each position, of the entry that it is a part of. The indexer takes at most `topk`
-    entries, which is not counted: for long contexts this is too much."""
+    """Return the FLOPs per position of a layer with compressed attention; each position counts as
+    its share of an entry. All entries are counted although the indexer takes at most `topk`, so the
+    result is too high for long contexts."""
     assert facts.compressed is not None and facts.indexer is not None
     look = 4 * facts.num_heads * facts.head_dim
     if layer.compression == "sparse":
@@ -216,8 +218,8 @@ def _recurrence(facts: ModelFacts, layer: Layer) -> int:
 
 
 GROUPED_UP_TO = 2**18
-"""Numbers of an expert's first matrix up to which a CPU computes experts faster together: forward
-and backward pass took 0.4 to 0.95 of a loop's time there, and 1.15 at 786,432."""
+"""Size of an expert's first matrix up to which a CPU computes experts faster in one product:
+forward and backward pass then took 0.4 to 0.95 of a loop's time, but 1.15 at 786,432."""
 
 
 def groups_experts(*, numbers: int, dtype: object, on_cpu: bool) -> bool:

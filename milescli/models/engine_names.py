@@ -1,13 +1,14 @@
 """Translates TransformerEngine's names of weights to those of Megatron-Core's own modules, which
-the weight tables use: a norm fused into the linear layer after it, and experts in one grouped
-layer. The only place that knows these names; the trainer and the checkpoints call it."""
+the weight tables use: TransformerEngine fuses a norm into the linear layer after it, and experts
+into one grouped layer. The only place that knows these names; the trainer and the checkpoints call
+it."""
 
 from __future__ import annotations
 
 import re
 
 _LAYER = r"(layers\.\d+(?:\.\w+_layer)?)"
-"""A layer of the decoder, or the one within a multi-token-prediction layer."""
+"""Pattern of a decoder layer, or of the one within a multi-token-prediction layer."""
 _FUSED_NORMS: tuple[tuple[str, str, str], ...] = (
     ("plain", "input_layernorm", "self_attention.linear_qkv"),
     ("gated_delta", "input_layernorm", "self_attention.in_proj"),
@@ -16,7 +17,7 @@ _FUSED_NORMS: tuple[tuple[str, str, str], ...] = (
     ("mla", "self_attention.kv_layernorm", "self_attention.linear_kv_up_proj"),
     ("mamba", "norm", "mixer.in_proj"),
 )
-"""(mixer of the layer, the norm by itself, the linear layer that it is fused into)"""
+"""(mixer of the layer, the separate norm, the linear layer that it is fused into)"""
 _FUSE = tuple(
     (mixer, re.compile(rf"{_LAYER}\.{norm}\.(\w+)$"), rf"\1.{linear}.layer_norm_\2")
     for mixer, norm, linear in _FUSED_NORMS

@@ -1,5 +1,5 @@
-"""Defines what a model is, as plain numbers from config.json. Families fill it, every room may read
-it. Loads no torch."""
+"""Defines the facts of a model, as plain numbers from config.json. Families fill them in, and every
+package may read them. Loads no torch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from math import gcd
 from typing import Literal
 
 Mixer = Literal["full", "sliding", "mla", "gated_delta", "mamba", "compressed", "none"]
-"""What mixes tokens in a layer: attention over all positions, attention over a window, multi-head
+"""How a layer mixes tokens: attention over all positions, attention over a window, multi-head
 latent attention, gated delta net (linear attention), Mamba-2, attention over a window and
-compressed positions (DeepSeek-V4), nothing."""
+compressed positions (DeepSeek-V4), or not at all."""
 Mlp = Literal["dense", "moe", "none"]
 
 
@@ -24,17 +24,18 @@ class Layer:
     num_kv_heads: int | None = None
     head_dim: int | None = None
     key_is_value: bool = False
-    """The values are what the keys' projection gives (Gemma 4)."""
+    """True if the keys' projection also gives the values (Gemma 4)."""
     unrotated: bool = False
-    """Attention without a rotary embedding, between layers that have one (SmolLM3)."""
+    """True if attention has no rotary embedding in this layer, though other layers have one
+    (SmolLM3)."""
     shares_choice: bool = False
     """True if sparse attention reuses the positions that the layer before chose, and has no indexer
     (arXiv 2603.12201)."""
     compression: Literal["none", "sparse", "heavy"] = "none"
-    """Kind of compressed attention: beyond the window, the layer sees nothing, entries that an
-    indexer chooses, or all entries of a coarser kind."""
+    """Kind of compressed attention, by what the layer sees beyond its window: none: nothing;
+    sparse: entries that an indexer chooses; heavy: all entries, each of more positions."""
     hash_routing: bool = False
-    """The token's number alone chooses its experts, by a table."""
+    """True if a table maps the token's id to its experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +46,21 @@ class RopeScaling:
     factor: float
     original_max_positions: int
     low_freq_factor: float = 1.0
-    """llama3"""
+    """Used by llama3."""
     high_freq_factor: float = 4.0
-    """llama3"""
+    """Used by llama3."""
     beta_fast: float = 32.0
-    """yarn"""
+    """Used by yarn."""
     beta_slow: float = 1.0
-    """yarn"""
+    """Used by yarn."""
     mscale: float | None = None
-    """yarn, as DeepSeek writes it"""
+    """Used by yarn, as DeepSeek writes it."""
     mscale_all_dim: float | None = None
-    """yarn, as DeepSeek writes it: scales the softmax"""
+    """Used by yarn, as DeepSeek writes it; scales the softmax."""
     attention_factor: float | None = None
-    """yarn: of cos and sin; None: by the formula of the paper"""
+    """Used by yarn: factor of cos and sin; None: from the formula of the paper."""
     truncate: bool = True
-    """yarn: the borders of the ramp are whole dims (gpt-oss: not)"""
+    """Used by yarn: True if the ends of the ramp are rounded to whole dims (gpt-oss: False)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,56 +69,59 @@ class Rope:
 
     theta: float
     share: float = 1.0
-    """Part of each head's dims that is rotated, from the first (`partial_rotary_factor`)."""
+    """Share of each head's dims that is rotated, counted from the first (`partial_rotary_factor`).
+    """
     interleaved: bool = False
-    """Dims are rotated in neighbouring pairs (0, 1), (2, 3) as GPT-J did, instead of halves as
-    GPT-NeoX did."""
+    """True if dims are rotated in neighbouring pairs (0, 1), (2, 3) as in GPT-J; otherwise in
+    halves as in GPT-NeoX."""
     proportional: bool = False
     """True if, of the angles of the whole head, the first `share` rotate and the rest stay fixed
     (Gemma 4); otherwise the head's first dims have their own angles."""
     scaling: RopeScaling | None = None
     sections: tuple[int, int, int] | None = None
-    """M-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1): how many angles turn with a token's time,
-    row and column, which differ in images alone; None: all turn with its one position."""
+    """M-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1): how many angles use a token's time, its row
+    and its column, which differ only in images; None: all angles use its one position."""
     sections_interleaved: bool = False
-    """The three take turns from the first angle on (Qwen3-VL), instead of one after the other."""
+    """True if the three sections alternate from the first angle on (Qwen3-VL); otherwise one
+    follows the other."""
 
 
 _PROJECTORS = ("vision.merger.", "vision.deepstack_merger_list.", "vision.multi_modal_projector.")
-"""Before the Megatron names of what turns a tower's features into tokens."""
+"""Prefixes of Megatron names of the projectors, which turn a tower's features into tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
-    """Describes the tower that makes tokens of images, and its projector. The trainer computes it
-    with transformers' module, in front of the decoder."""
+    """Describes the tower and projector that make tokens of images. The trainer computes them with
+    transformers' module, before the decoder."""
 
     tower: Literal["qwen2_5_vl", "qwen3_vl", "siglip"]
-    """Which module; siglip: with Gemma 3's projector behind it."""
+    """Name of transformers' module; siglip is followed by Gemma 3's projector."""
     config: str
-    """JSON of the `vision_config`, of which that module is made."""
+    """JSON of the `vision_config` from which the module is made."""
     depth: int
     hidden_size: int
     ffn_hidden_size: int
     out_hidden_size: int
-    """The decoder's hidden_size."""
+    """Equals the decoder's hidden_size."""
     patch_shape: tuple[int, int, int, int]
-    """Channels, frames, rows and columns of a patch of pixels."""
+    """[4] channels, frames, rows and columns of a patch of pixels."""
     merge_size: int
-    """So many rows and columns of patches become one token."""
+    """This many rows and this many columns of patches become one token."""
     num_positions: int = 0
-    """Learned position embeddings; 0: none."""
+    """Number of learned position embeddings; 0: none."""
     deepstack: tuple[int, ...] = ()
-    """Layers of the tower, from 0, whose projected outputs are added to the outputs of as many
-    first layers of the decoder (arXiv 2406.04334)."""
+    """Layers of the tower, from 0, whose projected outputs are added to the outputs of the
+    decoder's first layers, one each (arXiv 2406.04334)."""
     image_token_id: int
     mutual: bool = False
-    """Tokens of an image see each other, those behind them, too (Gemma 3)."""
+    """True if all tokens of an image attend to each other, also to later ones (Gemma 3)."""
     trained: Literal["frozen", "projector", "all"] = "frozen"
-    """Which of its weights are trained (`model.vision`)."""
+    """Which weights of the tower and projector are trained (`model.vision`)."""
 
     def trains(self, name: str) -> bool:
-        """Return True if the weight of this Megatron name, which the tower has, is trained."""
+        """Return True if the weight with this Megatron name, one of the tower or projector, is
+        trained."""
         is_projector = name.startswith(_PROJECTORS)
         return self.trained == "all" or (self.trained == "projector" and is_projector)
 
@@ -127,14 +131,14 @@ class Mla:
     """Describes multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
 
     q_lora_rank: int
-    """0: queries are projected at once"""
+    """0: queries are projected directly."""
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
     norm_eps: float = 1e-6
-    """Epsilon of the latents' norms. Hugging Face's implementation keeps this value, whatever
-    `rms_norm_eps` says."""
+    """Epsilon of the latents' norms. Hugging Face's implementation uses this value and ignores
+    `rms_norm_eps`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +149,8 @@ class Indexer:
     head_dim: int
     topk: int
     rope_interleaved: bool = False
-    """True if its first dims are rotated in neighbouring pairs, as with `Rope.interleaved`; else in
-    halves."""
+    """True if its first dims are rotated in neighbouring pairs, as with `Rope.interleaved`;
+    otherwise in halves."""
     norm_eps: float = 1e-6
     trained: bool = False
     """True if its weights are trained (`model.indexer`)."""
@@ -162,7 +166,7 @@ class GatedDelta:
     value_head_dim: int
     conv_kernel: int
     float32: bool = False
-    """The decay and the norm after it are in float32, whatever the other weights are in
+    """True if the decay and the norm after it are float32, whatever dtype the other weights have
     (`mamba_ssm_dtype`)."""
 
 
@@ -189,31 +193,31 @@ class Compressed:
 
     q_lora_rank: int
     sparse_rate: int
-    """Positions per entry in layers of `sparse` compression."""
+    """Positions per entry in layers with `sparse` compression."""
     heavy_rate: int
-    """The same for `heavy`."""
+    """Positions per entry in layers with `heavy` compression."""
     output_groups: int
-    """Groups of heads that are projected by themselves."""
+    """Number of groups of heads, each with its own projection."""
     output_rank: int
     """Width to which each group is projected."""
     rope_head_dim: int
-    """The last so many dims of each head are rotated."""
+    """Number of dims that are rotated, at the end of each head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HyperConnections:
-    """Describes residual streams beside each other, mixed before and after each part of a layer
+    """Describes parallel residual streams, which are mixed before and after each part of a layer
     (DeepSeek-V4's report, section 2.2)."""
 
     num_streams: int
     sinkhorn_rounds: int = 20
-    """Rounds in which the rows and columns of a mixing matrix are scaled to sum to 1."""
+    """Number of rounds that scale the rows and columns of a mixing matrix to sum to 1."""
     eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Holds everything about a model that any room needs without loading it."""
+    """Holds everything about a model that a package needs without loading it."""
 
     family: str
     """`model_type` of the (text) config: qwen3, qwen3_moe, ..."""
@@ -226,35 +230,36 @@ class ModelFacts:
     """Width of the dense layers' MLP; 0 if there are none."""
     vocab_size: int
     tied_embeddings: bool
-    """The output layer uses the embedding's weight."""
+    """True if the output layer uses the embedding's weight."""
     rope: Rope | None
     """None: positions are not embedded (Nemotron-H)."""
     norm_eps: float
     max_position_embeddings: int
     qk_norm: bool
-    """Queries and keys are normalised per head before the rotary embedding."""
+    """True if queries and keys are normalised per head before the rotary embedding."""
     qkv_bias: bool
     """True if query, key and value projections have a bias."""
     layers: tuple[Layer, ...]
     """[num_layers]"""
     # attention
     qk_norm_over_heads: bool = False
-    """The norms of queries and keys are over all heads of a position together (MiniMax-M2)."""
+    """True if queries and keys are normalised over all heads of a position together (MiniMax-M2).
+    """
     attention_output_bias: bool = False
     attention_output_gate: bool = False
-    """The attention's output is multiplied by the sigmoid of a gate, projected beside the
-    queries."""
+    """True if the attention's output is multiplied by the sigmoid of a gate, which is projected
+    together with the queries."""
     attention_sinks: bool = False
-    """A learned logit per head takes part in the softmax."""
+    """True if a learned logit per head takes part in the softmax."""
     attention_scale: float | None = None
     """Scale of the attention logits; None: head_dim ** -0.5."""
     attention_softcap: float | None = None
     sliding_window: int = 0
-    """Positions that a `sliding` layer sees, its own included."""
+    """Number of positions that a `sliding` layer attends to, its own included."""
     rope_sliding: Rope | None = None
     """Rotary embedding of `sliding` layers; None: `rope`."""
     value_norm: bool = False
-    """Values are normalised per head, without a weight (Gemma 4)."""
+    """True if values are normalised per head, without a weight (Gemma 4)."""
     mla: Mla | None = None
     indexer: Indexer | None = None
     gated_delta: GatedDelta | None = None
@@ -265,63 +270,64 @@ class ModelFacts:
     activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
     """clamped_swiglu: gpt-oss's (up + 1) * gate * sigmoid(1.702 gate) with both clamped."""
     activation_limit: float | None = None
-    """The gate is clamped to at most this and what it is multiplied with to +- this, before the
-    activation."""
+    """Limit before the activation: the gate is clamped to at most this, and its factor to +- this.
+    """
     gated_mlp: bool = True
     mlp_bias: bool = False
     # experts
     num_experts: int = 0
-    """0 for a dense model."""
+    """Number of experts per layer; 0 for a dense model."""
     topk: int = 0
-    """Experts per token."""
+    """Number of experts per token."""
     moe_ffn_hidden_size: int = 0
     """Width of one expert."""
     normalize_topk: bool = False
-    """The chosen experts' probabilities are scaled to sum to 1."""
+    """True if the chosen experts' probabilities are scaled to sum to 1."""
     shared_expert_ffn_hidden_size: int = 0
     """Width of all shared experts together; 0 if there are none."""
     shared_expert_gate: bool = False
-    """The shared expert's output is multiplied by the sigmoid of a gate."""
+    """True if the shared expert's output is multiplied by the sigmoid of a gate."""
     router_score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     router_bias: bool = False
-    """A correction is added to the scores for the choice of experts, not for their weights
+    """True if a correction is added to the scores when experts are chosen, but not to their weights
     (`e_score_correction_bias`)."""
     router_groups: int = 1
-    """Experts are chosen among the best `router_topk_groups` of so many groups."""
+    """Number of groups of experts; experts are chosen from the best `router_topk_groups` of them.
+    """
     router_topk_groups: int = 1
     router_scaling: float = 1.0
-    """The chosen experts' weights are multiplied by this."""
+    """Factor of the chosen experts' weights."""
     moe_latent_size: int = 0
-    """Experts work at this width instead of hidden_size, between two projections; 0: they do
-    not."""
+    """Width of the experts' inputs and outputs, between two projections; 0: hidden_size, without
+    projections."""
     experts_beside_mlp: bool = False
-    """The shared expert is a plain MLP beside the routed ones, and each of the two has norms of its
-    own before and after; the router sees the layer's input, normalised, and scales it and the
-    experts' weights with learned numbers (Gemma 4)."""
+    """True if the shared expert is a plain MLP parallel to the routed experts, each with its own
+    norms before and after. The router then sees the normalised input of the layer, and scales it
+    and the experts' weights with learned numbers (Gemma 4)."""
     # the rest of a layer, and of the model
     layer_scalar: bool = False
-    """The output of a layer is multiplied by a number, which is no parameter (Gemma 4)."""
+    """True if the output of a layer is multiplied by a number that is not a parameter (Gemma 4)."""
     norm_zero_centered: bool = False
-    """Norms multiply by 1 + weight (as stored, so that nothing is rounded)."""
+    """True if norms multiply by 1 + weight (stored like this, so that nothing is rounded)."""
     sandwich_norms: bool = False
-    """The outputs of attention and MLP are normalised too, before they are added."""
+    """True if the outputs of attention and MLP are also normalised, before they are added."""
     logit_softcap: float | None = None
     embedding_scale: float | None = None
     scores: bool = False
     """True if the model gives a score instead of a next token (reward models, critics): its output
     layer is one row."""
     num_mtp_layers: int = 0
-    """Multi-token-prediction layers that the release has."""
+    """Number of multi-token-prediction layers in the release."""
     trains_mtp: bool = False
-    """They are trained with the model, and counted with it; else they are converted and exported
-    alone."""
+    """True if MTP layers are trained and counted with the model; otherwise they are only converted
+    and exported."""
     mtp_layers: tuple[Layer, ...] = ()
-    """Where a multi-token-prediction layer is made of several layers (Nemotron-H): those of each,
-    in order."""
+    """The layers within each multi-token-prediction layer, in order, if it has several
+    (Nemotron-H)."""
     multimodal: bool = False
-    """The release has towers beside the text model, which are passed through."""
+    """True if the release has towers besides the text model; they are passed through."""
     vision: Vision | None = None
-    """The tower that is computed; None: the model sees no images here."""
+    """The tower that is computed; None: the model gets no images in miles."""
     dtype: str = "float32"
     """Dtype of the weights on disk, according to the config: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...] = ()
@@ -362,7 +368,7 @@ class ModelFacts:
 
     @property
     def num_indexers(self) -> int:
-        """Return the number of layers that choose positions or entries for themselves."""
+        """Return the number of layers with their own indexer."""
         own = sum(
             layer.compression == "sparse" if self.compressed else not layer.shares_choice
             for layer in self.layers

@@ -1,4 +1,4 @@
-"""Reading fields of a config.json with named refusals. Used by the family files."""
+"""Reads fields of a config.json, and refuses wrong ones by name. Used by the family files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def number(
 
 _SCALINGS = ("linear", "llama3", "yarn")
 _ROPE_TOP_LEVEL = ("rope_theta", "original_max_position_embeddings")
-"""Fields of a rotary embedding that stand beside its object in old configs."""
+"""Fields of a rotary embedding that old configs store outside its object."""
 _SHARE = "partial_rotary_factor"
 
 
@@ -87,8 +87,8 @@ def rope(
 
 
 def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Mapping[str, object]:
-    """The parameters, with `rope_type`; empty where there are none. Both objects may be there if
-    they say nothing different."""
+    """Return the parameters of a rotary embedding, with `rope_type`; empty if there are none. A
+    config may have both objects if they do not contradict each other."""
     objects = []
     for name in ("rope_parameters", "rope_scaling"):
         nested = config.get(name) or {}

@@ -1,5 +1,5 @@
-"""Weights of gated delta nets (arXiv 2412.06464): how Hugging Face and Megatron hold them. A family
-file picks the form of its disks."""
+"""Holds the rules of gated delta nets (arXiv 2412.06464): how Hugging Face and Megatron store their
+weights. A family file picks the form that its folders have."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _split_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
 
 
 def _ungroup(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Qwen3-Next's disk form, per key head its query, key, values and gates, and its betas and
-    alphas -> the six parts."""
+    """Split Qwen3-Next's form on disk into the six parts. It stores per key head its query, key,
+    values and gates in one tensor, and its betas and alphas in another."""
     qkvz, ba = tensors
     delta = _delta(facts)
     per_key = delta.num_value_heads // delta.num_key_heads
@@ -66,20 +66,20 @@ def _ungroup(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
 
 
 def _group(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `_ungroup`."""
+    """Join the six parts to Qwen3-Next's form on disk; inverts `_ungroup`."""
     per_key = [part.reshape(_delta(facts).num_key_heads, -1, *part.shape[1:]) for part in parts]
     joined = (join(per_key[:4], dim=1), join(per_key[4:], dim=1))
     return [part.reshape(-1, *part.shape[2:]) for part in joined]
 
 
 def _separate(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Qwen3.5's disk form: query, key and value after each other, gate, beta, alpha -> the six
-    parts."""
+    """Split Qwen3.5's form on disk into the six parts. It stores query, key and value in one
+    tensor, then gate, beta and alpha in one each."""
     return [*_split_qkv(tensors[:1], facts), *tensors[1:]]
 
 
 def _together(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `_separate`."""
+    """Join the six parts to Qwen3.5's form on disk; inverts `_separate`."""
     return [concatenate(parts[:3], facts), *parts[3:]]
 
 
@@ -102,7 +102,7 @@ SEPARATE_IN_PROJ = Rule(
     pack=_together,
     suffixes=(".query", ".key", ".value", ".z", ".beta", ".alpha"),
 )
-"""Qwen3.5"""
+"""Rule of the input projection in Qwen3.5's form."""
 GROUPED_IN_PROJ = replace(
     SEPARATE_IN_PROJ,
     hf=(_HF + "in_proj_qkvz.weight", _HF + "in_proj_ba.weight"),
@@ -113,7 +113,7 @@ GROUPED_IN_PROJ = replace(
     unpack=_ungroup,
     pack=_group,
 )
-"""Qwen3-Next"""
+"""Rule of the input projection in Qwen3-Next's form."""
 _CONV = Rule(
     hf=(_HF + "conv1d.weight",),
     megatron=_MEGATRON + "conv1d.weight",
@@ -136,7 +136,7 @@ _NORM = tensor_rule(
     lambda f: _delta(f).value_head_dim,
     where=_LINEAR,
 )
-"""The one norm of these families that is not around zero."""
+"""The only norm of these families that is not zero-centered."""
 _OUTPUT = tensor_rule(
     _HF + "out_proj.weight",
     _MEGATRON + "out_proj.weight",

@@ -1,6 +1,6 @@
-"""What Qwen3-Next and Qwen3.5 share: layers of gated delta net (linear attention) with gated full
-attention every few layers, norms around zero, a multi-token-prediction layer. Facts and rules; the
-family files call it."""
+"""Holds what Qwen3-Next and Qwen3.5 share: layers of gated delta net (linear attention) with gated
+full attention every few layers, zero-centered norms, a multi-token-prediction layer. Facts and
+rules; the family files call it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MTP_HF = "mtp.layers.{mtp}."
 _SHARE, _USUAL_SHARE = "partial_rotary_factor", 0.25
 _NESTED = "model.language_model."
 VISION = (r"^model\.visual\.",)
-"""Names of the tower that multimodal releases have beside the text model."""
+"""Patterns of names of the tower that multimodal releases have besides the text model."""
 
 
 def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
@@ -145,8 +145,9 @@ def _layer_types(config: Mapping[str, object], num_layers: int) -> Sequence[str]
 
 
 def _with_share(config: Mapping[str, object]) -> Mapping[str, object]:
-    """A quarter of each head's dims is rotated where neither place says otherwise. transformers
-    writes that default beside an object that says otherwise, and goes by the object."""
+    """Return the config with the share of each head's dims that is rotated; it is a quarter if the
+    config does not say. transformers writes that default beside an object with another value, and
+    uses the object's."""
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
     is_nested = isinstance(nested, Mapping) and nested.get(_SHARE) is not None
     outer = config.get(_SHARE)
@@ -174,9 +175,9 @@ def _gated_delta(config: Mapping[str, object]) -> GatedDelta:
 
 
 def _fuse_gated_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """q [heads * 2 * d, ...] (each head's query, then its gate), k and v [groups * d, ...] ->
-    [groups, 2 * heads / groups + 2, d, ...] flattened: per key-value head its queries, their gates,
-    its key, its value."""
+    """Interleave q [heads * 2 * d, ...] (each head's query, then its gate), k and v [groups * d,
+    ...] to [groups, 2 * heads / groups + 2, d, ...], flattened: per key-value head its queries,
+    their gates, its key, its value."""
     query, key, value = tensors
     dim, rest = facts.head_dim, key.shape[1:]
     groups = key.shape[0] // dim
@@ -191,7 +192,7 @@ def _fuse_gated_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
 
 
 def _split_gated_qkv(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `_fuse_gated_qkv`."""
+    """Split a fused tensor into q, k and v; inverts `_fuse_gated_qkv`."""
     per_group, rest = facts.num_query_heads_per_group, tensor.shape[1:]
     grouped = tensor.reshape(-1, 2 * per_group + 2, facts.head_dim, *rest)
     query, gate, key, value = grouped.split([per_group, per_group, 1, 1], dim=1)
@@ -217,7 +218,7 @@ _ATTENTION = tuple(
 _EH_PROJ = layers.mtp_part(
     "mtp.fc.weight", "eh_proj.weight", hidden, lambda f: 2 * f.hidden_size, sharding=COLUMN
 )
-"""Both sides put the embedding before the hidden state."""
+"""Both Hugging Face and Megatron put the embedding before the hidden state."""
 _MTP_NORMS = tuple(
     layers.mtp_part(f"mtp.{hf}.weight", f"{megatron}.weight", hidden)
     for hf, megatron in (
@@ -255,9 +256,8 @@ def table(facts: ModelFacts, *, in_proj: Rule, experts: tuple[Rule, ...] = ()) -
 
 
 def either_prefix(facts: ModelFacts, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Return the rules with the names of the release, and with the other names as an alternative
-    form: transformers keeps the multimodal names when it saves the text model of a multimodal
-    release."""
+    """Return the rules with the names of the release, and with the other names as an alternative:
+    transformers keeps the multimodal names when it saves the text model of a multimodal release."""
     plain, multimodal = rules, layers.prefixed(rules, _NESTED)
     first, second = (multimodal, plain) if facts.multimodal else (plain, multimodal)
     return tuple(

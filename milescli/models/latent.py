@@ -1,6 +1,6 @@
-"""Shares code among the families of multi-head latent attention (DeepSeek, Kimi, GLM): facts from
+"""Shares code among the families with multi-head latent attention (DeepSeek, Kimi, GLM): facts from
 their configs, and the rules of their attention, of the indexer of sparse attention and of their
-multi-token-prediction layers. It is no family itself."""
+multi-token-prediction layers. It is not itself a family."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _SUPPORTED: tuple[tuple[str, object, str], ...] = (
 """(key of config.json, the only value that is computed, why)"""
 LATENT_LAYERS = mixer_layers("mla")
 OLD_BUFFERS = r"\.self_attn\.rotary_emb\.inv_freq$"
-"""Frequencies that follow from config.json, and that some releases hold in every layer."""
+"""Pattern of rotary frequencies, which some releases store in every layer although they follow from
+config.json."""
 
 
 def mla(config: Mapping[str, object]) -> Mla:
@@ -54,7 +55,8 @@ def mla(config: Mapping[str, object]) -> Mla:
 
 
 def rope(config: Mapping[str, object]) -> Rope:
-    """Parse the rotary embedding of the rotated part of each head, all of which is rotated."""
+    """Parse the rotary embedding. It covers a separate part of each head, all of which is
+    rotated."""
     positions = fields.rope(
         config, interleaved=fields.number(config, "rope_interleave", default=True, kind=bool)
     )
@@ -168,7 +170,7 @@ def _check_indexer(config: Mapping[str, object], indexer: Indexer, sizes: Mla) -
 
 
 def _refuse(wrong: tuple[str, str] | None) -> None:
-    """Raise CheckpointError for a field and what is wrong with it; None: nothing is."""
+    """Raise CheckpointError for (field, what is wrong with it); do nothing for None."""
     if wrong:
         raise CheckpointError(
             f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="correct config.json"

@@ -1,5 +1,5 @@
-"""Rules that many families share: embedding, norms, grouped attention, gated MLP, experts. A family
-file picks from them."""
+"""Holds rules that many families share: embedding, norms, grouped attention, gated MLP, experts. A
+family file picks from them."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def prefixed(rules: tuple[Rule, ...], prefix: str) -> tuple[Rule, ...]:
 
 
 def renamed(rules: tuple[Rule, ...], names: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Return the rules with parts of their names on disk replaced, in the order of `names`; other
-    forms keep theirs."""
+    """Return the rules with parts of their names on disk replaced, in the order of `names`;
+    alternatives keep their names."""
 
     def new(name: str) -> str:
         for part, own in names.items():
@@ -313,8 +313,8 @@ MTP_FRAME = (
         )
     ),
 )
-"""What stands around the layer in a multi-token-prediction layer (arXiv 2412.19437, section 2.2)
-under DeepSeek's names, which GLM uses too: norms, the projection of embedding and hidden state, the
-norm after the layer, and copies of embedding and output layer that some releases hold. Megatron's
-module shares those two with the model; the copies lie beside it under names of their own, so that a
-folder comes back as it was."""
+"""Rules around the decoder layer in a multi-token-prediction layer (arXiv 2412.19437, section 2.2),
+with DeepSeek's names, which GLM uses too: norms, the projection of embedding and hidden state, the
+norm after the layer, and the copies of embedding and output layer that some releases hold.
+Megatron's module shares the latter two with the model; the copies get their own names, so that
+converting back gives the same folder."""

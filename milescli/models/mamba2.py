@@ -1,5 +1,5 @@
-"""Weights of Mamba-2 layers (arXiv 2405.21060) under the names of Hugging Face and of Megatron's
-MambaLayer. A family file takes them."""
+"""Holds the rules of Mamba-2 layers (arXiv 2405.21060), with the names of Hugging Face and of
+Megatron's MambaLayer. A family file uses them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _inner_size(facts: ModelFacts) -> int:
 
 
 def _conv_sizes(facts: ModelFacts) -> list[int]:
-    """Channels of the convolution: x, B, C."""
+    """Return the numbers of channels of the convolution's parts: x, B, C."""
     return [_inner_size(facts), *[_mamba(facts).num_groups * _mamba(facts).state_size] * 2]
 
 
 def _in_proj_sizes(facts: ModelFacts) -> list[int]:
-    """Rows of in_proj: the gate z; x, B, C; the time steps dt."""
+    """Return the numbers of rows of in_proj's parts: the gate z; x, B, C; the time steps dt."""
     return [_inner_size(facts), *_conv_sizes(facts), _num_heads(facts)]
 
 
@@ -46,8 +46,8 @@ def _parted(
     sizes: Callable,
     suffixes: tuple[str, ...],
 ) -> Rule:
-    """A tensor of parts one after the other. Each rank holds its cut of every part, one after the
-    other again."""
+    """Return the rule of a tensor whose parts lie one after the other. Each rank holds its cut of
+    every part, in the same order."""
     return Rule(
         hf=(_HF + name,),
         megatron=_MEGATRON + name,
@@ -98,4 +98,4 @@ RULES = (
     _single("mixer.norm.weight", _inner_size),
     _single("mixer.out_proj.weight", hidden, _inner_size, sharding=ROW),
 )
-"""Rules of a layer: its norm and its mixer."""
+"""Rules of a layer's norm and mixer."""

@@ -1,5 +1,5 @@
 """Selects the multi-token-prediction layers that the trainer trains. Called before a device is
-taken, and by the trainer's ranks."""
+used, and by the trainer's ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINABLE = (
     "qwen3_5_moe",
     "qwen3_next",
 )
-"""Families whose layer was compared with an independent implementation."""
+"""Families whose MTP layer was compared with an independent implementation."""
 _OFF = "--set train.mtp.loss_weight=null"
 
 

@@ -1,11 +1,11 @@
-"""Which tensors of a model are quantised in a number format, and why the others are not: the one
-table of exemptions, for trainer, publishing, export and plan alike. Pure functions of the weight
-table; no tensor is touched.
+"""Chooses which tensors of a model are quantised in a number format, and says why the others are
+not: the only table of exemptions, for trainer, publishing, export and plan alike. Pure functions of
+the weight table; no tensor is read.
 
 It follows what the families' own releases store: FP8 for every linear layer of attention and MLP
 (DeepSeek, Kimi K2, Qwen, GLM-5), INT4 for routed experts alone (Kimi K2 Thinking), NVFP4 for MLPs
 and for attention that is not latent (NVIDIA's), MXFP4 for gpt-oss's experts. Norms, embeddings,
-output layers, routers and what is small or sets decays are never quantised.
+output layers, routers, small tensors and those that set decays are never quantised.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Format:
     scale_bytes: int
     """Bytes of the scale of one block."""
     kinds: frozenset[str]
-    """Kinds of tensors that releases store in it, as `kind_of` names them."""
+    """Kinds of tensors that releases store in this format, as `kind_of` names them."""
 
     def bytes_of(self, shape: Sequence[int]) -> int:
         """Return the bytes of numbers and scales of a tensor [..., rows, columns]."""
@@ -59,7 +59,7 @@ FP8_BLOCK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Says into how many parts one side (trainer, engines) cuts matrices over its ranks."""
+    """Says into how many parts one side (trainer or engines) cuts matrices over its ranks."""
 
     dense: int = 1
     experts: int = 1
@@ -76,7 +76,7 @@ _LINEAR = {
     **dict.fromkeys(("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "out_proj"), "linear attention"),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj", "gate_up_proj"), "mlp"),
 }
-"""Last part of a module's name on disk -> what it belongs to."""
+"""Last part of a module's name on disk -> the kind of module that it is part of."""
 _NEVER = (
     (r"(embed_tokens|embeddings?)$", "embeddings are looked up, not multiplied"),
     (r"(lm_head|shared_head\.head)$", "the output layer chooses between tokens"),
@@ -88,7 +88,8 @@ _NEVER = (
     (r"(eh_proj|mtp\.fc)$", "releases keep the projection before a multi-token-prediction layer"),
 )
 _SERVED_TOGETHER = (("q_a_proj", "kv_a_proj_with_mqa"), ("in_proj_qkv", "in_proj_z"))
-"""Modules that an engine fuses although the table does not: all or none of them are quantised."""
+"""Modules that an engine fuses although the table does not: either all of them are quantised or
+none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +101,14 @@ class Choice:
     form: Quantised | None
     """None: it is stored plain."""
     reason: str
-    """Why it is plain; empty where it is quantised."""
+    """Why it is stored plain; empty if it is quantised."""
     fused: tuple[str, ...]
-    """Names that engines multiply at once, this one among them: they share a global scale."""
+    """Names that engines multiply at once, including this one: they share a global scale."""
 
 
 def with_single_experts(table: WeightTable) -> WeightTable:
     """Return the table in the form of quantised releases, which store each expert separately.
-    gpt-oss has no such form and stays."""
+    gpt-oss has no such form, and keeps its own."""
     return replace(table, rules=tuple(_single(rule) for rule in table.rules))
 
 
@@ -132,12 +133,9 @@ def choose(
     alike: bool = False,
 ) -> dict[str, Choice]:
     """Map the plain name of every tensor of the table to its choice. `cuts` are those of every side
-    that holds the quantised tensors: blocks must not cross the cuts. `exempt` are regular
-    expressions of module names that stay plain too. With `alike`, the first expert of a layer
-    stands for all.
-
-    Raises CheckpointError if the format applies to no tensor of this model.
-    """
+    that holds the quantised tensors: no cut may divide a block. `exempt` are regular expressions of
+    further module names to leave plain. With `alike`, the first expert of a layer stands for all.
+    Raises CheckpointError if the format applies to no tensor of this model."""
     if table.facts.family == "deepseek_v4":
         raise CheckpointError(
             f"writing DeepSeek-V4 as {form.upper()} is not supported",
@@ -210,7 +208,7 @@ def _why_plain(
     cuts: Sequence[Cut],
     exempt: Sequence[str],
 ) -> str | None:
-    """None where it is quantised."""
+    """Return why the tensor stays plain, or None if it is quantised."""
     module = name.removesuffix(".weight")
     if len(shape) != 2:
         return "it is not a matrix"
@@ -236,9 +234,10 @@ def _why_plain(
 def _why_not_in_blocks(
     entry: Entry, shape: tuple[int, ...], *, form: Quantised, cuts: Sequence[Cut]
 ) -> str | None:
-    """Blocks lie over the matrices of a Hugging Face folder. A length must be a multiple of the
-    block's where a side cuts it, where engines fuse the matrix with others along it, and where the
-    block is one row; else one partial block is a whole length."""
+    """Return why the matrix cannot be cut into blocks, or None if it can. Blocks cover the matrices
+    of a Hugging Face folder. A length must be a multiple of the block's if a side cuts it, if
+    engines fuse the matrix with others along it, or if the block is one row; otherwise the last
+    block may be a partial one."""
     sharding, block = entry.rule.sharding, FORMATS[form].block
     for dim, (length, size) in enumerate(zip(shape, block, strict=True)):
         sides = [cut.experts if entry.expert is not None else cut.dense for cut in cuts]
@@ -257,8 +256,8 @@ def _why_not_in_blocks(
 
 
 def _units(choices: Mapping[str, Choice], entries: Sequence[Entry]) -> Iterator[Sequence[str]]:
-    """Names that are quantised all or not at all: fused modules, and the routed experts of a
-    layer."""
+    """Yield groups of names that are either all quantised or none: fused modules, and the routed
+    experts of a layer."""
     experts: dict[str, list[str]] = {}
     for entry in entries:
         if entry.expert is not None:
@@ -294,9 +293,9 @@ def _nothing(form: Quantised, facts: ModelFacts, choices: Mapping[str, Choice]) 
 
 
 def modules_left_plain(choices: Mapping[str, Choice], facts: ModelFacts) -> list[str]:
-    """Return the modules with a matrix that stays plain, for a config's list of what is not
-    quantised. Experts of a layer count as one. A tied output layer is listed although no tensor has
-    its name."""
+    """Return the modules with a matrix that stays plain, for a config's list of modules that are
+    not quantised. Experts of a layer count as one. A tied output layer is listed although no tensor
+    has its name."""
     modules: dict[str, None] = {"lm_head": None} if facts.tied_embeddings else {}
     for choice in choices.values():
         if choice.form is None and len(choice.shape) >= 2 and not choice.name.endswith("bias"):

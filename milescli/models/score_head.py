@@ -1,6 +1,6 @@
-"""Turns a model of any family into one that gives a score instead of a next token: its output layer
-is one row. Reward models and critics are such models. On disk it is transformers' model for
-sequence classification with one label. Loads no torch."""
+"""Turns a model of any family into one that gives a score instead of a next token, as reward models
+and critics do: its output layer is one row. On disk it is transformers' model for sequence
+classification with one label. Loads no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from milescli.models.tensor_rules import hidden, tensor_rule
 SUFFIX = "ForSequenceClassification"
 HEAD = "score.weight"
 OUTPUT = "output_layer.weight"
-"""Name of the output layer in Megatron's model, whichever head it has."""
+"""Name of the output layer in Megatron's model, for either head."""
 
 SCORE = tensor_rule(HEAD, OUTPUT, lambda f: 1, hidden, block="outside")
 
@@ -46,8 +46,8 @@ def with_score_head(facts: ModelFacts) -> ModelFacts:
 
 
 def with_score_rule(table: WeightTable) -> WeightTable:
-    """Return the table of a family for a model whose facts say `scores`. The output layer and MTP
-    layers of the model that it was made from may still lie in its folder."""
+    """Return the table of a family for a model whose facts have `scores`. Its folder may still hold
+    the output layer and the MTP layers of the model that it was made from."""
     left = [rule for rule in table.rules if rule.megatron == OUTPUT or rule.block == "mtp"]
     names = {
         _pattern(name, first=table.facts.num_layers)
@@ -63,8 +63,8 @@ def with_score_rule(table: WeightTable) -> WeightTable:
 
 
 def _pattern(name: str, *, first: int) -> str:
-    """Return a regular expression of a name with {layer}, {mtp} and {expert}. `first` is the number
-    of the first layer behind the decoder's, where some families keep MTP layers."""
+    """Return a regular expression for a name with {layer}, {mtp} and {expert}. `first` is the
+    number of the first layer after the decoder's, where some families keep MTP layers."""
     layer = "|".join(str(first + number) for number in range(4))
     pattern = re.escape(name).replace(r"\{layer\}", f"({layer})")
     return re.sub(r"\\{(mtp|expert)\\}", r"\\d+", pattern)

@@ -1,6 +1,6 @@
 """Makes a small model from a seed: config.json and random weights, without a tokenizer. The result
-is a real Hugging Face folder, so nothing downstream can tell. Called by code that prepares a run or
-a trial."""
+is a real Hugging Face folder, so later steps treat it like any other. Called by code that prepares
+a run or a trial."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milescli.models import parse_facts, table
 
 INIT_STD = 0.02
 """Standard deviation of embeddings and matrices, as in the published recipes of this architecture;
-norms begin at 1."""
+norms start at 1."""
 EOS_ID, PAD_ID, VISION_START_ID = 2, 0, 3
 """<|im_end|>, <|endoftext|> and the first token of images, as `data.scratch_tokenizer` numbers
 them."""
@@ -25,7 +25,7 @@ class ScratchShape(Protocol):
     the fields."""
 
     family: Any
-    """qwen3, qwen3_moe or qwen2_5_vl"""
+    """qwen3, qwen3_moe or qwen2_5_vl."""
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -91,7 +91,7 @@ MAX_IMAGE_TOKENS = 64
 
 
 def _seeing(shape: ScratchShape) -> dict[str, Any]:
-    """Return the config of Qwen2.5-VL: the decoder is that of Qwen2."""
+    """Return the config of a Qwen2.5-VL model, whose decoder is that of Qwen2."""
     angles = shape.head_dim // 2
     text = {
         "model_type": "qwen2_5_vl_text",
@@ -147,8 +147,8 @@ def _seeing(shape: ScratchShape) -> dict[str, Any]:
 
 
 def write_config(shape: ScratchShape, folder: Path) -> dict[str, Any]:
-    """Write config.json, and of a model that sees images what says how they are cut; return the
-    config."""
+    """Write config.json, and for a model that gets images the config of its image processor; return
+    the former."""
     config = config_of(shape)
     folder.mkdir(parents=True, exist_ok=True)
     files = {"config.json": config}
@@ -179,16 +179,16 @@ def make_model(shape: ScratchShape, folder: Path, seed: int) -> None:
 def make_from_config(
     config: dict[str, Any], folder: Path, *, seed: int, std: float | None = INIT_STD
 ) -> None:
-    """Write a model of any family that is known here. `std`: that of embeddings and matrices;
-    None: of each matrix one over the root of its columns, by which its outputs are as large as its
-    inputs."""
+    """Write a model of any known family. `std` is the standard deviation of embeddings and
+    matrices; None: for each matrix, one over the root of its columns, so that its outputs are as
+    large as its inputs."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     _write_weights(config, folder, seed=seed, std=std)
 
 
 def _write_weights(config: dict[str, Any], folder: Path, *, seed: int, std: float | None) -> None:
-    """Each tensor has its own generator."""
+    """Write random weights to model.safetensors. Each tensor has its own generator."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,5 +1,5 @@
-"""Rules of tensors that Hugging Face and Megatron hold alike, but for names and cuts; and lengths
-of their dims. Shared layers and families make their tables of them."""
+"""Makes rules of tensors that Hugging Face and Megatron store alike except for names and cuts, and
+the lengths of their dims. Shared layers and families build their tables with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from milescli.models.facts import ModelFacts
 from milescli.models.transforms import alone, concatenate, halve, same
 
 Size = Callable[[ModelFacts], int]
-"""The length of a dim."""
+"""Facts -> the length of a dim."""
 
 
 def tensor_rule(
@@ -21,9 +21,9 @@ def tensor_rule(
     sharding: Sharding = REPLICATED,
     **others: Any,
 ) -> Rule:
-    """Return the rule of a tensor of the lengths `dims` that is one tensor in Megatron too. Two
-    names `hf`: each is so long, and Megatron holds the second behind the first. `others`: further
-    fields of the rule."""
+    """Return the rule of a tensor with the lengths `dims` that is also one tensor in Megatron. With
+    two names `hf`, each tensor has these lengths, and Megatron holds them concatenated in this
+    order. `others`: further fields of the rule."""
     names = (hf,) if isinstance(hf, str) else hf
     is_single = len(names) == 1
     return Rule(

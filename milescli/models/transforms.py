@@ -1,5 +1,5 @@
 """Pure transforms of weights between Hugging Face and Megatron shapes, for the rules of the
-families. torch is loaded when one is called."""
+families. torch is loaded at the first call."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def join_parts(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
 
 
 def cut_alike(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Part a tensor whose parts lie one after the other, each cut by tensor parallelism. `sizes`:
-    those of the whole parts."""
+    """Split a tensor into parts that lie one after the other, each of them cut by tensor
+    parallelism. `sizes` are those of the whole parts."""
     cut, rest = divmod(sum(sizes), tensor.shape[0])
     assert not rest, (sizes, tensor.shape)
     return list(tensor.split([size // cut for size in sizes]))

@@ -1,6 +1,6 @@
-"""Vision-language models: facts of the towers of the Qwen line and of Gemma 3, and of multimodal
-rotary positions, and the rules of a tower's weights. The decoder is that of a text family; the
-family files put the two together."""
+"""Describes vision-language models: facts of the towers of the Qwen line and of Gemma 3, and of
+multimodal rotary positions, and the rules of a tower's weights. The decoder is that of a text
+family; the family files combine the two."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
 
 def with_vision(facts: ModelFacts, trained: Literal["frozen", "projector", "all"]) -> ModelFacts:
     """Return the facts of a model whose tower is trained as `model.vision` says. Raises
-    CheckpointError if it has none that could be trained."""
+    CheckpointError if the model has no tower that can be trained."""
     if facts.vision is not None:
         return replace(facts, vision=replace(facts.vision, trained=trained))
     if trained == "frozen":
@@ -46,8 +46,8 @@ def with_vision(facts: ModelFacts, trained: Literal["frozen", "projector", "all"
 
 
 def text_rope_config(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a text config whose rotary embedding is written as that of the text family:
-    `type: mrope`, beside which transformers writes `rope_type: default`, is that kind too."""
+    """Return a text config whose rotary embedding is written as in the text family: `type: mrope`,
+    beside which transformers writes `rope_type: default`, counts as that kind too."""
     plain = dict(config)
     for name in _ROPES:
         nested = config.get(name)
@@ -68,7 +68,7 @@ def multimodal_rope(
     default: tuple[int, int, int] | None = None,
 ) -> Rope:
     """Return a text model's rotary embedding with the sections of its config. Raises
-    CheckpointError if they are missing, or do not make up the angles of a head."""
+    CheckpointError if they are missing, or do not add up to the angles of a head."""
     assert rope is not None, "these families rotate"
     objects = [nested for name in _ROPES if isinstance(nested := config.get(name), Mapping)]
     named = [nested["mrope_section"] for nested in objects if nested.get("mrope_section")]
@@ -144,9 +144,9 @@ _SIGLIP = {
 
 
 def siglip(config: Mapping[str, object], *, hidden_size: int) -> Vision:
-    """Parse Gemma 3's tower and projector from a multimodal config. Every image is made a square of
-    as many pixels, and becomes as many tokens. Raises CheckpointError for sizes of which no whole
-    tokens can be made."""
+    """Parse Gemma 3's tower and projector from a multimodal config. Every image is resized to a
+    square of fixed size, so all give the same number of tokens. Raises CheckpointError for sizes
+    that do not divide into whole tokens."""
     given = config.get("vision_config")
     if not isinstance(given, Mapping) or given.get("model_type", _SIGLIP_TYPE) != _SIGLIP_TYPE:
         raise fields.unusable("vision_config", why=f"it must be `{_SIGLIP_TYPE}`")
@@ -182,8 +182,8 @@ def siglip(config: Mapping[str, object], *, hidden_size: int) -> Vision:
 
 
 def siglip_rules(vision: Vision) -> tuple[Rule, ...]:
-    """Return the rules of Gemma 3's tower and projector: named as in releases, and as transformers
-    writes them and has them in memory."""
+    """Return the rules of Gemma 3's tower and projector, with the names in releases; alternatives
+    are the names that transformers writes and those that it has in memory."""
     made = []
     for rule in rules(vision, hf=""):
         written = rule.hf[0]

@@ -1,6 +1,6 @@
 """Activation memory: the bytes per token that autograd saves of a layer for its backward pass. The
-formulas were read off the modules of `backends.megatron` tensor by tensor, and tests compare them
-with what a trainer rank holds. Pure.
+formulas come from reading the modules of `backends.megatron` tensor by tensor, and tests compare
+them with the memory of a trainer rank. Pure.
 
 Letters: h hidden_size, b bytes of the model's dtype (terms without b are float32), r the share of
 the residual stream that a rank saves: 1 / tp under sequence parallelism, else 1.
@@ -16,11 +16,11 @@ from milescli.models.facts import Indexer, Layer, ModelFacts, Vision
 from milescli.plan.types import TrainerLayout
 
 FILL = 1.15
-"""Positions that attention computes for each real one, as sequences of like length share a
+"""Positions that attention computes for each real one, as sequences of similar length share a
 rectangle: an estimate; at most 1 / 0.7."""
 IMBALANCE = 1.5
-"""Tokens that the busiest expert rank gets for each that it would get if all got as many, over a
-whole model: an estimate."""
+"""Tokens of the busiest expert rank divided by the mean over ranks, over a whole model: an
+estimate."""
 _CHUNK = 64
 """Positions of a chunk of linear attention and of Mamba-2."""
 
@@ -30,7 +30,7 @@ class Packing:
     """Describes how full the packed rows are."""
 
     fill: float = FILL
-    """1.0: all sequences of a row are equally long, so that nothing is moved."""
+    """1.0: all sequences of a row are equally long, so that no tensor is rearranged."""
     imbalance: float = IMBALANCE
 
 
@@ -39,11 +39,11 @@ class LayerBytes:
     """Memory of one layer in bytes per position of this rank's part of the row (row / cp)."""
 
     saved: float
-    """All that its backward pass needs, its input included."""
+    """All tensors that its backward pass needs, its input included."""
     input: float
-    """The input alone, which is all that is kept under full recompute."""
+    """The input alone, the only tensor that full recompute saves."""
     widest: float
-    """The largest tensors that live beside it for a moment in its forward or backward pass."""
+    """The largest tensors that exist besides these for a moment in its forward or backward pass."""
 
 
 def layer_bytes(
@@ -93,7 +93,7 @@ class AdapterBytes:
     saved: float = 0.0
     """A x, for each position of this rank's part of the row."""
     fused: float = 0.0
-    """Whatever the row: the As and Bs of the matrices that Megatron fuses, put together."""
+    """Independent of the row: the As and Bs of matrices that Megatron fuses, concatenated."""
 
 
 def adapter_bytes(
@@ -104,7 +104,7 @@ def adapter_bytes(
     size: int,
     packing: Packing,
 ) -> list[AdapterBytes]:
-    """Return [layers]. `adapter` is the adapter's table beside that of the `base`, `size` is b (see
+    """Return [layers]. `adapter`: the adapter's table, next to that of the `base`; `size`: b (see
     `backends.megatron.architecture.lora`)."""
     facts = base.facts
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
@@ -134,14 +134,14 @@ def adapter_bytes(
 
 
 def shared_attention_bytes(facts: ModelFacts, *, size: int) -> int:
-    """Return what attention keeps of a position that a sequence has in common with another, where
-    each of them is laid out whole: its query, key and value, the output, and its log-sum-exp."""
+    """Return the bytes that attention saves of a position that sequences share, where each sequence
+    is laid out whole: its query, key and value, the output, and its log-sum-exp."""
     return 2 * (facts.num_heads + facts.num_kv_heads) * facts.head_dim * size + 4 * facts.num_heads
 
 
 def _hyper_bytes(facts: ModelFacts, *, share: float, size: int) -> float:
-    """Of a part's hyper-connection: the streams, in float32 too, the part's output, and the mixing
-    matrices of all rounds."""
+    """Return the bytes of a part's hyper-connection: the streams, in float32 too, the part's
+    output, and the mixing matrices of all rounds."""
     assert facts.hyper is not None
     n, rounds = facts.hyper.num_streams, facts.hyper.sinkhorn_rounds
     streams = _streams_bytes(facts, size=size) + facts.hidden_size * size
@@ -151,7 +151,7 @@ def _hyper_bytes(facts: ModelFacts, *, share: float, size: int) -> float:
 
 
 def _streams_bytes(facts: ModelFacts, *, size: int) -> float:
-    """What a mixer of streams saves of them."""
+    """Return the bytes that a mixer saves of the streams."""
     assert facts.hyper is not None
     return facts.hyper.num_streams * facts.hidden_size * (size + 4 * (size != 4))
 
@@ -165,7 +165,7 @@ def _mixer_bytes(
     size: int,
     packing: Packing,
 ) -> tuple[float, float]:
-    """(saved, widest)"""
+    """Return (saved, widest)."""
     if layer.mixer in ("full", "sliding"):
         blockwise = (
             layer.mixer == "sliding" or facts.attention_sinks or bool(facts.attention_softcap)
@@ -189,10 +189,10 @@ def _mixer_bytes(
 def _attention_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, size: int, packing: Packing, blockwise: bool
 ) -> tuple[float, float]:
-    """q, k and v as projected (kept where norms of q and k, or values as they lie, need them),
-    rotated q and k, the output, its log-sum-exp. Keys and values are gathered over context-parallel
-    ranks. Where sequences differ in length, q, k, v and the output are there twice: in order of the
-    row and of the rectangles."""
+    """Return (saved, widest) of: q, k and v as projected (saved if norms of q and k, or unmoved
+    values, need them), rotated q and k, the output, its log-sum-exp. Keys and values are gathered
+    over context-parallel ranks. If sequences differ in length, q, k, v and the output exist twice:
+    in the order of the row and of the rectangles."""
     heads, groups, dim = facts.num_heads / layout.tp, facts.num_kv_heads / layout.tp, facts.head_dim
     query, kv = heads * dim, groups * dim
     gate = query if facts.attention_output_gate else 0.0
@@ -219,8 +219,8 @@ def _attention_bytes(
 def _latent_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, share: float, size: int, packing: Packing
 ) -> tuple[float, float]:
-    """Latents of queries and keys before and after their norms; q, k, and v and the output as wide
-    as they; the output, narrow."""
+    """Return (saved, widest) of: latents of queries and keys before and after their norms; q, k,
+    and v and the output padded to their width; the narrow output."""
     assert facts.mla is not None
     mla, heads = facts.mla, facts.num_heads / layout.tp
     wide = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
@@ -236,7 +236,7 @@ def _latent_bytes(
 
 
 def _indexer_bytes(indexer: Indexer, *, size: int, packing: Packing) -> float:
-    """Queries, key, and the weights of heads of an indexer that is trained."""
+    """Return the bytes of queries, key, and head weights of a trained indexer."""
     heads, dim = indexer.num_heads, indexer.head_dim
     return packing.fill * ((heads + 1) * dim * size + 4 * heads)
 
@@ -250,9 +250,10 @@ def _compressed_bytes(
     size: int,
     packing: Packing,
 ) -> tuple[float, float]:
-    """Latents of queries before and after their norm; queries as projected (in float32 too, for
-    their norm), turned and as the output, before and after it is turned back; the key before and
-    after its norm, and with its entries; the output's groups; what the entries are made of."""
+    """Return (saved, widest) of: latents of queries before and after their norm; queries as
+    projected (in float32 too, for their norm), rotated and as the output, before and after it is
+    rotated back; the key before and after its norm, and with its entries; the output's groups; the
+    inputs of the entries."""
     sizes, copies = facts.compressed, size != 4
     assert sizes is not None
     heads, dim = facts.num_heads / layout.tp, facts.head_dim
@@ -281,9 +282,9 @@ def _compressed_bytes(
 def _delta_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, size: int, packing: Packing
 ) -> tuple[float, float]:
-    """The chunked delta rule in plain PyTorch (`layers.delta_rule`): per head, matrices of a
-    chunk's positions by themselves, and a state for every chunk, in float32. Context parallelism
-    shares out heads instead of positions, which comes to the same."""
+    """Return (saved, widest) of the chunked delta rule in plain PyTorch (`layers.delta_rule`): per
+    head, matrices of a chunk's positions by themselves, and a state for every chunk, in float32.
+    Context parallelism divides heads instead of positions, which has the same size."""
     assert facts.gated_delta is not None
     delta = facts.gated_delta
     values, keys = delta.num_value_heads / layout.tp, delta.num_key_heads / layout.tp
@@ -302,7 +303,7 @@ def _delta_bytes(
 
 
 def _mamba_bytes(facts: ModelFacts, layout: TrainerLayout, *, size: int) -> tuple[float, float]:
-    """State-space duality in plain PyTorch (`layers.ssd`), as above."""
+    """Return (saved, widest) of state-space duality in plain PyTorch (`layers.ssd`)."""
     assert facts.mamba is not None
     mamba = facts.mamba
     heads, groups = mamba.num_heads / layout.tp, mamba.num_groups / layout.tp
@@ -322,10 +323,10 @@ def _mamba_bytes(facts: ModelFacts, layout: TrainerLayout, *, size: int) -> tupl
 def _mlp(
     facts: ModelFacts, width: int, *, size: int, fused: bool, weighted: bool = False
 ) -> tuple[float, float]:
-    """(saved, widest) of an MLP of `width` channels. Gated: both halves as projected, the activated
-    one, the other plus its offset, the product; else the activated ones and their product. Fused:
-    both halves and the product. `weighted`: of an expert, whose output is scaled before the last
-    projection."""
+    """Return (saved, widest) of an MLP with `width` channels. Gated: both halves as projected, the
+    activated one, the other plus its offset, the product; else the activated ones and their
+    product. Fused: both halves and the product. `weighted`: for an expert, whose output is scaled
+    before the last projection."""
     if fused:
         tensors = 3
     elif facts.gated_mlp:
@@ -344,8 +345,9 @@ def _expert_bytes(
     packing: Packing,
     fused: bool,
 ) -> tuple[float, float]:
-    """The router's scores, and of every token's copies at the experts their input and MLP.
-    Dropless: how many come is up to the router, but a rank that has all experts gets all."""
+    """Return (saved, widest) of the router's scores, and of each token's copies at the experts
+    their input and MLP. Dropless: the router decides how many tokens arrive, but a rank with all
+    experts gets all."""
     most = min(packing.imbalance, worst_imbalance(facts, layout))
     rows = share * facts.topk * layout.etp * most
     inner, wide = _mlp(facts, facts.moe_ffn_hidden_size, size=size, fused=fused, weighted=True)
@@ -373,8 +375,8 @@ def worst_imbalance(facts: ModelFacts, layout: TrainerLayout) -> float:
 
 
 def head_block(*, on_host: bool) -> tuple[int, int]:
-    """Return (tokens, columns) of the logits that exist at once (`train.vocab_parallel`): what the
-    cache holds on a CPU, elsewhere enough work for a kernel (an estimate)."""
+    """Return (tokens, columns) of the logits that exist at once (`train.vocab_parallel`): what fits
+    into the cache of a CPU, elsewhere enough work for a kernel (an estimate)."""
     return (2048, 1024) if on_host else (8192, 8192)
 
 
@@ -388,8 +390,8 @@ def head_bytes(
     trained: bool = True,
 ) -> tuple[int, int]:
     """Return the head's memory on the last stage, whose row has `tokens` positions on this rank, as
-    (bytes saved for its backward pass, bytes that live for a moment in it). Saved are the final
-    norm's input and the hidden states of the whole row; and of a head that is not `trained` a mean
+    (bytes saved for its backward pass, bytes that exist for a moment in it). Saved are the final
+    norm's input and the hidden states of the whole row; and for a head that is not `trained` a mean
     row of its weight for each position (`train.vocab_parallel`); the rest is three float32 blocks
     of logits, and the gradients of hidden states and weight."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
@@ -408,11 +410,11 @@ def mtp_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, layer: LayerBytes, size: int
 ) -> tuple[float, float]:
     """Return the memory of a trained MTP layer as (bytes that it saves per position; bytes that
-    exist at once on the last stage while it is recomputed, beside the inputs of the decoder
-    layers). `layer` is the memory of its decoder layer, to which this adds the embedding, the
+    exist at once on the last stage while it is recomputed, besides the inputs of the decoder
+    layers). `layer`: memory of its decoder layer, to which this adds the embedding, the
     concatenation of embedding and hidden state, input and output of the last norm, and what the
-    head saves: residual streams, the positions that have a token after the next, and the mean row
-    of a weight that it does not train. While it is recomputed, the model's own last norm holds its
+    head saves: residual streams, the positions with a token after the next, and the mean row of a
+    weight that it does not train. While it is recomputed, the model's own last norm holds its
     output, and the head nothing."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     hidden = facts.hidden_size * size
@@ -428,10 +430,9 @@ def mtp_bytes(
 def tower_bytes(
     vision: Vision, *, tokens: int, images: int, step_images: int, size: int, recompute: str
 ) -> tuple[int, int]:
-    """Return (bytes of each microbatch in flight, bytes beside them) that a vision tower takes on
-    the first stage. `tokens` are those of a row, of which `images` stand for images, and
-    `step_images` those of all images that a rank sees in a step: a frozen tower keeps what it says
-    of them. An estimate."""
+    """Return (bytes of each microbatch in flight, bytes besides them) of a vision tower on the
+    first stage. `tokens`: of a row, of which `images` stand for images; `step_images`: of all
+    images that a rank sees in a step, as a frozen tower caches its output for them. An estimate."""
     patches, h = vision.merge_size**2, vision.hidden_size
     outputs = 1 + len(vision.deepstack)
     block = patches * (size * (10 * h + 3 * vision.ffn_hidden_size) + 8 * h)

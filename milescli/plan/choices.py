@@ -1,4 +1,4 @@
-"""The choices of a plan beside its layout: the batch of a step, the precision, and how many tokens
+"""The choices of a plan besides its layout: the batch of a step, the precision, and how many tokens
 the engines speculate; each is logged with its reason. Pure; called by `make`."""
 
 from __future__ import annotations
@@ -103,20 +103,20 @@ def _batch_of_rows(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -
 
 
 def can_share_prompts(facts: ModelFacts) -> bool:
-    """Return True if a model computes each position of its own, but for attention over the
-    positions before it, so that sequences can share those with which they begin."""
+    """Return True if a model computes each position separately, except for attention over earlier
+    positions, so that sequences can share a common prefix."""
     attends = all(layer.mixer in ("full", "sliding") for layer in facts.layers)
     more = facts.num_experts or facts.trains_mtp or facts.scores
     return attends and not more
 
 
 _NARROW = 256
-"""Below this width a layer's products cost little more than moving its keys and values."""
+"""Hidden size below which a layer's products cost little more than moving its keys and values."""
 
 
 def shares_prompts(recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout, group: int) -> bool:
     """Return True if a rank computes a prompt once for the sequences that begin with it. Under
-    `exact`, and where ranks share a model, every sequence is computed whole."""
+    `exact`, and if ranks share a model, every sequence is computed whole."""
     whole = trainer.tp == trainer.pp == trainer.cp == 1 and recipe.train.on_policy != "exact"
     pays = group > 1 and facts.hidden_size >= _NARROW
     return whole and pays and not recipe.train.lora.dropout and can_share_prompts(facts)
@@ -146,7 +146,7 @@ ON_CPU = {"ngram": 3, "draft": 3, "mtp": 1}
 as long as over one, so a wrong guess costs what a right one saves."""
 ON_DEVICES = {"ngram": 11, "draft": 3, "mtp": 3}
 """Speculated tokens by kind: SGLang's defaults, for MTP those of DeepSeek's. Reading the weights
-bounds a pass on a device, so guesses cost little."""
+bounds a pass on a device, so extra tokens cost little."""
 
 
 def guesses(recipe: Recipe, *, on_cpu: bool) -> tuple[int, str]:
@@ -179,7 +179,7 @@ def note_speculation(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
 
 
 def note_vision(facts: ModelFacts, log: Log) -> None:
-    """Log what a vision tower is, and which of its weights are trained."""
+    """Log the vision tower, and which of its weights are trained."""
     vision = facts.vision
     if vision is None:
         return
@@ -199,7 +199,7 @@ def note_vision(facts: ModelFacts, log: Log) -> None:
 
 
 def note_indexer(facts: ModelFacts, log: Log) -> None:
-    """Log which numbers are an indexer's, if they are trained."""
+    """Log the parameters of an indexer, if they are trained."""
     if facts.indexer is None or not facts.indexer.trained:
         return
     lines = table(facts)
@@ -240,8 +240,8 @@ def note_experts(
     on_cpu: bool,
     log: Log,
 ) -> None:
-    """Note whether the trainer multiplies by all experts of a rank at once, and why. Nothing for a
-    model without experts."""
+    """Log whether the trainer multiplies by all experts of a rank at once, and why. Does nothing
+    for a model without experts."""
     if not facts.num_experts:
         return
     width = facts.moe_latent_size or facts.hidden_size

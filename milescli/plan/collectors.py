@@ -1,5 +1,5 @@
-"""Chooses which processes ask the engines, score what they sample and keep it until it is trained
-on: the driver, or several of their own. Pure; called by `make`."""
+"""Chooses which processes query the engines, score the samples and hold them until they are trained
+on: the driver, or several separate ones. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.train import OF_TURNS
 
 ENGINES_PER_COLLECTOR = 256
-"""One process asks as many engines: a sample takes 0.3 to 0.7 ms of its core, and 16,384 samples in
+"""Engines that one process queries: a sample takes 0.3 to 0.7 ms of its core, and 16,384 samples in
 a step of a minute are then a fifth of it for each of four."""
 COLLECTOR = 450 * MIB
-"""Main memory of a process that collects, without the samples that it keeps: Python, the tokenizer,
-the reward, and for agents that chat SGLang's parsers with torch."""
+"""Main memory of a collecting process, without its samples: Python, the tokenizer, the reward, and
+for agents that chat SGLang's parsers with torch."""
 HELPER = 100 * MIB
-"""Main memory of a process that runs environments, an agent or a server for one that collects:
-30 MiB of Python, and what a package of environments imports."""
+"""Main memory of a process that runs environments, an agent or a server for a collecting process:
+30 MiB of Python, and the imports of a package of environments."""
 DRIVERS_PACKAGES = ("openenv",)
-"""Environments of packages that `miles env install` has put on the driver's node."""
+"""Environments of packages that `miles env install` installs on the driver's node."""
 
 
 def choose_collectors(recipe: Recipe, engines: EngineLayout, log: Log) -> int:
-    """Return the number of processes that collect; 0: the driver. Each of several adapters has as
-    many. Raises FitError where the recipe wants some and the run cannot have them."""
+    """Return the number of collecting processes; 0: the driver collects. Each of several adapters
+    has as many. Raises FitError if the recipe asks for some and the run cannot have them."""
     wanted = recipe.machine.collectors
     num = -(-engines.num // ENGINES_PER_COLLECTOR) if wanted is None else wanted
     if not engines.num or (wanted is None and num == 1) or num == 0:
@@ -63,7 +63,8 @@ def choose_collectors(recipe: Recipe, engines: EngineLayout, log: Log) -> int:
 
 
 def refuse_pinned(recipe: Recipe) -> None:
-    """Raises FitError where the recipe wants other processes to collect, and they cannot."""
+    """Raise FitError if the recipe asks for collecting processes, and they cannot collect for
+    it."""
     wanted = recipe.machine.collectors
     if wanted and (why := why_in_driver(recipe)) is not None:
         raise FitError(
@@ -101,8 +102,8 @@ def why_in_driver(recipe: Recipe) -> str | None:
 
 
 def collector_nodes(recipe: Recipe, count: int, nodes: Sequence[int]) -> list[int]:
-    """Return [count] the node of each process: all of the run's, in turn; or the driver's, which is
-    the first, where episodes need programs that only it is known to have."""
+    """Return [count] the node of each process: all nodes of the run in turn; or the driver's node,
+    the first, if episodes need programs that only this node is known to have."""
     rollout = recipe.rollout
     starts_servers = any(server.command for server in rollout.mcp.values())
     in_package = rollout.plays_environment and rollout.environment.name in DRIVERS_PACKAGES
@@ -112,8 +113,8 @@ def collector_nodes(recipe: Recipe, count: int, nodes: Sequence[int]) -> list[in
 
 
 def num_helpers(recipe: Recipe, num_collectors: int, *, num_cores: int) -> int:
-    """Return the number of processes that so many collectors of one node start beside themselves:
-    of environments, of the user's agent, of MCP servers, of another package."""
+    """Return the number of processes that the collectors of one node start: for environments, the
+    user's agent, MCP servers, another package."""
     rollout = recipe.rollout
     if not num_collectors:
         return 0
@@ -134,8 +135,8 @@ def num_helpers(recipe: Recipe, num_collectors: int, *, num_cores: int) -> int:
 def collecting_bytes(
     recipe: Recipe, machine: Machine, count: int, *, nodes: Sequence[int]
 ) -> dict[int, int]:
-    """Return the bytes of main memory, by node, of so many processes that collect, and of those
-    that they start, without the samples that they keep. `nodes`: of the run."""
+    """Return node -> bytes of main memory of the collecting processes and of those that they start,
+    without their samples. `nodes`: of the run."""
     return {
         node: own * COLLECTOR
         + HELPER * num_helpers(recipe, own, num_cores=machine.nodes[node].cpu_cores)

@@ -16,33 +16,33 @@ TERA, GIGA = 1e12, 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """Specifies one device as its maker's data sheet does. Rates are dense (no sparsity) and
+    """Specifies one device according to its maker's data sheet. Rates are dense (no sparsity) and
     peak."""
 
     name: str
     """Name as in `8xNAME`."""
     bf16_flops: float
-    """Floating-point operations a second, bf16 products added in float32."""
+    """Floating-point operations per second, bf16 products accumulated in float32."""
     memory_bandwidth: float
-    """Bytes a second."""
+    """Bytes per second."""
     link_bandwidth: float
-    """Bytes a second that a device sends to the others of its node, one way."""
+    """Bytes per second that a device sends to the others of its node, one way."""
     network_bandwidth: float
-    """Bytes a second that a device sends to other nodes, one way, in the maker's reference
+    """Bytes per second that a device sends to other nodes, one way, in the maker's reference
     system."""
     link_domain: int = 8
-    """Devices that reach each other over the fast link, where they are so many (NVLink spans 72 of
-    a GB200 or GB300 rack)."""
+    """Most devices that reach each other over the fast link (NVLink spans 72 of a GB200 or GB300
+    rack)."""
     source: str
     """Source of all figures."""
 
 
 _CONNECTX7 = 50 * GIGA
-"""400 Gbit/s a device: DGX H100/H200/B200 and AMD's 8-GPU reference designs have one such adapter
+"""400 Gbit/s per device: DGX H100/H200/B200 and AMD's 8-GPU reference designs have one such adapter
 for each."""
 _CONNECTX8 = 100 * GIGA
 XGMI_PEERS = 7
-"""Other devices of a node to which each of AMD's has one Infinity Fabric link."""
+"""Other devices of a node; each of AMD's has one Infinity Fabric link to each of them."""
 
 
 _A100 = DeviceSpec(
@@ -192,7 +192,7 @@ _ARCHS = {
     "gfx942": "MI300X",
     "gfx950": "MI350X",
 }
-"""For a device whose name is none of the table: the weakest of its architecture there."""
+"""Device to assume for an unknown name: the weakest of its architecture in the table."""
 
 
 def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
@@ -276,7 +276,7 @@ class Links:
 
 
 FILE = Path(__file__).with_name("measured.json")
-"""{device as `8xNAME` says: {"source": ..., constant of Reached: value, ...}}"""
+"""{device as in `8xNAME`: {"source": ..., constant of Reached: value, ...}}"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,23 +294,23 @@ class Reached:
     """Share of memory bandwidth that decoding reaches. The one published figure implies 0.65 to 0.9
     (`tests/plan/reported_times.py`)."""
     layer_s: float = 0.4e-3
-    """Launching the kernels of one layer forward and backward, per microbatch: what small
-    microbatches cost."""
+    """Seconds to launch the kernels of one layer forward and backward, per microbatch: the cost of
+    small microbatches."""
     decode_step_s: float = 2e-3
-    """Scheduling and sampling of one decode step, whatever its size."""
+    """Seconds to schedule and sample one decode step, at any batch size."""
     host_bandwidth: float = 25e9
-    """Bytes a second between a device and its host's memory (PCIe 5.0 x16 has 64e9)."""
+    """Bytes per second between a device and its host's memory (PCIe 5.0 x16 has 64e9)."""
     host_adam: float = 0.5e9
-    """Numbers a second that a rank's share of the host's cores updates by Adam."""
+    """Parameters per second that a rank's share of the host's cores updates by Adam."""
     bucket_s: float = 0.01
-    """Handing one bucket of weights to the engines, beside its transfer: what the field reports of
-    whole publications (0.02 to 0.05 s a gigabyte) leaves about so much
+    """Seconds to pass one bucket of weights to the engines, besides its transfer: published times
+    of whole publications (0.02 to 0.05 s per gigabyte) leave about this
     (`tests/plan/reported_times.py`)."""
     trainer_context: int = int(2.0 * GIB)
-    """Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps.
-    Small enough that the fullest of the layouts that are known to run fits."""
+    """Driver context, buffers of collectives and kernels of a trainer process; stays while it
+    sleeps. Small enough that the fullest of the layouts that are known to run fits."""
     engine_context: int = int(1.5 * GIB)
-    """Driver context, collectives' buffers and kernels of an engine process."""
+    """Driver context, buffers of collectives and kernels of an engine process."""
     engine_graphs: int = int(1.0 * GIB)
     """CUDA graphs of decoding; stay while it sleeps."""
     measured: frozenset[str] = frozenset()

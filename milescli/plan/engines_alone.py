@@ -1,4 +1,4 @@
-"""Engines without a trainer, on all devices or on the CPU: what an evaluation of a model needs.
+"""Plans engines without a trainer, on all devices or on the CPU, for the evaluation of a model.
 Pure, no torch, no I/O; called by the runtime."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from milescli.recipe.schema import Recipe
 def plan_engines(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, reward: ModelFacts | None = None
 ) -> Plan:
-    """Plan the engines of a recipe that trains nothing; `reward` is the reward model that runs
-    beside them. Raises FitError if no engine layout holds the model, with fixes that were tried."""
+    """Plan the engines of a recipe that trains nothing. `reward`: reward model that runs beside
+    them. Raises FitError if no engine layout holds the model, with fixes that were tested."""
     try:
         return _planned(recipe, machine, facts, reward)
     except FitError as error:
@@ -49,7 +49,7 @@ _LEAST_TOKENS = 64
 def _remedies(
     recipe: Recipe, machine: Machine, facts: ModelFacts, reward: ModelFacts | None
 ) -> Iterator[str]:
-    """Yield options with which it fits, the least change of each kind."""
+    """Yield options with which the model fits, the smallest change of each kind."""
 
     def fits(section: str, **changes: object) -> bool:
         part = getattr(recipe, section).model_copy(update=changes)
@@ -131,8 +131,8 @@ def as_asked(recipe: Recipe) -> Recipe:
 
 
 def no_larger_than(plan: Plan, *, answers: int, longest: int) -> Plan:
-    """Return the plan with caches that are no larger than so many answers, shared out over its
-    engines, can fill. `longest`: tokens of a prompt and its answer at most."""
+    """Return the plan with caches that are no larger than this many answers, divided among its
+    engines, can fill. `longest`: most tokens of a prompt and its answer."""
     layout = plan.engines
     if layout.max_total_tokens is None:
         return plan

@@ -1,5 +1,5 @@
-"""Forecasts what a plan needs: memory part by part in both phases, seconds and GPU-hours, with the
-assumptions behind the figures. Pure; called by `make`."""
+"""Forecasts the needs of a plan: memory part by part in both phases, seconds and GPU-hours, with
+the assumptions behind the figures. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def _assumptions(pair: Pair, *, source: str) -> list[str]:
 
 
 def _imbalance(pair: Pair) -> str:
-    """Nothing is dropped: how many tokens an expert rank gets is up to the router."""
+    """Describe the imbalance between expert ranks: no token is dropped, so the router decides how
+    many a rank gets."""
     space, trainer = pair.space, pair.trainer
     planned, worst = (
         space.load.packing.imbalance,

@@ -51,12 +51,10 @@ def is_even(sizes: tuple[int, ...]) -> bool:
 
 
 def microbatches_in_flight(stage: int, num_stages: int, num_microbatches: int) -> int:
-    """How many microbatches' activations stage `stage` (from 0) holds at its peak.
-
-    1F1B (Narayanan et al., arXiv 2104.04473, section 2.2.1): stage s of p does p - s - 1 forward
-    passes before its first backward pass, and holds p - s at once. The trainer runs this schedule
-    alone: interleaving (section 2.2.2) would need several model chunks on a rank, and holds
-    more."""
+    """Return how many microbatches' activations stage `stage` (from 0) holds at its peak. 1F1B
+    (Narayanan et al., arXiv 2104.04473, section 2.2.1): stage s of p does p - s - 1 forward passes
+    before its first backward pass, and holds p - s at once. The trainer only runs this schedule:
+    interleaving (section 2.2.2) would need several model chunks on a rank, and holds more."""
     return min(num_stages - stage, num_microbatches)
 
 
@@ -268,7 +266,7 @@ def engine_faults(
 
 
 def indivisible(key: str, value: int, total: int, what: str) -> IllegalValue | None:
-    """Return a fault if `total` cannot be cut into `value` equal parts, else None. A total of 0
+    """Return a fault if `total` cannot be divided into `value` equal parts, else None. A total of 0
     means that the model has no such part."""
     if not total % value:
         return None

@@ -33,9 +33,9 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe, Weights
 
 RANK_PROCESS = 650 * MIB
-"""Of a trainer rank without its model: Python, torch, Megatron-Core, and what allocator and kernels
-keep once it has trained. Seen of the quickstart's and of SmolLM2-135M; as are the next two, of
-pages that processes share each one's part."""
+"""Main memory of a trainer rank without its model: Python, torch, Megatron-Core, and what allocator
+and kernels retain once it has trained. Measured with the quickstart's model and SmolLM2-135M, as
+are the next two; of pages that processes share, each counts its part."""
 ENGINE_PROCESS = 430 * MIB
 """Main memory of an engine rank without its model, including its actor, the server's and the
 detokenizer's processes."""
@@ -43,8 +43,7 @@ ENGINE_KERNELS = 350 * MIB
 """Main memory that an engine rank adds after long sampling: kernels for as many numbers of requests
 and tokens as its caches hold."""
 SESSION = 950 * MIB
-"""Driver and Ray's own processes on one node, and the process that engines are forked
-from."""
+"""Driver and Ray's own processes on one node, and the process from which engines are forked."""
 HEAP = 0.1
 """Share of activations that the allocator retains between rows of different lengths."""
 PHASES: dict[Phase, str] = {
@@ -55,10 +54,10 @@ PHASES: dict[Phase, str] = {
 
 
 def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int) -> ProcessMemory:
-    """Estimate the main memory of a trainer rank. `widest` is the gradient of the largest weight
-    (the embedding of a large vocabulary) in bytes, which exists twice for a moment; `sent` is the
-    bytes of weights in transit. Building a model needs its weights twice, before gradients and
-    optimizer exist."""
+    """Estimate the main memory of a trainer rank. `widest`: gradient of the largest weight (the
+    embedding of a large vocabulary) in bytes, which exists twice for a moment; `sent`: bytes of
+    weights in transit. Building a model needs its weights twice, before gradients and optimizer
+    exist."""
     base = RANK_PROCESS + rank.host - _in_keeper(rank.copies)
     step = base + rank.total + int(HEAP * rank.activations) + 2 * widest
     built = base + 2 * rank.weights + rank.gradients
@@ -86,11 +85,11 @@ def of_engine(
     kept: int,
     verifies: bool,
 ) -> ProcessMemory:
-    """Estimate the main memory of an engine. `compared` is the bytes of the copy with which the
-    first publication is compared, and with `verifies` each one; `used` comes from
-    `engine_workspace`, `sent` is the bytes of one bucket of weights, and `kept` those of the
-    weights that it received last, where changes of them are sent, or of the memory into which it
-    reads over RDMA. Loading maps a file of half as many bytes as the weights."""
+    """Estimate the main memory of an engine. `compared`: bytes of the copy with which the first
+    publication is compared, and with `verifies` each one; `used`: from `engine_workspace`; `sent`:
+    bytes of one bucket of weights; `kept`: bytes of the weights that it received last, if only
+    their changes are sent, or of the memory into which it reads over RDMA. Loading maps a file of
+    half as many bytes as the weights."""
     base = ENGINE_PROCESS + weights + kept
     trained = base + ENGINE_KERNELS
     return ProcessMemory(
@@ -115,10 +114,10 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
 
 
 def of_others(node: int, *, copies: int, stored: int, collecting: int) -> ProcessMemory:
-    """Estimate the main memory of driver and Ray, and of the process that keeps copies of
+    """Estimate the main memory of driver and Ray, and of the process that holds copies of
     all ranks' states (`copies` bytes, including those beside the ranks). `stored`: bytes of a
-    step's samples in Ray's object store, which keeps the pages that it used. `collecting`:
-    bytes of the node's processes that collect."""
+    step's samples in Ray's object store, which retains the pages that it used. `collecting`: bytes
+    of the node's collecting processes."""
     base = SESSION + _in_keeper(copies) + collecting
     phases: dict[Phase, int] = {"start": base, "step": base + stored, "publish": base + stored}
     return ProcessMemory(name="others", node=node, phases=phases)
@@ -161,7 +160,7 @@ def with_caches(
 SYSTEM = 0.05
 """Share of main memory that the system needs for itself."""
 LARGEST_CAP = 8192
-"""Tokens of a microbatch that is not pinned, where sequences are no longer: larger ones gain
+"""Most tokens of a microbatch that is not pinned, unless sequences are longer: larger ones gain
 nothing."""
 ENOUGH_TOKENS, ENOUGH_BYTES = 1024, 5 * GIB
 """Of a microbatch that is not pinned: tokens that it may have in any case, and what activations of
@@ -184,14 +183,14 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeLoad:
-    """Holds what one computer needs without the engines' caches."""
+    """Holds the needs of one computer without the engines' caches."""
 
     ranks: TrainerBytes
-    """Memory of all trainer ranks on the node; `host` is what else they hold."""
+    """Memory of all trainer ranks on the node; `host` is their other memory."""
     processes: list[ProcessMemory]
     num_ranks: int
     num_shards: int
-    """Engine ranks on it."""
+    """Number of engine ranks on the node."""
     engine_weights: int
 
     @property
@@ -201,7 +200,7 @@ class _NodeLoad:
 
     @property
     def total(self) -> int:
-        """Return the bytes of the phase that needs most."""
+        """Return the bytes of the phase with the largest need."""
         return max(self.phases.values())
 
 
@@ -218,15 +217,13 @@ def fit_main_memory(
     teachers: Sequence[ModelFacts] = (),
 ) -> Fitted:
     """Choose microbatches as large as memory allows, full recompute if smaller ones are not enough,
-    and caches from the remaining memory. `size` is the bytes of a weight.
-
-    Raises FitError with the sum if the fullest node is too small.
-    """
+    and caches from the remaining memory. `size`: bytes of a weight. Raises FitError with the sum if
+    the fullest node is too small."""
     merged = publishes_merged(recipe, on_cpu=True, size=size)
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     colocated = any(slot.trainer_rank is not None and slot.engine is not None for slot in slots)
     num_collectors, numbers = choose_collectors(recipe, engines, Log()), _nodes_of(slots)
-    kept = sent_copies(recipe, colocated=colocated)
+    kept = sent_copies(recipe, memory, colocated=colocated)
     stored = store_bytes(recipe, facts, num_collectors=num_collectors)
     # the kernel that sums each query by itself reads float32
     of_cache = 4 if recipe.train.on_policy == "exact" else size
@@ -287,8 +284,8 @@ def fit_main_memory(
 
 
 def _budget(machine: Machine) -> int:
-    """Bytes that every node can give: what was free when it was asked, but for what the system
-    needs for itself."""
+    """Return the bytes that every node can give: its free memory when it was probed, minus what the
+    system needs for itself."""
     free = (
         min(node.available_bytes or node.memory_bytes, int((1 - SYSTEM) * node.memory_bytes))
         for node in machine.nodes
@@ -315,8 +312,8 @@ def _caps(
     trainer: TrainerLayout,
     activations: Callable[[int], int],
 ) -> list[int]:
-    """The pinned one; else halves of the largest that is worth it, down to the longest sequence.
-    `activations`: tokens of a microbatch -> bytes of one rank."""
+    """Return the pinned cap; else halves of the largest that is useful, down to the longest
+    sequence. `activations`: tokens of a microbatch -> bytes of one rank."""
     if recipe.train.max_tokens_per_microbatch:
         return [recipe.train.max_tokens_per_microbatch]
     longest = recipe.longest_sequence * recipe.sequences_per_row
@@ -331,7 +328,7 @@ def _caps(
 
 
 def _distinct_tokens(recipe: Recipe, facts: ModelFacts, trainer: TrainerLayout) -> int | None:
-    """Positions of a step that are computed at most, where sequences share prompts: each prompt
+    """Return the most positions of a step that are computed if sequences share prompts: each prompt
     once, and of each sequence its response, with the position before it."""
     group, agent = recipe.rollout.samples_per_prompt, recipe.rollout.agent
     is_plain = agent == "single_turn" and not recipe.learns_from_rows
@@ -388,9 +385,9 @@ def _nodes(
     stored: int,
     collecting: Mapping[int, int],
 ) -> list[_NodeLoad]:
-    """[nodes] that the slots are on. `sync`: how weights go to engines; `stored`: bytes of a step's
-    samples in the object store of the driver's node; `collecting`: bytes of the processes that
-    collect, by node."""
+    """Return [nodes] the loads of the nodes with slots. `sync`: how weights go to engines;
+    `stored`: bytes of a step's samples in the object store of the driver's node; `collecting`:
+    bytes of the collecting processes, by node."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = (
@@ -472,7 +469,8 @@ def _cache_tokens(
     size: int,
     log: Log,
 ) -> int:
-    """Of one engine: what a step can ask for at once, or what `room` bytes are enough for."""
+    """Return the cache of one engine in tokens: the most that a step needs at once, or what fits
+    into `room` bytes."""
     wanted, running = engines.max_total_tokens, engines.max_running_requests
     assert wanted is not None, "an engine on a CPU has no other measure for its cache"
     states = num_shards * memory.cache_bytes(engines, size=size, tokens=0, sequences=running)
@@ -545,7 +543,7 @@ def _sum(node: _NodeLoad, cache: int) -> str:
 
 
 def _gib(size: int) -> str:
-    """'1.3' GiB; what would be 0.0 says its own unit: '7.3 MiB'."""
+    """Format GiB: '1.3'; a size that would be 0.0 has its own unit: '7.3 MiB'."""
     text = f"{size / GIB:.1f}"
     return format_bytes(size) if text == "0.0" and size else text
 

@@ -1,4 +1,4 @@
-"""Makes a plan of a recipe and a machine: legal layouts, placement, batch arithmetic, each choice
+"""Makes a plan from a recipe and a machine: legal layouts, placement, batch arithmetic, each choice
 with its reason. The entry point of this room; pure, no torch, no I/O."""
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ def make_plan(
     facts: ModelFacts,
     queried: QueriedModels = NO_QUERIED_MODELS,
 ) -> Plan:
-    """Plan this recipe on this machine. `facts` describes the policy, `queried` the other models.
-    Raises FitError with the equation if a pin is illegal or does not fit, with fixes that were
-    tried."""
+    """Plan this recipe on this machine. `facts`: of the policy; `queried`: the other models. Raises
+    FitError with the equation if a pin is illegal or does not fit, with fixes that were tested."""
 
     def plans(other: Recipe) -> Plan:
         return _planned(other, machine, facts, queried)
@@ -97,7 +96,8 @@ def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None
 def _planned(
     recipe: Recipe, machine: Machine, facts: ModelFacts, queried: QueriedModels = NO_QUERIED_MODELS
 ) -> Plan:
-    """`engines.placement: auto` takes the other placement where the first does not fit."""
+    """Make the plan. `engines.placement: auto` takes the other placement if the first does not
+    fit."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
     note_adapter(recipe, facts, log)
@@ -134,14 +134,14 @@ def _planned(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanInputs:
-    """Holds what is planned, and for which machine."""
+    """The recipe, the model and the machine of a plan."""
 
     recipe: Recipe
     machine: Machine
     facts: ModelFacts
     teachers: Sequence[ModelFacts]
     per_node: int
-    """Devices; 0: the CPU."""
+    """Devices per node; 0: the CPU."""
 
     @property
     def num_devices(self) -> int:
@@ -180,8 +180,8 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
 
 
 def _fitted_pair(inputs: _PlanInputs, trainer: TrainerLayout, size: int, log: Log) -> Fitted | None:
-    """Two engines; None, and nothing noted, where main memory would give them or the trainer less
-    than they ask for."""
+    """Return two engines; None, without log entries, if main memory would give them or the trainer
+    less than they ask for."""
     noted = Log()
     engines = engines_on_cpu(inputs.recipe, inputs.facts, noted, why_one=None)
     try:
@@ -346,8 +346,8 @@ def _threads(
     on_cpu: bool,
     log: Log,
 ) -> tuple[int, int]:
-    """(of a trainer rank, of an engine rank). Where they take turns on a CPU, each side has all
-    cores."""
+    """Return (threads of a trainer rank, of an engine rank). If they take turns on a CPU, each side
+    has all cores."""
     if pinned := recipe.machine.cpu_threads:
         log.note("cpu_threads", pinned, "pinned by `machine.cpu_threads`")
         return pinned, pinned
@@ -393,7 +393,7 @@ def _require_devices(
 
 
 def _note_attention(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
-    """Note the attention backend that the recipe pins; nothing where it pins none."""
+    """Log the attention backend that the recipe pins; nothing if it pins none."""
     backend = recipe.engines.attention_backend
     if backend is not None and on_cpu:
         why = f"the one that computes on a CPU; `{backend}` is for accelerators"

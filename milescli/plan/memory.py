@@ -1,6 +1,6 @@
-"""Predicts the bytes on one device: what a trainer rank and an engine rank need, part by part, and
-whether both fit. Pure. Tests compare sizes of weights, gradients, optimizer and activations with
-real ranks; figures marked as estimates are not tested."""
+"""Predicts the bytes on one device: the needs of a trainer rank and an engine rank, part by part,
+and whether both fit. Pure. Tests compare sizes of weights, gradients, optimizer and activations
+with real ranks; figures marked as estimates are not tested."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ from milescli.recipe.lora import Lora
 from milescli.recipe.schema import Recipe
 
 FRAGMENTS = 0.04
-"""Part of a device's memory that the allocator cannot use, or that is left as a margin. An
+"""Share of a device's memory that the allocator cannot use, or that is left as a margin. An
 estimate."""
 PREFILL_TOKENS = 8192
-"""SGLang prefills so many tokens at once, at most (its own default on devices of 80 GB)."""
+"""Most tokens that SGLang prefills at once (its own default on devices of 80 GB)."""
 STATE_SHARE = 0.9 / 1.9
 """Share of an engine's cache that SGLang reserves for recurrent states, if a model has them
 (`--mamba-full-memory-ratio` 0.9)."""
 STATES_PER_REQUEST = 3
-"""Recurrent states that SGLang reckons for each running request: its own, and those that its prefix
-cache keeps."""
+"""Recurrent states that SGLang reserves for each running request: its own, and those in its prefix
+cache."""
 SAMPLED_REQUESTS = 256
-"""Requests whose float32 logits an engine has at once, with a copy for sampling. An estimate."""
+"""Requests whose float32 logits an engine holds at once, with a copy for sampling. An estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +66,16 @@ class TrainerBytes:
     weights: int = 0
     gradients: int = 0
     optimizer: int = 0
-    """On the device."""
+    """Optimizer state on the device."""
     activations: int = 0
     logits: int = 0
-    """A few blocks of them, and the gradients of what they are computed from; under full recompute
-    what they take beyond the layer that is computed again, which is there at another time."""
+    """A few blocks of logits, and the gradients of their inputs; under full recompute, only the
+    excess over the layer that is recomputed, which exists at another time."""
     workspace: int = 0
     """Short-lived tensors, and the process itself. An estimate."""
     host: int = 0
     """Bytes of the node's main memory: offloaded optimizer states, what a sleeping rank, a
-    reference or a teacher keeps there, and a checkpoint that is being written."""
+    reference or a teacher stores there, and a checkpoint that is being written."""
     copies: int = 0
     """Copies of the state for `fault.copy_every`, included in `host`."""
     saved: int = 0
@@ -122,11 +122,11 @@ class MemoryModel:
     adapter: WeightTable | None = None
     """Table of the trained adapter; None if the model's weights are trained."""
     slots: int = 0
-    """Adapters that an engine has room for; the trainer's device holds one. 0: engines are sent
-    the model with the adapter merged in."""
+    """Adapters that an engine has room for; the trainer's device holds one. 0: engines get the
+    model with the adapter merged in."""
     formats: Formats = PLAIN
     exempt: tuple[str, ...] = ()
-    """Modules that no format applies to."""
+    """Modules that stay plain in every format."""
     counter: Counter = field(init=False)
     trained: Counter = field(init=False)
     """Counts of the trained weights."""
@@ -234,8 +234,8 @@ class MemoryModel:
 
     def frozen_use(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
         """Return (weights, workspace) in bytes of one rank of `stage` for a model that is not
-        trained. The workspace is what a forward pass without gradients over one microbatch takes:
-        the widest layer with its input and output, and logits."""
+        trained. The workspace is that of a forward pass without gradients over one microbatch: the
+        widest layer with its input and output, and logits."""
         counts = self.counter.stage(layout, stage)
         weights = frozen_bytes(counts, size=load.size)
         sums, is_last = self._layer_sums(layout, load), stage == layout.pp - 1
@@ -312,7 +312,7 @@ class MemoryModel:
         reached: Reached,
     ) -> EngineBytes:
         """Return the memory of an engine rank under its memory fraction: the cache gets what the
-        weights leave. `longest` is the longest sequence in tokens."""
+        weights leave. `longest`: the longest sequence in tokens."""
         weights = self.engine_weights(layout, size=size)
         facts = self.table.facts
         tokens = min(PREFILL_TOKENS, layout.max_running_requests * longest)
@@ -340,8 +340,8 @@ class MemoryModel:
     def engine_weights(
         self, layout: EngineLayout, *, size: int, multiplies_plain: bool = False
     ) -> int:
-        """Return the bytes of weights that one engine rank holds. `multiplies_plain` says that it
-        holds plain ones beside those of a number format, and multiplies by them, as on a CPU."""
+        """Return the bytes of weights that one engine rank holds. `multiplies_plain`: it holds
+        plain weights beside those of a number format, and multiplies by them, as on a CPU."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
         numbers = self.counter.engine_total(**cut)
         if self.adapter is not None:
@@ -357,11 +357,12 @@ class MemoryModel:
         return (self.sent.engine_total(**cut) - held.numbers) * size + held.size_bytes
 
     def _sent_bytes(self, size: int) -> int:
-        """Bytes of one publish to one engine, of which each trainer rank sends its share."""
+        """Return the bytes of one publish to one engine, of which each trainer rank sends its
+        share."""
         return self.sent_weights(EngineLayout(), size=size)
 
     def _rounded(self, layout: TrainerLayout, layers: range) -> int:
-        """Numbers of a rank that a trainer's format applies to."""
+        """Return how many numbers of a rank the trainer's format applies to."""
         assert self.formats.trainer is not None
         return held_in_format(
             self.table.facts,
@@ -373,7 +374,7 @@ class MemoryModel:
         ).numbers
 
     def _held(self, layout: EngineLayout) -> Held:
-        """What an engine rank holds in the engines' format."""
+        """Return what an engine rank holds in the engines' format."""
         if self.formats.engines is None:
             return Held()
         return held_in_format(
@@ -386,8 +387,8 @@ class MemoryModel:
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
         """Return the cache bytes of one rank for `sequences` sequences with `tokens` tokens in
-        total, all in the rank's attention group. Heads are cut by tp / attention_dp as far as there
-        are heads; every rank of a group holds the whole latent of MLA."""
+        total, all in the rank's attention group. Heads are divided by tp / attention_dp as far as
+        there are heads; every rank of a group holds the whole latent of MLA."""
         facts, cost, scale = self.table.facts, self.cache_cost, size / 2
         cut = layout.tp // layout.attention_dp
         heads = 1 if facts.mla else min(cut, facts.num_kv_heads)
@@ -436,7 +437,7 @@ class _LayerSums:
     layers: list[float]
     """[layers] bytes of this layer"""
     fused: list[float]
-    """[layers] bytes of this layer's adapters, for each pass; empty without one"""
+    """[layers] bytes of this layer's adapters, for each pass; empty without adapters"""
     input: float
     widest: float
     mtp: LayerBytes
@@ -498,7 +499,7 @@ def _of_policy(
 
 
 def publishes_merged(recipe: Recipe, *, on_cpu: bool, size: int) -> bool:
-    """Return True if engines receive the model with the adapter merged in. `size` is the bytes of a
+    """Return True if engines receive the model with the adapter merged in. `size`: bytes of a
     weight: with two bytes the sum would be rounded, and the engines would sample from another
     policy than the trained one."""
     lora = recipe.train.lora

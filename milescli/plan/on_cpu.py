@@ -1,5 +1,5 @@
-"""Layouts on a CPU: on each node one trainer rank and one engine, or two of a small model, unless
-the recipe pins others. Called by `make`."""
+"""Layouts on a CPU: on each node one trainer rank and one engine, or two engines for a small model,
+unless the recipe pins others. Called by `make`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from milescli.recipe.schema import Recipe
 DEFAULT_FRACTION = 0.7
 """SGLang's memory fraction without a pin; on a CPU the number of tokens bounds the cache."""
 PREFILL_TOKENS = 2048
-"""New tokens that an engine on a CPU computes at once; more would leave its caches."""
+"""New tokens that an engine on a CPU computes at once; more would not fit into its caches."""
 LEAST_REQUESTS, MOST_REQUESTS = 8, 512
 """Bounds of what an engine, or a group of its devices, runs at once, where nobody pins it."""
 LEAST_CACHE_TOKENS = 4096
-"""Smallest cache of one engine, however small the recipe."""
+"""Smallest cache of one engine, for any recipe."""
 SMALL_WEIGHTS = GIB
-"""Of a model that two engines share the cores for: 1.1 to 1.8 times the tokens of one engine with
-two threads, seen of models of 1 to 200 M parameters (docs/figures.md)."""
+"""Largest weights of a model for which two engines divide the cores: 1.1 to 1.8 times the tokens of
+one engine with two threads, measured with models of 1 to 200 M parameters (docs/figures.md)."""
 LEAST_SHARE = 32
 """Samples of a step for each of two engines; an estimate."""
 KV_SLOTS_PER_REQUEST = 1.25
-"""Head room of an engine's cache over what the largest step can hold at once."""
+"""Ratio of an engine's cache to the most that a step can hold at once."""
 
 
 def trainer_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> TrainerLayout:
@@ -89,8 +89,8 @@ def why_no_pair(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int, colocated: bool
 ) -> str | None:
     """Return why two engines are not possible, or None if they are, with half of the cores each.
-    For a small model the Python between two matrix products takes as long as the products, and only
-    a second process can overlap it. `size` is the bytes of a weight."""
+    For a small model the Python code between two matrix products takes as long as the products, and
+    only a second process can overlap it. `size`: bytes of a weight."""
     num_samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     weights = table(facts).num_parameters * size
     reasons = {

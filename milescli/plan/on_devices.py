@@ -1,5 +1,5 @@
-"""Plans layouts on accelerators: searches trainer and engines, combines the two (taking turns, or
-side by side), and explains the choice. Called by `make`."""
+"""Plans layouts on accelerators: searches trainer and engines, combines the two (in turns, or in
+parallel), and explains the choice. Called by `make`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Parallel, Recipe
 
 _FINE_DEVICES = 64
-"""Up to so many devices, splits are tried in eighths; beyond, in quarters."""
+"""Up to this many devices, splits are tried in eighths; beyond, in quarters."""
 _MANY = 12
-"""Fleets that are weighed against trainers."""
+"""Most fleets that are compared with trainers."""
 _HOST_SHARE = 0.9
 """Share of a node's main memory that sleeping trainers and offloaded optimizers may take."""
 
@@ -52,12 +52,12 @@ class Pair:
     engines: EngineChoice
     trainers: TrainerSearch
     fleets: list[EngineChoice]
-    """All, best first."""
+    """All fleets, best first."""
     trainer_devices: int
     sync_s: float
     turn_s: float
     overlap: bool
-    """Rollout and training go on at once."""
+    """True if rollout and training run in parallel."""
 
     @property
     def step_s(self) -> float:
@@ -69,8 +69,8 @@ class Pair:
 
     @property
     def host_bytes(self) -> int:
-        """Return the bytes of main memory on the node that needs most: with trainer ranks and a
-        step's samples, or with engines that keep what they were sent."""
+        """Return the bytes of main memory on the fullest node: with trainer ranks and a step's
+        samples, or with engines that store the weights that they received."""
         space = self.space
         received = space.memory.sent_weights(self.engines.layout, size=space.work.size)
         return max(
@@ -132,8 +132,8 @@ def pairs_by_share(
     size: int,
     teachers: Sequence[ModelFacts] = (),
 ) -> dict[int, Pair]:
-    """Return the best trainer and engines for each number of devices that engines may have, where
-    there are any that fit. Raises FitError as `plan_devices`."""
+    """Return the best trainer and engines for each number of devices that engines may have, if any
+    fit. Raises FitError as `plan_devices`."""
     space = search_space(
         recipe,
         machine,
@@ -153,8 +153,8 @@ def pairs_by_share(
 def _pairs(
     space: SearchSpace, machine: Machine, num_devices: int, *, overlap: bool, recipe: Recipe
 ) -> dict[int, Pair]:
-    """By devices of engines. Engines span nodes only where none within a node will do, and the
-    optimizer goes to the host only where neither helps."""
+    """Return number of engine devices -> best pair. Engines span nodes only if none fits within a
+    node, and the optimizer moves to the host only if neither helps."""
     spaces = [space, replace(space, offload=True)] if space.offload is None else [space]
     shares = _shares(space, num_devices)
     nearest: tuple[TrainerSearch, list[EngineChoice], int] | None = None
@@ -178,7 +178,7 @@ def _pairs(
 
 
 def _simplest(pairs: list[Pair]) -> Pair:
-    """Of those about as fast as the fastest, the one that is cut least."""
+    """Return the least divided of the pairs that are about as fast as the fastest."""
     fastest = min(pair.step_s for pair in pairs)
     return min(
         (pair for pair in pairs if pair.step_s <= fastest * ALIKE),
@@ -187,7 +187,7 @@ def _simplest(pairs: list[Pair]) -> Pair:
 
 
 def _shares(space: SearchSpace, num_devices: int) -> list[int]:
-    """The numbers of devices that engines may have."""
+    """Return the numbers of devices that engines may have."""
     if not space.has_engines:
         return [0]
     if space.colocated:
@@ -234,8 +234,8 @@ def _join(
     ranks: int,
     overlap: bool,
 ) -> Pair | None:
-    """The best pair that fits together, or None. Of trainers and of fleets, those about as fast as
-    the fastest count as equally fast; slower fleets are tried where none of these fits."""
+    """Return the best pair that fits together, or None. Trainers and fleets that are about as fast
+    as the fastest count as equally fast; slower fleets are tried if none of these fits."""
     fastest = alike(fleets[:_MANY])
     pairs = [
         _pair(space, trainer, engines, trainers, fleets, ranks=ranks, overlap=overlap)
@@ -258,7 +258,7 @@ def _trainer_for(
     ranks: int,
     overlap: bool,
 ) -> TrainerChoice | None:
-    """The trainer that is cut least, of the fastest that fit beside these engines."""
+    """Return the least divided trainer of the fastest that fit with these engines."""
     host = _HOST_SHARE * machine.nodes[0].memory_bytes - space.stored_bytes
     fitting = [
         trainer
@@ -336,7 +336,7 @@ def check_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
 
 
 def _check_engine_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
-    """Raise FitError where the pins leave no size of engines."""
+    """Raise FitError if the pins allow no size of engines."""
     pins, per_node = recipe.engines, num_devices // recipe.machine.nodes
     sizes = [pins.tp] if pins.tp else divisors(num_devices)
     first: IllegalValue | None = None

@@ -1,5 +1,5 @@
 """Decides whether engines and trainer compute log-probs with the same bits, `train.on_policy`, and
-refuses what was not shown to be exact; `platform.exact` is how a CPU computes then. Pure; called by
+refuses what was not shown to be exact; `platform.exact` is how a CPU then computes. Pure; called by
 `make`."""
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.section import Rule, refuse
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""Whose difference is 0.0 on a CPU (tests/backends/sglang/test_exact.py)."""
+"""Families whose difference is 0.0 on a CPU (tests/backends/sglang/test_exact.py)."""
 HEAD_UNIT = 8
-"""Head sizes of the kernel that sums each query by itself are multiples of it."""
+"""The kernel that sums each query separately needs a head size that is a multiple of this."""
 _OFF = "--set train.on_policy=auto"
 
 
@@ -31,8 +31,8 @@ def choose_on_policy(
     on_cpu: bool,
     log: Log,
 ) -> Literal["auto", "exact"]:
-    """Return the plan's `on_policy`, noted with its reason where it is exact. Raises RecipeError if
-    the recipe asks for what is not exact, or was not shown to be."""
+    """Return the plan's `on_policy`, and log its reason if it is exact. Raises RecipeError if the
+    recipe asks for what is not exact, or was not shown to be."""
     if recipe.train.on_policy == "auto":
         return "auto"
     refuse(_rules(recipe, trainer, engines, formats))
@@ -54,7 +54,8 @@ def choose_on_policy(
 def _rules(
     recipe: Recipe, trainer: TrainerLayout, engines: EngineLayout, formats: Formats
 ) -> Iterator[Rule]:
-    """What makes two policies of one, or two sums of one, on any device."""
+    """Yield the rules against settings that give two policies, or two sums of one, on any
+    device."""
     kind, stale = recipe.rollout.speculative.kind, recipe.rollout.max_staleness
     yield _not(
         recipe.learns_from_rows,
@@ -106,7 +107,7 @@ def _shown(
     trainer: TrainerLayout,
     engines: EngineLayout,
 ) -> Iterator[Rule]:
-    """What was not shown to be exact on a CPU."""
+    """Yield the rules against what was not shown to be exact on a CPU."""
     layouts = {"parallel": (trainer, "tp", "cp"), "engines": (engines, "tp", "ep", "attention_dp")}
     for room, (layout, *axes) in layouts.items():
         for axis in axes:
@@ -134,7 +135,7 @@ def _shown(
 
 
 def _rounded(formats: Formats, rounds_inputs: bool) -> Iterator[Rule]:
-    """Rounded inputs that are not the same on both sides on a CPU."""
+    """Yield the rules against rounded inputs that differ between both sides on a CPU."""
     yield _not(
         rounds_inputs and formats.engines is None,
         "rounded inputs beside engines with plain weights",

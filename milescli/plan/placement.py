@@ -12,7 +12,7 @@ from milescli.recipe.schema import Recipe
 
 def devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
     """Return how many devices of each node the run takes; 0 means that it runs on the CPU. Raises
-    FitError if the node has fewer than the recipe wants."""
+    FitError if the node has fewer than the recipe asks for."""
     wanted = recipe.machine.gpus
     visible = 0 if machine.kind == "cpu" else min(len(node.devices) for node in machine.nodes)
     if wanted == 0 or (wanted is None and visible == 0):

@@ -1,5 +1,5 @@
-"""In which number formats trainer and engines multiply: from `train.precision` and
-`rollout.precision`, with the reason, and which weights that is."""
+"""Chooses the number formats in which trainer and engines multiply, from `train.precision` and
+`rollout.precision`, with the reason, and the weights to which they apply."""
 
 from __future__ import annotations
 
@@ -47,13 +47,12 @@ SERVED_FROM: Mapping[Quantised, tuple[int, tuple[str, ...]]] = {
     "int4": (80, ()),
     "nvfp4": (80, ()),
 }
-"""Format -> the least compute capability of NVIDIA's devices, and the architectures of AMD's, whose
-kernels in SGLang 0.5.20 multiply by such weights. INT4 and NVFP4 go through Marlin, which is
-CUDA's."""
+"""Format -> the lowest compute capability of NVIDIA's devices, and the architectures of AMD's, for
+which SGLang 0.5.20 has kernels for such weights. INT4 and NVFP4 use Marlin, which needs CUDA."""
 
 
 EXACT_INPUTS: tuple[Quantised, ...] = ("fp8", "mxfp8")
-"""Formats whose rounded inputs are those of a token alone. The tokens of an NVFP4 product share a
+"""Formats that round the inputs of each token separately. The tokens of an NVFP4 product share a
 global scale."""
 
 
@@ -69,8 +68,8 @@ PLAIN = Formats(trainer=None, engines=None)
 
 
 def formats_of(recipe: Recipe, *, merges_adapter: bool) -> Formats:
-    """Return the formats that the recipe asks for. `merges_adapter` says that engines are sent the
-    model with a trained adapter merged in."""
+    """Return the formats that the recipe asks for. `merges_adapter`: engines get the model with a
+    trained adapter merged in."""
     trainer = OF_TRAINER.get(recipe.train.precision)
     same = None if merges_adapter else trainer
     engines = (
@@ -117,7 +116,7 @@ def note_formats(
 
 
 def require_kernels(formats: Formats, device: Device) -> None:
-    """Raise FitError where engines on the device have no kernel for their format."""
+    """Raise FitError if engines on the device have no kernel for their format."""
     if formats.engines is None:
         return
     least, of_amd = SERVED_FROM[formats.engines]
@@ -162,7 +161,7 @@ def _why_inputs(recipe: Recipe, formats: Formats, *, on_cpu: bool) -> str:
 
 
 def _note_choices(form: Quantised, choices: Mapping[str, Choice], log: Log) -> None:
-    """How much is quantised, and what stays plain: a line for each reason."""
+    """Log how much is quantised, and what stays plain: a line for each reason."""
     matrices = [choice for choice in choices.values() if len(choice.shape) >= 2]
     numbers = [prod(choice.shape) for choice in matrices]
     in_form = [prod(choice.shape) for choice in matrices if choice.form]
@@ -182,19 +181,20 @@ def _note_choices(form: Quantised, choices: Mapping[str, Choice], log: Log) -> N
 
 
 def _pattern(name: str) -> str:
-    """`model.layers.3.mlp.experts.7.up_proj.weight` -> `layers.*.mlp.experts.*.up_proj`"""
+    """Return the pattern of a name: `model.layers.3.mlp.experts.7.up_proj.weight` ->
+    `layers.*.mlp.experts.*.up_proj`."""
     plain = name.replace(".weight", "").replace("model.", "")
     return re.sub(r"\.\d+(?=\.)", ".*", plain)
 
 
 def cuts(layouts: tuple[TrainerLayout, EngineLayout]) -> tuple[Cut, ...]:
-    """Return into how many parts trainer and engines cut matrices."""
+    """Return the number of parts into which trainer and engines divide matrices."""
     trainer, engines = layouts
     return (Cut(dense=trainer.tp, experts=trainer.etp), engine_cut(engines))
 
 
 def engine_cut(engines: EngineLayout) -> Cut:
-    """Return into how many parts engines cut matrices."""
+    """Return the number of parts into which engines divide matrices."""
     return Cut(dense=engines.tp, experts=max(engines.tp // max(engines.ep, 1), 1))
 
 
@@ -234,8 +234,8 @@ def held_in_format(
     exempt: tuple[str, ...],
     layers: range | None = None,
 ) -> Held:
-    """Return what one rank holds in the format. `cut` is how its side cuts matrices, `ep` among how
-    many ranks experts are shared out; `layers` are those of the rank, None: all. MTP layers, where
+    """Return what one rank holds in the format. `cut`: how its side divides matrices; `ep`: number
+    of ranks among which experts are divided; `layers`: those of the rank, None: all. MTP layers, if
     they are trained, are numbered after the others."""
     numbers = size = 0
     for layer, (experts, one) in _held_by_layer(facts, form, cut, exempt):
@@ -250,8 +250,8 @@ def held_in_format(
 def _held_by_layer(
     facts: ModelFacts, form: Quantised, cut: Cut, exempt: tuple[str, ...]
 ) -> list[tuple[int | None, tuple[int, Held]]]:
-    """Return (layer, (experts of which this is one, 0: it is of none; what a rank holds of it)),
-    so that a search over layouts chooses once for each way to cut matrices."""
+    """Return (layer, (number of experts with this size, 0: no expert; what a rank holds of one)),
+    so that a search over layouts chooses once for each way to divide matrices."""
     table = with_single_experts(models.table(facts))
     try:
         choices = choose(table, form, cuts=(cut,), exempt=exempt, alike=True)

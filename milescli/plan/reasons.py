@@ -79,7 +79,7 @@ def explain(
 
 
 def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, rest_s: float) -> str:
-    """The best layout with another value, and how much longer it takes."""
+    """Name the best layout with another value, and how much longer it takes."""
     own = getattr(chosen.layout, axis)
     others: dict[int, TrainerChoice] = {}
     for choice in searched.fitting:
@@ -302,7 +302,7 @@ def _s(seconds: float) -> str:
 _MOST_NODES = 64
 """Nodes up to which a refusal looks for what would fit."""
 _MOST_FIXES = 3
-"""More than that nobody reads below an error."""
+"""Most fixes of an error: nobody reads more."""
 _LEAST_TOKENS = 256
 """Shortest response limit that is proposed."""
 _OPTION = re.compile(
@@ -348,7 +348,7 @@ def with_remedies(
     *,
     only_proposed: bool = False,
 ) -> FitError:
-    """Return the same refusal with fixes that were tried: the fix that it proposes itself, and
+    """Return the same refusal with fixes that were tested: the fix that it proposes itself, and
     unless `only_proposed`, pins to drop, fewer tokens, more devices, an adapter. Proposals in words
     stay."""
     fixes: dict[str, str] = {}
@@ -373,7 +373,7 @@ def with_remedies(
 
 
 def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Trial]:
-    """Lazily, the least change first."""
+    """Yield trials lazily, the smallest change first."""
     for fix in error.fixes:
         if changes := _parsed(fix):
             yield _Trial(kind="proposed", options=fix.partition("#")[0].strip(), changes=changes)
@@ -411,7 +411,7 @@ def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Tria
 
 
 def _parsed(fix: str) -> dict[str, object]:
-    """What its options change; empty where it is no list of options."""
+    """Return the changes of the options in a fix; empty if it is no list of options."""
     text = fix.partition("#")[0].strip()
     options = list(_OPTION.finditer(text))
     if " ".join(option[0] for option in options) != text:

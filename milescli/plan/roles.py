@@ -1,4 +1,4 @@
-"""The models of a run: where each lives, noted for the plan's reader."""
+"""The models of a run and their places, logged for the plan's reader."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def without_reward_model(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int, on_cpu: bool, log: Log
 ) -> Machine:
     """Return the machine without the memory that the reward model occupies for the whole run. It is
-    subtracted from every device as from the first, since all devices are planned alike. `size` is
-    the bytes of a weight."""
+    subtracted from every device as from the first, since all devices are planned alike. `size`:
+    bytes of a weight."""
     load = TrainerLoad(
         size=size,
         row_tokens=recipe.longest_sequence + 1,  # each response alone, and a place behind it

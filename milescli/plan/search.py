@@ -41,8 +41,8 @@ class EngineChoice:
     seconds: RolloutSeconds
     cache_tokens: int
     crowded: bool
-    """Its cache does not hold all requests that it has to run, at their mean length: some
-    wait."""
+    """True if its cache does not hold all of its requests at their mean length, so that some wait.
+    """
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -51,7 +51,7 @@ class EngineChoice:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Return a sort key that puts fleets with less waiting and fewer cuts first."""
+        """Return a sort key that puts fleets with less waiting and less division first."""
         return (self.crowded, self.layout.tp, self.layout.attention_dp, self.layout.ep)
 
 
@@ -89,7 +89,7 @@ def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> lis
 
 
 def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> list[int]:
-    """Within a node, or whole nodes."""
+    """Return sizes within a node, or whole nodes."""
     if across:
         return [
             devices_per_node * nodes
@@ -100,10 +100,10 @@ def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> l
 
 
 def _engine_axes(facts: ModelFacts, pins: EngineSettings, tp: int) -> list[tuple[int, int]]:
-    """(ep, attention_dp). Where devices outnumber what a cache can be cut into (the latent of MLA
-    is one; else key/value heads), they would hold copies of it: large engines share out requests to
-    groups of them instead. Whole experts are shared out in large engines of MLA models, and where
-    slices of them would not be whole."""
+    """Return pairs (ep, attention_dp) to try. If there are more devices than parts of a cache (the
+    latent of MLA is one part; else key/value heads), devices would hold copies of it: large engines
+    divide requests among groups of devices instead. Whole experts are distributed in large engines
+    of MLA models, and if their slices would not be whole."""
     caches = 1 if facts.mla else facts.num_kv_heads
     shares_requests = facts.num_experts > 0 and not facts.mamba
     large = facts.mla is not None and facts.num_experts > 0 and tp >= 8
@@ -159,7 +159,8 @@ def weigh_engines(
 
 
 def _fraction(space: SearchSpace, layout: EngineLayout) -> float:
-    """What graphs, a prefill, both processes and a margin leave, in hundredths."""
+    """Return the share of memory that graphs, a prefill, both processes and a margin leave, in
+    hundredths."""
     probe = space.memory.engine(
         layout,
         memory_bytes=space.memory_bytes,
@@ -183,9 +184,9 @@ CP_TOKENS, LEAST_CP_TOKENS = 4096, 1024
 """Context parallelism is considered as long as each rank has so many positions of the longest
 sequence; the second, where nothing else fits."""
 UNEVEN_GAIN = 0.99
-"""A shorter last stage is taken only where the step then takes less than this part of the time."""
+"""A shorter last stage is only taken if the step then takes less than this share of the time."""
 CAP_ALIKE = 1.02
-"""Larger microbatches are taken only where they are faster by more than this factor: smaller ones
+"""Larger microbatches are only taken if they are faster by more than this factor: smaller ones
 leave room."""
 
 
@@ -207,7 +208,7 @@ class TrainerChoice:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Return a sort key that puts layouts that are simpler to run and less cut first."""
+        """Return a sort key that puts layouts first that are simpler to run and less divided."""
         own = self.layout
         uneven = own.first_stage_layers is not None or own.last_stage_layers is not None
         return (
@@ -227,9 +228,9 @@ class TrainerSearch:
     """Holds all trainer layouts that the search evaluated."""
 
     fitting: list[TrainerChoice] = field(default_factory=list)
-    """Best first."""
+    """Layouts that fit, best first."""
     nearest: TrainerChoice | None = None
-    """The layout that needs least among those that do not fit."""
+    """The layout with the smallest need among those that do not fit."""
     num_weighed: int = 0
 
 
@@ -357,7 +358,7 @@ def _choice(space: SearchSpace, layout: TrainerLayout, cap: int) -> TrainerChoic
 
 
 def _caps(space: SearchSpace, layout: TrainerLayout) -> list[int]:
-    """Ascending: those that hold the longest sequence."""
+    """Return the microbatch caps that hold the longest sequence, ascending."""
     if space.cap is not None:
         return [space.cap]
     least = -(-space.longest // layout.cp)
@@ -369,8 +370,8 @@ def _caps(space: SearchSpace, layout: TrainerLayout) -> list[int]:
 
 
 def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
-    """The last stage computes the logits too: with fewer layers there the pipeline may run more
-    evenly."""
+    """Also try fewer layers on the last stage: it computes the logits, too, so the pipeline may
+    then run more evenly."""
     for choice in [best for best in search.fitting[:8] if best.layout.pp > 1]:
         layout = choice.layout
         mean = space.facts.num_layers // layout.pp
@@ -387,27 +388,27 @@ def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
 
 
 def _powers_of_two(number: int) -> list[int]:
-    """The powers of two that divide the number."""
+    """Return the powers of two that divide the number."""
     return [value for value in divisors(number) if value & (value - 1) == 0]
 
 
 ALIKE = 1.10
-"""Layouts whose predicted times are within this factor count as equally fast: the one that is cut
-least is taken."""
+"""Layouts whose predicted times are within this factor count as equally fast: the least divided one
+is taken."""
 STEP_ALIKE = 0.03
-"""Nor are trainers that differ by less than this part of a whole step."""
+"""Trainers that differ by less than this share of a whole step count as equally fast, too."""
 
 _Choice = TypeVar("_Choice", TrainerChoice, EngineChoice)
 
 
 def alike_s(best: float, *, rest_s: float = 0.0) -> float:
-    """Return the time up to which a phase counts as equally long as one of `best` seconds; `rest_s`
-    is the seconds of the step outside the phase."""
+    """Return the time up to which a phase counts as equally long as one of `best` seconds;
+    `rest_s`: seconds of the step outside the phase."""
     return max(ALIKE * best, best + STEP_ALIKE * (best + rest_s))
 
 
 def alike(choices: Sequence[_Choice], *, rest_s: float = 0.0) -> list[_Choice]:
-    """Return the choices that are about as fast as the first, which is the fastest; `rest_s` is the
+    """Return the choices that are about as fast as the first, which is the fastest; `rest_s`:
     seconds of a step that pass outside or in parallel."""
     if not choices:
         return []

@@ -26,7 +26,7 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.static_memory import decided_by
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
-from milescli.plan.transport import sends_whole, sent_copies, step_bytes
+from milescli.plan.transport import sent_copies, step_bytes, why_whole
 from milescli.plan.types import EngineLayout, Log
 from milescli.platform.machine import DEVICE_MODELS, Machine
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
@@ -41,14 +41,15 @@ class SearchSpace:
     time: TimeModel
     work: Work
     load: TrainerLoad
-    """Row and number of microbatches are filled in for each layout."""
+    """Row and number of microbatches are set for each layout."""
     memory_bytes: int
     """Memory of one device."""
     devices_per_node: int
     longest: int
     """Tokens of the longest sequence that is trained on."""
     longest_served: int
-    """The same that an engine must hold: an evaluation's responses may be longer."""
+    """Tokens of the longest sequence that an engine must hold: an evaluation's responses may be
+    longer."""
     pins: Parallel
     engine_pins: EngineSettings
     cap: int | None
@@ -59,8 +60,8 @@ class SearchSpace:
     colocated: bool
     has_engines: bool
     stored_bytes: int
-    """Bytes on the driver's node of a step's samples in the object store, and of processes that
-    collect."""
+    """Bytes on the driver's node of a step's samples in the object store, and of collecting
+    processes."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -85,7 +86,8 @@ class SearchSpace:
 
 
 def _collecting(recipe: Recipe, machine: Machine) -> int:
-    """Bytes on the driver's node of processes that collect, if every device had an engine."""
+    """Return the bytes on the driver's node of collecting processes, if every device had an
+    engine."""
     num_devices = sum(len(node.devices) for node in machine.nodes)
     most = EngineLayout(num=num_devices * recipe.has_engines)
     count, nodes = choose_collectors(recipe, most, Log()), range(len(machine.nodes))
@@ -140,7 +142,7 @@ def search_space(
             + (0 if recipe.caches_teacher else teacher_passes(teachers, table)),
             size=size,
             bucket_bytes=bucket,
-            sends_whole=sends_whole(recipe, memory),
+            sends_whole=why_whole(recipe, memory) is not None,
             engines_apart=recipe.engines_apart,
         ),
         load=TrainerLoad(
@@ -152,7 +154,7 @@ def search_space(
             teachers=tuple(teachers),
             takes_copies=recipe.fault.copy_every > 0,
             saves_copy=recipe.checkpoint.async_save,
-            sent_copies=sent_copies(recipe, colocated=colocated),
+            sent_copies=sent_copies(recipe, memory, colocated=colocated),
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),

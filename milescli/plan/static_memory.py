@@ -1,5 +1,5 @@
-"""Counts what a rank holds for any batch: its parameters, their weights, gradients and optimizer
-state, and copies of these. Pure; called by `memory`."""
+"""Counts what a rank holds regardless of the batch: its parameters, their weights, gradients and
+optimizer state, and copies of these. Pure; called by `memory`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ _ALIGN = 64
 """Numbers to which Megatron aligns the start of every parameter in its flat memory (256 bytes of
 float32)."""
 _WIDE = (".A_log", ".self_attention.out_norm.weight")
-"""Of linear attention, where the release says so."""
+"""Weights of linear attention that may be float32, if the release says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Counts the elements of one kind of weights, as they are and with each start aligned in flat
-    memory."""
+    """Counts the elements of one kind of weights, without and with alignment in flat memory."""
 
     plain: int = 0
     aligned: int = 0
@@ -50,7 +49,7 @@ class WeightCounts:
     experts: Numbers = Numbers()
     """Weights that are equal on the `expert_dp` ranks."""
     wide: Numbers = Numbers()
-    """Kept in float32 whatever the model is in."""
+    """Weights that stay in float32 whatever the model's dtype."""
     frozen: Numbers = Numbers()
 
     def __add__(self, other: WeightCounts) -> WeightCounts:
@@ -77,16 +76,17 @@ class WeightCounts:
 
 @dataclass(slots=True)
 class Counter:
-    """Counts the weights of one model per rank. Caches results, since a search asks for the same
-    cuts many times."""
+    """Counts the weights of one model per rank. Caches results, since a search requests the same
+    divisions many times."""
 
     table: WeightTable
     _groups: list[tuple[tuple[Entry, int], ...]] = field(default_factory=list)
-    """[layers + 1] entries of each layer, with how many experts; last, those outside of layers."""
+    """[layers + 1] entries of each layer, with the number of their experts; last, those outside of
+    layers."""
     _kinds: list[int] = field(default_factory=list)
-    """[layers] the first layer that is alike."""
+    """[layers] the first layer with the same entries."""
     _sums: dict[tuple[int, int, int], list[WeightCounts]] = field(default_factory=dict)
-    """(tp, ep, etp) -> [layers + 1] of all layers before."""
+    """(tp, ep, etp) -> [layers + 1] counts of all layers before."""
     _stages: dict[object, list[WeightCounts]] = field(default_factory=dict)
     _distinct: dict[object, tuple[int, ...]] = field(default_factory=dict)
     _engine: dict[tuple[int, int, int], int] = field(default_factory=dict)
@@ -187,8 +187,8 @@ class Counter:
         return WeightCounts(**{kind: Numbers(plain=a, aligned=b) for kind, (a, b) in sums.items()})
 
     def engine_total(self, *, tp: int, ep: int, attention_dp: int) -> int:
-        """Return the number of weights on one of the `tp` ranks of an engine: heads are cut by tp /
-        attention_dp, experts and vocabulary by tp. Every rank holds the weights that have no
+        """Return the number of weights on one of the `tp` ranks of an engine: heads are divided by
+        tp / attention_dp, experts and vocabulary by tp. Every rank holds the weights that have no
         axis."""
         key = (tp, ep, attention_dp)
         if key not in self._engine:
@@ -215,14 +215,14 @@ def _engine_numbers(group: Sequence[tuple[Entry, int]], *, tp: int, attention_dp
 
 
 def _is_wide(entry: Entry) -> bool:
-    """The trainer keeps it in float32 beside bfloat16: the decay of linear attention, and the norm
-    after it."""
+    """Return True if the trainer keeps the weight in float32 beside bfloat16 ones: the decay of
+    linear attention, and the norm after it."""
     delta = entry.facts.gated_delta
     return entry.rule.float32 or bool(delta and delta.float32 and entry.megatron.endswith(_WIDE))
 
 
 def _cut(entry: Entry, *, tp: int, etp: int) -> int:
-    """Numbers of an entry that one rank holds."""
+    """Return how many numbers of an entry one rank holds."""
     sharding = entry.rule.sharding
     parts = {"tp": tp, "etp": etp, "none": 1}[sharding.axis]
     if not sharding.padded:
@@ -237,8 +237,8 @@ def _cut(entry: Entry, *, tp: int, etp: int) -> int:
 
 
 STATE_COPIES = 3
-"""Times the state: beside the rank, whence it is sent while the rank trains on; and with a keeper
-the copy that counts and the one that is coming in."""
+"""Copies of a rank's state: one beside the rank, from which it is sent while the rank trains on;
+and at the keeper the valid copy and the incoming one."""
 
 
 def copies_bytes(static: tuple[int, int, int], *, has_critic: bool, reference: int) -> int:
@@ -269,7 +269,7 @@ _PAD = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLoad:
-    """Holds what memory depends on, beside model and layout."""
+    """Holds what memory depends on besides model and layout."""
 
     size: int
     """Bytes of a weight: 2 (bf16) or 4 (fp32)."""
@@ -282,9 +282,9 @@ class TrainerLoad:
     """Microbatches of one rank in one update."""
     keeps_reference: bool
     critic: Literal["none", "in_turn", "beside"]
-    """in_turn: of critic and policy one waits in host memory; beside: both stand in main memory."""
+    """in_turn: either critic or policy waits in host memory; beside: both are in main memory."""
     teachers: tuple[ModelFacts, ...] = ()
-    """Facts of the models that the ranks hold beside the policy and do not train."""
+    """Facts of the untrained models that the ranks hold besides the policy."""
     teachers_resident: bool = False
     """True if teachers stay in memory with the policy; else they take turns, as the critic does."""
     takes_copies: bool = False
@@ -304,14 +304,14 @@ class TrainerLoad:
     on_host: bool = False
     """True if the device is a CPU."""
     sent_copies: int = 0
-    """Copies that ranks keep of the weights that they sent last (`transport.sent_copies`)."""
+    """Copies that ranks store of the weights that they sent last (`transport.sent_copies`)."""
     fused_swiglu: bool = False
     """True if `activations.layer_bytes` may assume the fused SwiGLU of float32 on a CPU."""
     keeps_float32: bool = False
-    """True if layers keep float32 for their gradients whatever the size of a weight: under
+    """True if layers save float32 for their gradients whatever the size of a weight: under
     `train.on_policy: exact` on a CPU."""
     takes_matrices: bool = False
-    """True if the optimizer puts whole matrices of layers together (`rule: muon`)."""
+    """True if the optimizer gathers whole matrices of layers (`rule: muon`)."""
     reached: Reached = field(default_factory=Reached)
 
     @property
@@ -322,13 +322,13 @@ class TrainerLoad:
 
     @property
     def kept_size(self) -> int:
-        """Return the bytes of a number that layers keep for their gradients."""
+        """Return the bytes of a number that layers save for their gradients."""
         return 4 if self.keeps_float32 else self.size
 
 
 def decided_by(recipe: Recipe) -> dict[str, float]:
-    """Return the fields of a TrainerLoad that the recipe alone decides. At most, prompts are
-    nothing but images."""
+    """Return the fields of a TrainerLoad that the recipe alone determines. As an upper bound,
+    prompts consist of images only."""
     longest = recipe.longest_sequence
     prompt = longest if recipe.learns_from_rows else recipe.data.max_prompt_tokens
     num_prompts = recipe.sequences_per_step // recipe.rollout.samples_per_prompt
@@ -340,13 +340,13 @@ def decided_by(recipe: Recipe) -> dict[str, float]:
 
 
 _PER_NUMBER_OF_MATRIX = 20
-"""Bytes, at most, while an update rule turns a matrix: float32 momenta, those of one matrix with
-its bfloat16 copies, and float32 results in both orders."""
+"""Most bytes per number while an update rule processes a matrix: float32 momenta, those of one
+matrix with its bfloat16 copies, and float32 results in both orders."""
 
 
 def matrix_bytes(table: WeightTable) -> int:
     """Return the bytes on each rank of the optimizer's work on the largest weight of a layer, which
-    is put together there."""
+    is gathered there."""
     in_layers = (entry.num_elements for entry, _ in table.counted if entry.layer is not None)
     return _PER_NUMBER_OF_MATRIX * max(in_layers, default=0)
 
@@ -390,7 +390,7 @@ def host_bytes(
     counts: WeightCounts, layout: TrainerLayout, load: TrainerLoad, static: tuple[int, int, int]
 ) -> int:
     """Return the bytes of the node's main memory: offloaded optimizer states, and what a sleeping
-    rank or a reference keeps there. `static` comes from `static_bytes`."""
+    rank or a reference stores there. `static`: from `static_bytes`."""
     host = 0
     if load.keeps_reference:
         # the frozen weights; beside a device the current ones too, while those take their place

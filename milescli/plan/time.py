@@ -16,11 +16,12 @@ from milescli.plan.transport import transfer
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 MEAN_SHARE = 0.5
-"""Mean length of prompts and of responses, of the longest that the recipe allows. An estimate."""
+"""Mean length of prompts and of responses, as a share of the longest that the recipe allows. An
+estimate."""
 UNEVEN = 4 / 3
-"""Length of the sequence in which the mean token stands, of the mean length: more tokens stand
-in long sequences. Where lengths are spread evenly from 0 to the longest, it is (L^2 / 3) / (L
-/ 2) against L / 2."""
+"""Mean length of a token's sequence, as a multiple of the mean length of sequences: long sequences
+have more tokens. If lengths are uniform from 0 to the longest, it is (L^2 / 3) / (L / 2) against L
+/ 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,20 +31,20 @@ class Work:
     num_samples: int
     num_prompts: int
     prompt_tokens: float
-    """Mean."""
+    """Mean number of tokens of a prompt."""
     response_tokens: float
-    """Mean."""
+    """Mean number of tokens of a response."""
     longest_response: int
     updates: int
     extra_forwards: float
     """Passes over all tokens besides the policy's own update: by the reference, before several
-    updates, and those of a critic and of teachers, in passes of the policy."""
+    updates, and those of a critic and of teachers, in units of the policy's passes."""
     size: int
     """Bytes of a weight."""
     bucket_bytes: int
     sends_whole: bool = False
-    """Weights are published as whole tensors: those of an adapter, or in a format whose scales
-    cover a matrix."""
+    """True if weights are published as whole tensors: those of an adapter, or in a format whose
+    scales cover a matrix."""
     engines_apart: int = 0
     """Number of engines that sample nothing for the step."""
 
@@ -54,7 +55,7 @@ class Work:
 
     @property
     def typical_tokens(self) -> int:
-        """Return the length of the sequence in which the mean token stands."""
+        """Return the mean length of a token's sequence."""
         return max(1, int(UNEVEN * self.sequence_tokens))
 
     @property
@@ -74,15 +75,15 @@ class TrainSeconds:
 
     compute: float
     bubble: float
-    """Stages that wait for each other."""
+    """Waiting of stages for each other."""
     stages: float
-    """Handing activations and their gradients from stage to stage."""
+    """Sending activations and their gradients from stage to stage."""
     tensor: float
     """Collectives of tensor and context parallelism."""
     experts: float
-    """All-to-all."""
+    """All-to-all between expert ranks."""
     data: float
-    """Gradients and weights over the data-parallel ranks."""
+    """Collectives of gradients and weights over the data-parallel ranks."""
     optimizer: float
 
     @property
@@ -100,7 +101,7 @@ class RolloutSeconds:
     prefill: float
     decode: float
     running: float
-    """Requests that an engine runs at once, on average while it is full."""
+    """Mean number of concurrent requests of an engine while it is full."""
 
     @property
     def total(self) -> float:
@@ -124,7 +125,7 @@ class TimeModel:
     """Forward FLOPs of a token in its experts."""
     _head_part: float = field(init=False)
     _logits_part: float = field(init=False)
-    """Of a token's products in a forward pass: those with the vocabulary."""
+    """Share of the products with the vocabulary in a token's forward pass."""
 
     def __post_init__(self) -> None:
         facts = self.table.facts
@@ -165,10 +166,11 @@ class TimeModel:
     def _compute_seconds(
         self, layout: TrainerLayout, work: Work, *, count: int, passes: float
     ) -> float:
-        """Of the slowest stage. Each microbatch reads its rank's weights once a pass (twice to go
-        back: not for the weights' own gradients), so that few tokens at many weights are bound by
-        memory; and adds its gradients to float32 ones, as a step of its own. Logits are computed
-        again for the gradients (`train.vocab_parallel`); where all else is, that is a pass."""
+        """Return the seconds of the slowest stage. Each microbatch reads its rank's weights once a
+        pass (twice backward: not for the weights' own gradients), so that few tokens with many
+        weights are bound by memory; and adds its gradients to float32 ones, as a separate step.
+        Logits are recomputed for the gradients (`train.vocab_parallel`); under full recompute, this
+        is part of that pass."""
         counts, microbatches = self.memory.counter.fullest(layout), work.updates * count
         ranks = layout.tp * layout.pp * layout.cp
         once = work.rank_tokens(layout.dp) / (ranks * self.device.bf16_flops)
@@ -209,8 +211,8 @@ class TimeModel:
         return max(dense + experts + added, launches)
 
     def _slowest_stage(self, layout: TrainerLayout, *, head: float) -> float:
-        """Work of the slowest stage, of a stage's mean. `head`: share of what follows the layers,
-        beside all that is counted once."""
+        """Return the work of the slowest stage relative to the mean stage. `head`: share of what
+        follows the layers, besides what is counted once."""
         sizes = stage_sizes(layout, self.table.facts.num_layers)
         body = (1 - self._head_part) / self.table.facts.num_layers
         work = [size * body for size in sizes]
@@ -220,8 +222,8 @@ class TimeModel:
     def _stage_seconds(
         self, layout: TrainerLayout, work: Work, *, rows: float, count: int
     ) -> float:
-        """Each stage but the last hands every position's activations on, and gets their gradients
-        back; nothing runs meanwhile."""
+        """Return the seconds in which each stage but the last sends every position's activations
+        on, and gets their gradients back; nothing runs meanwhile."""
         if layout.pp == 1:
             return 0.0
         share = 1 / layout.tp if layout.sequence_parallel else 1.0
@@ -238,9 +240,10 @@ class TimeModel:
     def _tensor_seconds(
         self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: float
     ) -> float:
-        """Each layer gathers and scatters the residual stream around attention and around a plain
-        MLP (Korthikanti et al., arXiv 2205.05198, section 4.2.2: 2 gathers and 2 scatters forward,
-        as many backward, and the gathers again for the weights' gradients)."""
+        """Return the seconds in which each layer gathers and scatters the residual stream around
+        attention and around a plain MLP (Korthikanti et al., arXiv 2205.05198, section 4.2.2: 2
+        gathers and 2 scatters forward, as many backward, and the gathers again for the weights'
+        gradients)."""
         facts = self.table.facts
         layers = facts.num_layers / layout.pp
         seconds = 0.0
@@ -261,7 +264,7 @@ class TimeModel:
         return seconds
 
     def _cp_numbers(self, layout: TrainerLayout) -> float:
-        """Keys and values that a rank gathers of each position."""
+        """Return how many numbers of keys and values a rank gathers of each position."""
         facts = self.table.facts
         if facts.mla:
             wide = facts.num_heads * (
@@ -273,7 +276,7 @@ class TimeModel:
     def _expert_seconds(
         self, layout: TrainerLayout, work: Work, *, rows: float, count: int, passes: float
     ) -> float:
-        """Dispatch and combine, forward and backward."""
+        """Return the seconds of dispatch and combine, forward and backward."""
         facts, group = self.table.facts, layout.ep * layout.etp
         if not facts.num_experts or group == 1:
             return 0.0
@@ -293,7 +296,8 @@ class TimeModel:
         return layers * 2 * passes * work.updates * count * once
 
     def _data_seconds(self, layout: TrainerLayout, work: Work) -> float:
-        """Reduce-scatter of float32 gradients and all-gather of weights, once an update."""
+        """Return the seconds of the reduce-scatter of float32 gradients and the all-gather of
+        weights, once per update."""
         counts = self.memory.trained.fullest(layout)
         seconds = 0.0
         for numbers, ranks, stride in (
@@ -306,8 +310,8 @@ class TimeModel:
         return seconds * work.updates
 
     def _optimizer_seconds(self, layout: TrainerLayout, work: Work) -> float:
-        """Adam reads and writes weights, moments and gradients once; on the host where they are
-        there."""
+        """Return the seconds in which Adam reads and writes weights, moments and gradients once; on
+        the host if they are offloaded."""
         counts = self.memory.trained.fullest(layout)
         own = counts.dense.plain / (layout.dp * layout.cp) + counts.experts.plain / layout.expert_dp
         if layout.offload_optimizer:
@@ -317,10 +321,10 @@ class TimeModel:
         return work.updates * own * 30 / (self.device.memory_bandwidth * self.reached.decode_share)
 
     def rollout(self, layout: EngineLayout, work: Work, *, cache_bytes: int) -> RolloutSeconds:
-        """Predict the seconds of rollout on the engine with the most requests. `cache_bytes` is the
-        cache of one engine rank. The engine decodes as many requests at once as its cache and its
-        limit allow, one token each per step; a step reads the weights that its tokens need and the
-        caches of all running requests. The last requests finish alone."""
+        """Predict the seconds of rollout on the engine with the most requests. `cache_bytes`: cache
+        of one engine rank. The engine decodes as many requests at once as its cache and its limit
+        allow, one token each per step; a step reads the weights that its tokens need and the caches
+        of all running requests. The last requests finish alone."""
         context = work.prompt_tokens + work.response_tokens / 2
         request_bytes = self.memory.cache_bytes(
             layout, size=work.size, tokens=int(context) + 1, sequences=1
@@ -377,9 +381,9 @@ class TimeModel:
     def decode_line(
         self, layout: EngineLayout, work: Work, *, running: float
     ) -> tuple[float, float, float]:
-        """Return (seconds of a decode step, more for each running request, more for each token of
-        context): the plane through the predicted steps of `running` requests, of an eighth as many,
-        and of `running` with twice the context."""
+        """Return (seconds of a decode step, additional seconds for each running request, for each
+        token of context): the plane through the predicted steps of `running` requests, of an eighth
+        as many, and of `running` with twice the context."""
         context = max(1, int(work.prompt_tokens + work.response_tokens / 2))
         many = max(2.0, running)
         few = max(1.0, many / 8)
@@ -406,9 +410,9 @@ class TimeModel:
         self, layout: TrainerLayout, engines: EngineLayout, work: Work, *, shared: bool
     ) -> float:
         """Predict the seconds of a publication. Each trainer rank sends the pieces that it holds,
-        and each engine rank receives its cut, and passes it on (`transport.transfer`); buckets
+        and each engine rank receives its part, and passes it on (`transport.transfer`); buckets
         follow one another through the levels of engines. `shared`: they share devices, and an
-        engine rank copies its cut from the memory of those of its node."""
+        engine rank copies its part from the memory of the ranks on its node."""
         ranks, memory = layout.world_size, self.device.memory_bandwidth * self.reached.decode_share
         num_nodes = max(1, ranks // self.devices_per_node)
         widest = max(layout.tp, layout.ep * layout.etp)
@@ -433,9 +437,9 @@ class TimeModel:
         return seconds + moved.received / memory + count * self.reached.bucket_s
 
     def sync_whole(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:
-        """Predict the same where whole tensors are sent. Every trainer rank gathers the weights
-        bucket by bucket, and hands them over within its device (`num_receivers` None), or rank 0
-        sends them to `num_receivers` engine devices (see `weights.base`)."""
+        """Predict the same if whole tensors are sent. Every trainer rank gathers the weights bucket
+        by bucket, and passes them on within its device (`num_receivers` None), or rank 0 sends them
+        to `num_receivers` engine devices (see `weights.base`)."""
         model = self.memory.sent.table.num_parameters * work.size
         gather = model / self.links.ring(layout.world_size) if layout.world_size > 1 else 0.0
         link = (

@@ -1,6 +1,5 @@
-"""Plans what travels between the processes of a run: the samples of a step, through Ray's object
-store, and new weights, from trainer ranks to engines. Pure; called by `make` and by the memory
-models."""
+"""Plans the data between the processes of a run: the samples of a step, through Ray's object store,
+and new weights, from trainer ranks to engines. Pure; called by `make` and by the memory models."""
 
 from __future__ import annotations
 
@@ -16,38 +15,40 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 LEAST_STORE = 512 * MIB
-"""Bytes of Ray's object store that any run has: /dev/shm may be small, and so are most batches."""
+"""Smallest size of Ray's object store in any run: /dev/shm may be small, and so are most batches.
+"""
 STORE_SHARE = 0.9
-"""Share of /dev/shm that the store may take; weights in transit lie there, too."""
+"""Share of /dev/shm that the store may take; weights in transit are there, too."""
 OVERHEAD = 1.1
-"""Bytes of the store for each byte of samples, for what Ray aligns and has not yet freed."""
+"""Bytes of the store for each byte of samples, for alignment and what Ray has not freed yet."""
 TOKEN_BYTES = 13
-"""Bytes of a token in a batch: its id (4), its place on the loss mask (1), and in float32 its
-advantage and the engine's log-prob."""
+"""Bytes of a token in a batch: its id (4), its loss mask (1), and in float32 its advantage and the
+engine's log-prob."""
 CHILDREN = 2
-"""Engines to which one passes weights on."""
+"""Number of engines to which an engine passes weights on."""
 BUSIEST = 1.2
-"""Times the even share that the busiest trainer rank sends at most, as `weights.shards` plans."""
+"""Most that the busiest trainer rank sends, as a multiple of the even share, as `weights.shards`
+plans."""
 
 
 def bytes_per_token(recipe: Recipe, facts: ModelFacts) -> int:
-    """Return the bytes of one token of a batch, with the experts that engines chose and what served
-    teachers said of it. Images are not counted: each travels once a step."""
+    """Return the bytes of one token of a batch, with the experts that engines chose and the
+    log-probs of served teachers. Images are not counted: each is sent once per step."""
     routed = recipe.train.routing_replay * facts.num_layers * facts.topk
     taught = 8 * recipe.train.distill.top_k if recipe.teachers else 0
     return TOKEN_BYTES + routed * (1 if facts.num_experts <= 256 else 2) + taught
 
 
 def step_bytes(recipe: Recipe, facts: ModelFacts) -> int:
-    """Return the bytes of a step's samples in the object store, if all are as long as they may
-    be."""
+    """Return the bytes of a step's samples in the object store, if all have the longest allowed
+    length."""
     tokens = recipe.sequences_per_step * recipe.longest_sequence
     return int(OVERHEAD * tokens * bytes_per_token(recipe, facts))
 
 
 def store_bytes(recipe: Recipe, facts: ModelFacts, *, num_collectors: int) -> int:
-    """Return the bytes of samples in the object store: of one step; where processes collect, also
-    those of the steps that new trainer ranks would repeat, which else lie in the driver."""
+    """Return the bytes of samples in the object store: of one step; with collecting processes, also
+    of the steps that new trainer ranks would repeat, which are otherwise in the driver."""
     step = step_bytes(recipe, facts)
     steps = recipe.fault.copy_every or recipe.checkpoint.every or recipe.train.steps
     kept = min(int(recipe.fault.kept_gib * GIB), steps * step)
@@ -57,8 +58,8 @@ def store_bytes(recipe: Recipe, facts: ModelFacts, *, num_collectors: int) -> in
 def plan_store(
     recipe: Recipe, machine: Machine, facts: ModelFacts, engines: EngineLayout, log: Log
 ) -> int:
-    """Return the size of Ray's object store on the driver's node. Logs a remedy where /dev/shm is
-    too small for a step."""
+    """Return the size of Ray's object store on the driver's node. Logs a remedy if /dev/shm is too
+    small for a step."""
     num_collectors = choose_collectors(recipe, engines, Log())
     needed = store_bytes(recipe, facts, num_collectors=num_collectors)
     shm = machine.nodes[0].shm_bytes
@@ -83,13 +84,14 @@ def plan_store(
     return size
 
 
-def sent_copies(recipe: Recipe, *, colocated: bool) -> int:
-    """Return how many copies the trainer keeps of the weights that were sent last, from which
-    `weights.full_every` finds changes; where it keeps any, engines keep one. While waves are
-    updated, some have what was sent before."""
+def sent_copies(recipe: Recipe, memory: MemoryModel, *, colocated: bool) -> int:
+    """Return how many copies the trainer stores of the weights that were sent last, from which
+    `weights.full_every` finds changes; if it stores any, engines store one. While engines are
+    updated in waves, some still have the weights before."""
     channel = recipe.weights.channel
     is_apart = channel == "distributed" or (channel == "auto" and not colocated)
     keeps = recipe.has_engines and recipe.weights.full_every > 1 and is_apart
+    keeps = keeps and why_whole(recipe, memory) is None
     return keeps * (2 if recipe.weights.wave_share < 1 else 1)
 
 
@@ -98,14 +100,18 @@ OFFERED_IN = {
     "disk": "files of the run",
     "rdma": "memory that Mooncake reads",
 }
-"""Channel -> where engines find the pieces that they take."""
+"""Channel -> where engines find the pieces that they read."""
 
 
-def sends_whole(recipe: Recipe, memory: MemoryModel) -> bool:
-    """Return True if weights are published as whole tensors: those of an adapter beside the model,
-    and formats whose scales cover a matrix, or that are the user's own."""
-    is_own = recipe.weights.format not in FORMATS.builtin
-    return memory.sent is not memory.counter or is_own or memory.formats.engines == "nvfp4"
+def why_whole(recipe: Recipe, memory: MemoryModel) -> str | None:
+    """Return why weights are published as whole tensors; None if each rank sends its pieces."""
+    if recipe.train.lora.is_on or memory.sent is not memory.counter:
+        return "an adapter is trained"
+    if recipe.weights.format not in FORMATS.builtin:
+        return "`weights.format` is your own"
+    if memory.formats.engines == "nvfp4":
+        return "the scales of NVFP4 cover whole matrices"
+    return None
 
 
 def note_transfer(
@@ -119,10 +125,18 @@ def note_transfer(
     log: Log,
 ) -> None:
     """Log the bytes of a publish that each trainer rank sends and each engine rank receives;
-    nothing where there are no engines. `size`: bytes of a weight."""
+    nothing without engines. `size`: bytes of a weight."""
     if not engines.num:
         return
     ranks, place = trainer.world_size, OFFERED_IN.get(channel)
+    if (why := why_whole(recipe, memory)) is not None:
+        how = f"are offered in {place}" if place else "go from rank 0 to every engine rank"
+        size_bytes = memory.sent_weights(EngineLayout(), size=size)
+        said = f"whole tensors {how}, as {why}"
+        log.note("weights.transfer", format_bytes(size_bytes), said)
+        if place is None and recipe.weights.full_every > 1:
+            log.note("weights.full_every", 1, f"whole tensors are sent each time, as {why}")
+        return
     moved = transfer(memory, trainer, engines, size=size, shared=place is not None)
     if place is not None:
         said = (
@@ -143,24 +157,24 @@ def note_transfer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Describes one publish of all weights in pieces; bytes."""
+    """Describes one publish of all weights in pieces, in bytes."""
 
     sent: int
-    """By all trainer ranks."""
+    """Sent by all trainer ranks together."""
     busiest: int
-    """By the busiest trainer rank, at most."""
+    """Upper bound of what the busiest trainer rank sends."""
     received: int
-    """By each engine rank."""
+    """Received by each engine rank."""
     trees: int
-    """Engines that trainer ranks send to directly; 0: all read shared memory."""
+    """Number of engines to which trainer ranks send directly; 0: all read shared memory."""
     children: int
-    """Other engines that an engine passes its weights on to, at most."""
+    """Most engines to which one engine passes its weights on."""
     levels: int
     """Hops from a trainer rank to the last engine."""
 
     @property
     def largest(self) -> int:
-        """Bytes that any rank sends, or receives, at most."""
+        """Return the most bytes that any rank sends or receives."""
         return max(self.busiest, self.received * max(1, self.children))
 
 

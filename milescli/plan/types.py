@@ -24,7 +24,8 @@ the trainer, experts and attention of the engines, forecast. 3: roles, without o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLayout:
-    """Describes how the model is spread over trainer ranks, in Megatron's order tp-cp-ep-dp-pp."""
+    """Describes how the model is distributed over trainer ranks, in Megatron's order
+    tp-cp-ep-dp-pp."""
 
     tp: int = 1
     pp: int = 1
@@ -38,10 +39,10 @@ class TrainerLayout:
     last_stage_layers: int | None = None
     """Layers of the last pipeline stage; None: as many as the others."""
     recompute: Literal["none", "full"] = "none"
-    """full: only the inputs of layers are kept for the backward pass, which computes the rest
-    again."""
+    """full: only the inputs of layers are saved for the backward pass, which recomputes the rest.
+    """
     offload_optimizer: bool = False
-    """Adam's moments and float32 weights live in host memory, where the optimizer's step is
+    """True if Adam's moments and float32 weights are in host memory, where the optimizer's step is
     computed."""
 
     @property
@@ -67,11 +68,11 @@ class EngineLayout:
     tp: int = 1
     """Devices of one engine."""
     ep: int = 1
-    """Number of groups of the tp devices that share the experts out; 1: every device has a slice of
-    every expert."""
+    """Number of groups of the tp devices among which the experts are distributed; 1: every device
+    has a slice of every expert."""
     attention_dp: int = 1
-    """Requests are shared out to so many groups of the tp devices, each with its own cache; 1:
-    attention is cut by heads over all."""
+    """Number of groups of the tp devices among which requests are distributed, each with its own
+    cache; 1: attention is divided by heads over all devices."""
     max_running_requests: int = 256
     max_total_tokens: int | None = None
     """KV-cache slots per engine; None: SGLang sizes it from `memory_fraction`."""
@@ -91,7 +92,7 @@ class Slot:
 
     node: int
     device: int
-    """Index on its node; on a CPU just a number."""
+    """Index on its node; on a CPU only a number."""
     trainer_rank: int | None = None
     engine: int | None = None
     engine_rank: int | None = None
@@ -103,21 +104,21 @@ class BatchPlan:
     """Holds the batch arithmetic of one step."""
 
     prompts_per_step: int
-    """Rows, where a run learns from rows."""
+    """Rows, if a run trains on rows."""
     samples_per_prompt: int
-    """2 for a row that is a pair; 1 for another."""
+    """2 for a row that is a pair; 1 for any other row."""
     num_samples: int
     """prompts_per_step * samples_per_prompt"""
     updates_per_step: int
     max_tokens_per_microbatch: int
-    """The limit on one rank; a single longer sequence is still a microbatch."""
+    """Limit on one rank; a single longer sequence is still a microbatch."""
     max_sequence_tokens: int
     """Longest prompt and response together, or longest row."""
     of_rows: bool = False
     """True if the batch is read from a file, False if engines sample it."""
     shares_prompts: bool = False
-    """Sequences of a microbatch that begin with the same prompt have it in common: the trainer
-    computes it once."""
+    """True if sequences of a microbatch share a prompt with which they begin: the trainer computes
+    it once."""
 
     def max_row_tokens(self, cp: int) -> int:
         """Return the most tokens of a packed row, which `cp` ranks share."""
@@ -126,16 +127,16 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """Describes one model of the run, and where it lives."""
+    """Describes one model of the run, and its place."""
 
     name: Literal["policy", "reference", "critic", "draft", "teacher", "reward_model"]
-    """policy: what is trained; reference: its weights before RL, frozen; critic: learns what the
-    policy's samples will be worth; draft: learns what the policy says, to guess it for engines;
-    teacher: says what the policy should have, frozen; reward_model:
-    scores what was sampled, frozen."""
+    """policy: the trained model; reference: its weights before RL, frozen; critic: learns the
+    value of the policy's samples; draft: learns to predict the policy's tokens for speculative
+    decoding; teacher: predicts what the policy should sample, frozen; reward_model: scores
+    samples, frozen."""
     place: Literal["trainer", "first_device", "elsewhere"]
     """trainer: on the trainer's ranks, in turn; the weights of all but the policy wait in host
-    memory. first_device: in a process of its own there, for the whole run. elsewhere: on somebody
+    memory. first_device: in a separate process there, for the whole run. elsewhere: on somebody
     else's server."""
 
 
@@ -155,7 +156,7 @@ tests; estimate: from experience or a data sheet; measured: on such a device."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Holds one part of a device's memory."""
+    """One part of a device's memory."""
 
     name: str
     size_bytes: int
@@ -163,20 +164,20 @@ class Part:
 
 
 Phase = Literal["start", "step", "publish"]
-"""Of a run on a CPU, by what its processes hold. start: until the first step, with the first save
-and the first publication, which the engines compare bit for bit; step: sampling, evaluating and
-training; publish: handing weights to the engines. A save writes the state from where it lies and
-needs nothing more."""
+"""Phase of a run on a CPU, by the memory of its processes. start: until the first step, with the
+first save and the first publication, which the engines compare bit for bit; step: sampling,
+evaluating and training; publish: sending weights to the engines. A save writes the state in place
+and needs no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMemory:
     """Predicts the main memory of one process of a run on a CPU, or of several that belong
-    together. A process mostly retains what it has freed, so a phase includes what was needed
-    before."""
+    together. A process mostly retains freed memory, so a phase includes the needs of earlier
+    ones."""
 
     name: str
-    """trainer-rank-0, engine-1 (of all its processes), others (driver, Ray); as logs are called."""
+    """trainer-rank-0, engine-1 (all its processes), others (driver, Ray); as in log names."""
     node: int
     phases: dict[str, int]
     """Phase -> bytes."""
@@ -198,7 +199,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Predicts what the run will need. Times are roofline estimates (`plan.time`), measured at most
+    """Predicts the needs of the run. Times are roofline estimates (`plan.time`), at best measured
     on other machines with such devices."""
 
     device: str
@@ -210,7 +211,7 @@ class Forecast:
     """Memory of the fullest device while the engines generate."""
     publishing_bytes: int
     """Memory of the fullest device while trainer and engines both hold weights; 0 if they have
-    devices of their own."""
+    separate devices."""
     host_bytes: int
     """Main memory of one node."""
     host_memory_bytes: int
@@ -219,7 +220,7 @@ class Forecast:
     rollout_s: float
     train_s: float
     sync_s: float
-    """Seconds of a publication, including the turns of colocated phases."""
+    """Seconds of a publication, including the switches between colocated phases."""
     step_s: float
     train_parts_s: dict[str, float]
     """compute, bubble, tensor, experts, data, optimizer"""
@@ -228,14 +229,14 @@ class Forecast:
     gpu_hours: float
     """GPU-hours to the end of the recipe."""
     assumptions: list[str] = field(default_factory=list)
-    """What the figures rest on."""
+    """Assumptions behind the figures."""
     alternatives: list[Alternative] = field(default_factory=list)
     """The next best layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Holds everything that the runtime needs to know beside the recipe."""
+    """Holds everything that the runtime needs to know besides the recipe."""
 
     device_kind: Literal["cuda", "rocm", "cpu"]
     collective: Literal["nccl", "gloo"]
@@ -246,11 +247,10 @@ class Plan:
     colocated: bool
     channel: str
     slots: list[Slot]
-    """In topology order: node by node, device by device. Also the order of the placement group's
-    bundles."""
+    """Node by node, device by device. Also the order of the placement group's bundles."""
     batch: BatchPlan
     cpu_threads: int
-    """Threads of each trainer rank; on a CPU of engine ranks too, unless these have another
+    """Threads of each trainer rank; on a CPU also of engine ranks, unless these have another
     number."""
     max_staleness: int
     steps: int
@@ -258,18 +258,19 @@ class Plan:
     on_policy: Literal["auto", "exact"] = "auto"
     """exact: engines and trainer compute log-probs with the same bits."""
     collectors: int = 0
-    """Processes that ask the engines, score, and keep what was sampled; 0: the driver does it."""
+    """Number of processes that query the engines, score, and hold samples; 0: the driver does it.
+    """
     engines_apart: int = 0
-    """Number of the last engines that answer evaluations while the others sample."""
+    """Number of the last engines, which answer evaluations while the others sample."""
     trainer_format: Quantised | None = None
     """Number format to which the policy's matrices are rounded before each product; None: they are
     not."""
     quantises_inputs: bool = False
-    """The inputs of those matrices are rounded too."""
+    """True if the inputs of those matrices are rounded, too."""
     engine_format: Quantised | None = None
     """Number format in which engines hold the policy's matrices; None: plain."""
     merges_adapter: bool = False
-    """Engines are sent the model with the trained adapter merged in."""
+    """True if engines get the model with the trained adapter merged in."""
     roles: list[Role] = field(default_factory=lambda: [Role(name="policy", place="trainer")])
     """The models of the run."""
     decisions: list[Decision] = field(default_factory=list)
@@ -278,7 +279,7 @@ class Plan:
     processes: list[ProcessMemory] = field(default_factory=list)
     """Main memory of each process, an estimate; empty if there are devices."""
     object_store_bytes: int = 512 * MIB
-    """Size of Ray's object store on the driver's node, where miles starts Ray."""
+    """Size of Ray's object store on the driver's node, if miles starts Ray."""
     schema: int = PLAN_SCHEMA
 
     def to_json(self) -> str:
@@ -292,7 +293,7 @@ class Plan:
 
     @classmethod
     def read(cls, file: Path) -> Plan:
-        """Read a run's plan.json. Raises CheckpointError if there is none, or a damaged one."""
+        """Read a run's plan.json. Raises CheckpointError if there is none, or it is damaged."""
         try:
             return cls.from_json(read_regular_text(file))
         except (OSError, ValueError) as error:
@@ -314,8 +315,8 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """Return 16 hex digits over everything that runs; reasons, forecasts, the object
-        store's size, and which process collects, do not count."""
+        """Return 16 hex digits over everything that affects the run; reasons, forecasts, the object
+        store's size, and the collecting processes do not count."""
         raw = asdict(self)
         del raw["decisions"], raw["forecast"], raw["processes"], raw["object_store_bytes"]
         del raw["collectors"]

@@ -1,5 +1,5 @@
-"""Who plays an episode, and with what: tools, MCP servers, search, environments, agents of other
-packages, roles and the user. Sections of `rollout`, with their rules."""
+"""Sections of `rollout` that say who plays an episode, and with what: tools, MCP servers, search,
+environments, agents of other packages, roles and the user. With their rules."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe
 
 FOREIGN = ("verifiers", "harbor")
-"""Built-in agents that have another package play the episode, which says the reward too."""
+"""Built-in agents that let another package play the episode and return its reward."""
 _ENVIRONMENT = "environment"
 _CALLS_TOOLS = ("tools",)
-"""Built-in agents that do nothing without tools."""
+"""Built-in agents that need tools."""
 _CALLS_NONE = ("single_turn", "multi_agent", "chat", _ENVIRONMENT, *FOREIGN)
 _CHATS = (*_CALLS_TOOLS, "multi_agent", "chat", _ENVIRONMENT, *FOREIGN)
 _NAME = re.compile(r"[A-Za-z][\w-]*")
@@ -350,7 +350,7 @@ def _mcp_rules(name: str, server: McpServer) -> Iterator[Rule]:
 
 
 def _role_rules(rollout: Rollout) -> Iterator[Rule]:
-    """Of who the roles are."""
+    """Yield the rules for who the roles are."""
     roles, names, final = rollout.roles, ", ".join(rollout.roles), rollout.final_role
     yield Rule(
         not roles,
@@ -431,7 +431,7 @@ def _rules_of_role(name: str, role: Role) -> Iterator[Rule]:
 
 
 def _turn_rules(rollout: Rollout) -> Iterator[Rule]:
-    """Of what the roles are shown, and how often they speak."""
+    """Yield the rules for what the roles see, and how often they speak."""
     order, roles, rounds = rollout.role_turns, rollout.roles, rollout.rounds
     yield Rule(
         len(order) > rollout.max_turns,

@@ -1,6 +1,6 @@
-"""Who is told when a run ends, fails or stalls: the syntax of `run.alerts` and `run.alerts_on`. The
-recipe is written into the run's folder, so an address that holds a secret is named by a variable
-of the environment. Sends nothing (`trackers.alerts` does)."""
+"""Defines the syntax of `run.alerts` and `run.alerts_on`: who gets an alert when a run ends, fails
+or stalls. The recipe is written into the run's folder, so an address that contains a secret must be
+given as an environment variable. Sends nothing (`trackers.alerts` does)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from milescli.recipe.section import Rule
 
 KEY, KEY_ON = "run.alerts", "run.alerts_on"
 MOMENTS = ("end", "failure", "stop", "stall")
-"""Of a run; beside them `run.alerts_on` names diagnoses of docs/verdict.md."""
+"""Events of a run; `run.alerts_on` may also name diagnoses of docs/verdict.md."""
 MAILTO = "mailto:"
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _NAMED = re.compile(r"\$(?:\{\w+\}|\w+)\Z")
@@ -25,7 +25,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _MAIL = re.compile(r"[^\s@,?]+@[^\s@,?]+(?:,[^\s@,?]+@[^\s@,?]+)*\Z")
 _SECRET_NAME = re.compile(r"key|token|secret|sig|pass|auth|code|cred", re.IGNORECASE)
 _TOKEN = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.:~@%=+-]{16,}\Z")
-"""A part of a URL that nobody has typed."""
+"""Pattern of a part of a URL that looks random, like a secret."""
 _SECRET_HOSTS = (
     "hooks.slack.com",
     "discord.com",
@@ -36,9 +36,9 @@ _SECRET_HOSTS = (
     "api.telegram.org",
     "hc-ping.com",
 )
-"""Whose webhooks are secret as a whole."""
+"""Hosts whose webhook URLs are secret as a whole."""
 EXAMPLE = "ALERT_WEBHOOK"
-"""A variable, by a name that `core.private` counts as a secret's."""
+"""Example variable; `core.private` counts a name like this as that of a secret."""
 
 
 class Kind(StrEnum):
@@ -48,7 +48,7 @@ class Kind(StrEnum):
     MAIL = "mail"
     COMMAND = "command"
     VARIABLE = "variable"
-    """A variable of the environment that holds the whole address of a webhook or a mail."""
+    """An environment variable that holds the whole address of a webhook or a mail."""
 
 
 def kind_of(entry: str) -> Kind:
@@ -61,7 +61,7 @@ def kind_of(entry: str) -> Kind:
 
 
 def shown(entry: str) -> str:
-    """Return an entry as logs and events show it: of a URL the host, of a command its name."""
+    """Return an entry as logs and events show it: the host of a URL, the name of a command."""
     kind = kind_of(entry)
     if kind is Kind.WEBHOOK:
         parts = urlsplit(entry)
@@ -70,7 +70,8 @@ def shown(entry: str) -> str:
 
 
 def told_of(settings: RunSettings) -> str:
-    """Return who is told of what, in a line: `$ALERT_WEBHOOK, on end, failure`. Empty: nobody."""
+    """Return who gets an alert of what, in a line: `$ALERT_WEBHOOK, on end, failure`. Empty if
+    nobody does."""
     if not settings.alerts or not settings.alerts_on:
         return ""
     who = ", ".join(shown(entry) for entry in dict.fromkeys(settings.alerts))
@@ -78,8 +79,8 @@ def told_of(settings: RunSettings) -> str:
 
 
 def variables_of(entry: str) -> list[str]:
-    """Return the variables of the environment that an address names. A command gets none: it
-    inherits the environment, and its arguments can be read by others."""
+    """Return the environment variables that an address names. A command gets none: it inherits the
+    environment, and its arguments can be read by others."""
     if kind_of(entry) is Kind.COMMAND:
         return []
     return [whole or short for whole, short in _VARIABLE.findall(entry)]
@@ -99,8 +100,8 @@ def expanded(entry: str, environ: Mapping[str, str]) -> str:
 
 
 def anchored(entries: list[str]) -> list[str]:
-    """Return the same entries, with commands that are files of this folder by their absolute
-    paths. The same list where nothing changes."""
+    """Return the entries with absolute paths for commands that are files in this folder; return the
+    list itself if nothing changes."""
     return list(map(_anchored, entries)) if any(map(_is_relative, entries)) else entries
 
 
@@ -119,7 +120,7 @@ def _anchored(entry: str) -> str:
 
 
 def fault_of(address: str) -> str:
-    """Return why an address is none; empty where it is one. Never quotes it."""
+    """Return what is wrong with an address; empty if it is valid. Never quotes the address."""
     if address.startswith(MAILTO):
         is_right = _MAIL.match(address.removeprefix(MAILTO)) is not None
         return "" if is_right else "an e-mail is written mailto:me@example.org"
@@ -133,7 +134,7 @@ def fault_of(address: str) -> str:
 
 
 def rules(settings: RunSettings) -> Iterator[Rule]:
-    """Yield the rules for the alerts of a run. None shows what may be a secret."""
+    """Yield the rules for the alerts of a run. Their messages show nothing that may be a secret."""
     for entry in settings.alerts:
         yield from _rules_of(entry)
     for name in settings.alerts_on:
@@ -208,8 +209,8 @@ def _holds_secret(entry: str) -> bool:
 
 
 def _is_secret_url(url: str) -> bool:
-    """True if who reads the URL could send to it, or log in. What a variable stands for is not
-    read."""
+    """Return True if the URL alone lets its reader send to it, or log in. The values of variables
+    are not read."""
     try:
         parts = urlsplit(_VARIABLE.sub("", url))
     except ValueError:

@@ -1,5 +1,5 @@
-"""The algorithms of the field as rows of a table: what each sets, as its difference to another.
-`train.algorithm` names a row; any key of it can be set otherwise."""
+"""Defines the RL algorithms as rows of a table: what each sets, as its difference to another.
+`train.algorithm` names a row; a recipe can still set each of its keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Algorithm:
     paper: str
     """Paper or page that defines it."""
     base: str | None = "grpo"
-    """The row that it differs from; None: the row sets every component."""
+    """The row that this one differs from; None: the row sets every component."""
     sets: Mapping[str, Setting]
     """Recipe keys."""
 

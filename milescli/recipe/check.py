@@ -1,5 +1,5 @@
-"""All rules of a recipe, in the order in which they are applied; the first broken one is raised.
-Pure: no file, no machine. The rules themselves stand beside the sections that they are about."""
+"""Applies all rules of a recipe in order, and raises the first broken one. Pure: no file, no
+machine. The rules themselves are next to the sections that they are about."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from milescli.recipe.section import Rule, refuse
 
 
 def check(recipe: Recipe, origins: Mapping[str, object]) -> list[str]:
-    """Return warnings about legal settings that are probably not intended. Raises RecipeError,
-    whose message names who set what, from `origins`."""
+    """Return warnings about legal settings that are probably not intended. Raises RecipeError for
+    the first broken rule; its message names who set what, from `origins`."""
     refuse(rules(recipe, origins))
     optimizer = recipe.train.optimizer
     is_eval_trained = recipe.data.eval is not None and recipe.data.eval == recipe.data.prompts

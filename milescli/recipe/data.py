@@ -1,4 +1,4 @@
-"""What a recipe can say of data: prompts to answer, or rows to learn from; and the rules of it."""
+"""Defines the section `data`: prompts to answer, or rows to learn from. With its rules."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Data(Section):
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Yield the rules that each stage has data, with correctly named files."""
+    """Yield the rules that each stage has data, and that files are named correctly."""
     data, warmup, evaluation = recipe.data, recipe.warmup, recipe.eval
     needs_prompts = not recipe.learns_from_rows and recipe.train.objective not in OF_ROWS
     yield Rule(
@@ -136,7 +136,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def _mix_rules(data: Data) -> Iterator[Rule]:
-    """That bind the entries of `mix`."""
+    """Yield the rules for the entries of `mix`."""
     mix = data.mix or []
     yield Rule(
         mix and data.prompts is not None,

@@ -1,5 +1,6 @@
-"""How a recipe names data files: `train.jsonl`, `train.jsonl[0:1000]`, `hf:NAME[@REVISION][:SUBSET]
-[:SPLIT]`, `task:NAME`, or a list of these. Parses the spelling; opens and fetches nothing."""
+"""Parses how a recipe names data files: `train.jsonl`, `train.jsonl[0:1000]`,
+`hf:NAME[@REVISION][:SUBSET][:SPLIT]`, `task:NAME`, or a list of these. Opens and fetches
+nothing."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def parse_hub(value: str, *, key: str) -> HubData:
 
 
 FIELDS = ("prompts", "eval", "demonstrations", "train", "validation")
-"""The keys below `data` that name files."""
+"""The keys in `data` that name files."""
 DataField = Literal["prompts", "eval", "demonstrations", "train", "validation"]
 _SLICE = re.compile(r"(?P<name>.+)\[(?P<rows>[^\[\]]*)\]")
 _ROWS = re.compile(r"(?P<start>\d{0,15}):(?P<stop>\d{0,15})")
@@ -81,7 +82,7 @@ _ROWS = re.compile(r"(?P<start>\d{0,15}):(?P<stop>\d{0,15})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One file, data set or task, and which of its rows."""
+    """One file, data set or task, and the range of its rows."""
 
     name: str
     start: int = 0

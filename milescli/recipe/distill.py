@@ -1,4 +1,4 @@
-"""`train.distill`: teachers, what each of them teaches, and what is learned beside them. Part of
+"""Defines `train.distill`: teachers, what each of them teaches, and what else is learned. Part of
 the schema, with its rules."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _EXAMPLE = "--set 'train.distill.teachers=[{path: FOLDER}]'"
 _SERVED = "--set 'train.distill.teachers=[{url: \"http://HOST:PORT\"}]'"
 NO_REWARD = "none"
-"""The name of the reward that scores nothing."""
+"""Name of the reward that scores nothing."""
 
 
 class Teacher(Section):
@@ -133,7 +133,8 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def _place_rules(recipe: Recipe) -> Iterator[Rule]:
-    """Each teacher is here or served, and all are alike; a served one can say what is asked."""
+    """Yield the rules that each teacher has either a path or a URL, that all have the same, and
+    that a server can answer what is asked."""
     distill, temperature = recipe.train.distill, recipe.rollout.temperature
     for teacher in recipe.teachers:
         yield Rule(
@@ -180,7 +181,8 @@ def _place_rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def _hint_rules(recipe: Recipe, teacher: Teacher) -> Iterator[Rule]:
-    """A hint takes the place of a prompt's end: it needs prompts, each with one response."""
+    """Yield the rules for a hint, which replaces the end of a prompt: it needs prompts with one
+    response each."""
     if teacher.hint is None:
         return
     yield Rule(
@@ -198,7 +200,7 @@ def _hint_rules(recipe: Recipe, teacher: Teacher) -> Iterator[Rule]:
 
 
 def hints_at(recipe: Recipe, field: str, *, source: str | None = None) -> bool:
-    """Return True if a teacher of these prompts is told this field of their rows."""
+    """Return True if the hint of a teacher of these prompts contains this field of their rows."""
     return any(
         f"{{{field}}}" in (teacher.hint or "")
         for teacher in recipe.teachers
@@ -207,7 +209,8 @@ def hints_at(recipe: Recipe, field: str, *, source: str | None = None) -> bool:
 
 
 def _source_rules(teachers: list[Teacher], names: list[str]) -> Iterator[Rule]:
-    """Each source of the mix, by its name, has one teacher, and each teacher a source."""
+    """Yield the rules that each source of the mix has one teacher, and each teacher has a
+    source."""
     taught: dict[str, str] = {}
     for teacher in teachers:
         yield Rule(
@@ -244,7 +247,7 @@ def _source_rules(teachers: list[Teacher], names: list[str]) -> Iterator[Rule]:
 
 
 REWARD_MODEL = "reward_model"
-"""The name of the reward that a model gives, and of the objective that makes one."""
+"""Name of the reward that a model computes, and of the objective that trains such a model."""
 
 
 def untaught(recipe: Recipe) -> Recipe:
@@ -272,7 +275,8 @@ def policy_alone(recipe: Recipe) -> Recipe:
 
 
 def _with_rewards(recipe: Recipe, changed: Callable[[object], object]) -> Recipe:
-    """`changed`: a reward, or rewards with weights -> the same."""
+    """Return the recipe with `changed` applied to each of its rewards: to a name, or to names with
+    weights."""
     data, rollout = recipe.data, recipe.rollout
     mix = [
         source.model_copy(update={"reward": source.reward and changed(source.reward)})
@@ -292,7 +296,7 @@ def _with_rewards(recipe: Recipe, changed: Callable[[object], object]) -> Recipe
 
 
 def _unasked(reward: object) -> object:
-    """Without the part that a reward model gives."""
+    """Return the reward without `reward_model`."""
     if isinstance(reward, dict):
         others = {name: weight for name, weight in reward.items() if name != REWARD_MODEL}
         return others or NO_REWARD

@@ -1,4 +1,4 @@
-"""The recipe's section `eval`: held-out prompts, who is asked them, and the rules of it."""
+"""Defines the section `eval`: held-out prompts, and which model answers them. With its rules."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Evaluation(Section):
 
 
 def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
-    """Yield the rules for engines that sample nothing to learn from."""
+    """Yield the rules for engines that sample nothing to train on."""
     if not recipe.engines_apart:
         return
     is_own, num = recipe.eval.engines == "own", recipe.engines.num

@@ -1,6 +1,6 @@
-"""What keys a recipe has: names, types in words, defaults, docs.
+"""Lists the keys of a recipe: names, types in words, defaults, docs.
 
-Read off the schema, so that help, completion and errors cannot drift from it.
+They are read from the schema, so that help, completion and errors always agree with it.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.section import Names, Section
 
 SETTINGS = ("machine", "run")
-"""The sections that say where a run goes, not what it learns: the only ones that the environment
-and user files may set."""
+"""Sections that say where a run is stored and runs, not what it learns: only these may be set by
+the environment and user files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeKey:
-    """One value that a recipe can hold."""
+    """Describes one key of a recipe."""
 
     name: str
-    """Dotted, as `--set` takes it: `train.optimizer.lr`."""
+    """Dotted name, as in `--set`: `train.optimizer.lr`."""
     wants: str
     """The type in words: `a whole number >= 1`."""
     default: object
     doc: str
     is_text: bool
-    """Text is taken as it stands: a run called 007 keeps its zeros."""
+    """True if the value is text, which is not parsed: a run called 007 keeps its zeros."""
     is_list: bool
     optional: bool
-    """`null` is a value."""
+    """True if `null` is allowed."""
     takes_mapping: bool = False
-    """A mapping of names to numbers, or to any values, is a value, too."""
+    """True if a mapping of names to numbers, or to any values, is allowed too."""
     takes_list: bool = False
-    """A text, or a list of texts."""
+    """True if both a text and a list of texts are allowed."""
     items: tuple[RecipeKey, ...] = ()
-    """The keys of each mapping, where it is a list of them, or names them."""
+    """Keys of each mapping, if the value is a list or a mapping of mappings."""
     choices: tuple[str, ...] = ()
     number: str | None = None
-    """One that it takes; None where it takes none."""
+    """Example of a number that the key allows; None if it allows none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionInfo:
-    """Describes a part of the recipe that holds keys."""
+    """Describes a section, which is a part of the recipe that holds keys."""
 
     name: str
     doc: str
     optional: bool
-    """May be null: `model.scratch`."""
+    """True if it may be null: `model.scratch`."""
 
 
 @cache
@@ -104,7 +104,7 @@ def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
 
 
 def _is_below(key: str, head: str, tail: str) -> bool:
-    """It is called so, in a section of that one."""
+    """Return True if the key has the name `tail` in a subsection of `head`."""
     parts = key.split(".")
     return (
         len(parts) == len(head.split(".")) + 2 and key.startswith(head + ".") and parts[-1] == tail
@@ -167,7 +167,8 @@ def _is_optional(annotation: object) -> bool:
 
 
 def _unwrap(annotation: object, bounds: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
-    """`Annotated[int, Ge(1)] | None` -> (int, (Ge(1),))."""
+    """Return the type and the bounds of an annotation: `Annotated[int, Ge(1)] | None` -> (int,
+    (Ge(1),))."""
     if get_origin(annotation) in (Union, types.UnionType):
         inner = [
             arg
@@ -222,7 +223,7 @@ def _limit(bound: object) -> str | None:
 
 
 def _number(bounds: tuple[object, ...]) -> str:
-    """The first of a few that is within all bounds."""
+    """Return the first example number that is within all bounds."""
     return next(
         text
         for text in ("1", "0.5", "0.1", "2", "100")
@@ -245,7 +246,7 @@ def doc_of(section: type[Section], name: str) -> str:
 
 @cache
 def _docs(module: str) -> dict[tuple[str, str], str]:
-    """(class, name) -> text, of all classes of a module of this package."""
+    """Map (class, name) to its documentation, for all classes of a module of this package."""
     if not module.startswith(f"{__package__}."):
         return {}
     tree = ast.parse(inspect.getsource(sys.modules[module]))

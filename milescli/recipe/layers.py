@@ -1,7 +1,6 @@
-"""The layers that a recipe is made of, lowest first: recipe, user files, environment, `--set` and
-flags.
+"""Reads the layers of a recipe, lowest first: recipe, user files, environment, `--set` and flags.
 
-Each becomes a table key -> KeyValue.
+Each layer becomes a table key -> KeyValue.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from milescli.recipe.reader import NULL_TEXTS, YamlNode, typed_value
 
 
 class SettingsLayer(StrEnum):
-    """Where a value can come from, weakest first."""
+    """Names the layers that a value can come from, weakest first."""
 
     DEFAULT = "default"
     ALGORITHM = "algorithm"
@@ -55,12 +54,12 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyValue:
-    """One key as one layer sets it."""
+    """Holds the value of one key in one layer."""
 
     value: object
-    """A YAML value; None or {} where the key is an optional section."""
+    """A YAML value; None or {} if the key is an optional section."""
     text: str
-    """The user's own words."""
+    """The value as the user wrote it."""
     origin: Origin
     comment: str = ""
 
@@ -84,7 +83,7 @@ OLD: Mapping[str, RecipeKey] = {
         name=WANDB, wants="text", default=None, doc="", is_text=True, is_list=False, optional=True
     ),
 }
-"""Understood, and never written."""
+"""Old keys, which are still read but never written."""
 
 
 @cache
@@ -280,8 +279,8 @@ def _refuse_conflict(table: Table, name: str, entry: KeyValue) -> None:
 
 
 def _parse_value(text: str, key: RecipeKey, *, source: str) -> YamlNode:
-    """Text for a text key is taken as it stands, so that it needs no quoting for YAML; all else is
-    YAML."""
+    """Parse the value of a key. For a text key the text is used unchanged, so that it needs no YAML
+    quotes; everything else is YAML."""
     if key.optional and text.strip() in NULL_TEXTS:
         return _null()
     is_yaml = (
@@ -363,7 +362,7 @@ def _refuse_dotted(name: str, node: YamlNode, *, where: str) -> None:
 
 
 def unknown_key(name: str, *, where: str, fix, within: tuple[str, ...] = ()) -> RecipeError:  # type: ignore[no-untyped-def]
-    """Return the error for an unknown key. `fix` makes the advice from the nearest key."""
+    """Return the error for an unknown key. `fix` maps the nearest key to the advice."""
     guess = nearest_key(name, within=within)
     if guess and guess.rpartition(".")[0] == name:
         guess = None

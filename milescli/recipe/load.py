@@ -1,7 +1,7 @@
-"""Recipe and its layers -> LoadedRecipe: checked, and knowing where each value came from. Called by
-the commands.
+"""Makes a LoadedRecipe from a recipe and its layers: it is checked, and knows where each value came
+from. Called by the commands.
 
-Never touches the machine.
+Never uses the machine's devices.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ASKED_ALONE: Mapping[str, object] = {
     "data.max_prompt_tokens": 2048,
     "eval.max_response_tokens": 2048,
 }
-"""What holds, unless it is set, of a model without a run: there is nothing to learn from what is
-long."""
+"""Defaults for a model without a run: as nothing is trained, longer prompts and responses cost
+little."""
 BY_DEFAULT = "miles eval"
 """Origin of these values."""
 
@@ -56,12 +56,9 @@ def load(
     cwd: Path,
     home: Path,
 ) -> LoadedRecipe:
-    """Read a template by name, or a .yaml file, under the layers above it.
-
-    `sets` are texts of `--set`. `flags` are options that abbreviate one, `{"machine.gpus": "--gpus
-    4"}`; `further` is the rest of the command line. Raises RecipeError, before anything heavy is
-    imported.
-    """
+    """Read a template by name, or a .yaml file, and apply the layers above it. `sets` are texts of
+    `--set`. `flags` are options that abbreviate one, `{"machine.gpus": "--gpus 4"}`; `further` is
+    the rest of the command line. Raises RecipeError before any slow import."""
     path = find_recipe(recipe, cwd=cwd)
     base = layers.from_yaml(
         layers.read_text(path, what="recipe"),
@@ -87,7 +84,7 @@ def load_model(
     cwd: Path,
     home: Path,
 ) -> LoadedRecipe:
-    """Return the recipe of a model that is only queried: defaults, under the layers above them.
+    """Return the recipe of a model that is only queried: defaults, with the layers above them.
     `prompts` becomes `data.prompts`. Raises as `load`."""
     values: dict[str, object] = {
         "name": "evaluation",
@@ -111,7 +108,8 @@ def load_model(
 def _layered(
     base: Table, user_files: Iterable[Table], environ: Mapping[str, str], words: Table
 ) -> Table:
-    """The recipe's own values under all that stands above them; `words`: of the command line."""
+    """Merge the recipe's own values with the layers above them; `words` is the layer of the command
+    line."""
     return layers.merge(
         [
             layers.from_ray_environment(environ),
@@ -164,7 +162,7 @@ def runs_dir(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
 
 
 def build(table: Table, *, source: str) -> LoadedRecipe:
-    """Make a checked recipe with origins of a table. Raises RecipeError."""
+    """Make a checked recipe, with origins, from a table. Raises RecipeError."""
     nested: dict[str, object] = {}
     for name, entry in table.items():
         *parents, last = name.split(".")
@@ -194,7 +192,7 @@ def value_at(recipe: Recipe, name: str) -> object:
 
 
 def values_of(recipe: Recipe) -> dict[str, object]:
-    """Return every key by its dotted name as JSON values. Recipes name variables, and hold no
+    """Return every key by its dotted name as JSON values. Recipes name variables, so they hold no
     secrets."""
     return {name: plain(value_at(recipe, name)) for name in keys()}
 
@@ -222,7 +220,8 @@ def _user_files(
 
 
 def _is_there(path: Path) -> bool:
-    """Also where its folder is closed to us: whoever reads it says so."""
+    """Return True if the file exists, and also if its folder is not accessible: reading it then
+    raises the error."""
     try:
         return path.is_file()
     except PermissionError:
@@ -230,7 +229,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _shown(path: Path, cwd: Path, home: Path) -> str:
-    """As short as it is clear; a template by its name alone."""
+    """Return the shortest clear form of a path; for a template only its name."""
     path = path.resolve()
     if path.parent == templates_dir().resolve():
         return path.name
@@ -257,7 +256,7 @@ def table_of(loaded: LoadedRecipe) -> Table:
 
 
 def explain(error: ValidationError, table: Table) -> RecipeError:
-    """Return the first error in full, and the names of the others."""
+    """Return an error with the first problem in full, and the names of the other keys."""
     places = [item["loc"] for item in error.errors(include_url=False)]
     names = list(dict.fromkeys(_key_of(place) for place in places))
     entry, key = table[names[0]], keys()[names[0]]
@@ -282,7 +281,8 @@ def _key_of(location: tuple[int | str, ...]) -> str:
 
 
 def _within(key: RecipeKey, location: tuple[int | str, ...]) -> str:
-    """`, of which number 2 has a wrong weight`, of a list of mappings, or of a mapping to them."""
+    """Return where in a list of mappings, or a mapping of them, the problem is: `, of which number
+    2 has a wrong weight`."""
     inner = [part for part in location if part not in ("str", "list[str]")]
     inner = inner[key.name.count(".") + 1 :]
     if not key.items or not inner:

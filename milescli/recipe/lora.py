@@ -1,5 +1,5 @@
-"""`train.lora`: what is trained beside a frozen model, instead of it. Part of the schema, with its
-rules."""
+"""Defines `train.lora`: an adapter that is trained instead of the whole model. Part of the schema,
+with its rules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where a run lives, what it may use, how it is laid out there, what watches it, and what it does
-where one of its processes dies. Sections of the schema, and their rules."""
+"""Defines where a run is stored, which resources it uses, its layout, what monitors it, and what it
+does when one of its processes dies. Sections of the schema, with their rules."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class MachineSettings(Section):
 
     @property
     def request_timeout_s(self) -> float:
-        """Return the bound on one request to an engine within a step. The request ends, and the
-        engine's health is checked, before the wait for the step ends: so the error names who
+        """Return the timeout of one request to an engine within a step. The request ends, and the
+        engine's health is checked, before the step's own timeout, so that the error names what
         hangs."""
         return max(self.step_timeout_s - 30.0, 0.5 * self.step_timeout_s)
 
@@ -202,8 +202,8 @@ class RunSettings(Section):
 
 
 def metrics_address(settings: RunSettings) -> tuple[str, int] | None:
-    """Return (host, port) to listen at, or None. A port alone is local to this machine. Raises
-    RecipeError."""
+    """Return (host, port) to listen on, or None. A port alone is only reachable from this machine.
+    Raises RecipeError."""
     text = settings.metrics_address
     if text is None:
         return None
@@ -228,8 +228,8 @@ def _is_folder_name(name: str) -> bool:
 
 
 def _is_address(address: str) -> bool:
-    """HOST:PORT of the cluster itself; http:// is its dashboard, and ray:// its door for programs
-    that run elsewhere."""
+    """Return True for HOST:PORT of the cluster itself; http:// is its dashboard, and ray:// is for
+    programs that run outside of it."""
     host, _, port = address.rpartition(":")
     return (
         bool(host)

@@ -1,4 +1,4 @@
-"""What a recipe can say of the model that is trained, and the rules of it."""
+"""Defines the section `model`: the model that is trained. With its rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 VisionMode = Literal["frozen", "projector", "all"]
 IndexerMode = Literal["frozen", "kl"]
 MIN_VOCAB_SIZE = 272
-"""256 bytes and the special tokens of a chat template."""
+"""256 bytes plus the special tokens of a chat template."""
 
 
 class ScratchModel(Section):

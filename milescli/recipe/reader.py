@@ -1,4 +1,4 @@
-"""YAML text -> values that know their line. Safe, and narrower than YAML 1.1.
+"""Parses YAML text to values that know their line. Safe, and narrower than YAML 1.1.
 
 No aliases, no tags, no duplicate keys, no `on` for true.
 """
@@ -16,7 +16,8 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.keys import RecipeKey
 
 MAX_DEPTH = 20
-"""A recipe is four levels deep; what is far deeper is a mistake or an attack on the parser."""
+"""Largest depth of nesting. A recipe has four levels; one with many more is a mistake, or an attack
+on the parser."""
 
 NULL_TEXTS = ("", "~", "null", "Null", "NULL")
 
@@ -35,14 +36,14 @@ _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlNode:
-    """Holds a piece of YAML with its place."""
+    """Holds a value of the YAML text, with its place in it."""
 
     value: object
     """A scalar, a list of scalars, or a `dict[str, YamlNode]`."""
     text: str
     """Source text for error messages, including quotes."""
     plain: bool
-    """Written without quotes."""
+    """True if it is written without quotes."""
     line: int
     comment: str = ""
     """Comment after it on the same line."""
@@ -209,7 +210,7 @@ def _typed_item(node: YamlNode, items: Sequence[RecipeKey]) -> object:
 
 
 def _typed_child(node: YamlNode, name: str, items: Sequence[RecipeKey]) -> object:
-    """Of a key, or of a section within the item."""
+    """Convert the value of a key, or of a section within the item."""
     for item in items:
         if item.name == name:
             return typed_value(node, item)

@@ -1,5 +1,5 @@
-"""How a recipe names a server that is asked by HTTP: the settings of requests, what its address
-must be, and when its key would be sent in the clear."""
+"""Defines how a recipe names a server that is queried over HTTP: the settings of requests, the
+rules for its address, and when its key would be sent in clear text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.recipe.section import NonNegative, PositiveFloat, Section
 EXAMPLE_URL = "http://127.0.0.1:8000/v1"
 """Example address of an OpenAI-compatible endpoint."""
 _HERE = ("localhost", "::1")
-"""And 127.0.0.0/8."""
+"""Hosts that are this machine, in addition to 127.0.0.0/8."""
 
 
 class Requests(Section):

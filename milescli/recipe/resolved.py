@@ -1,8 +1,5 @@
-"""LoadedRecipe <-> the `recipe.yaml` of a run directory: every key, its value, and who said so as a
-comment.
-
-Read again without loss.
-"""
+"""Converts a LoadedRecipe to the `recipe.yaml` of a run directory and back, without loss: every
+key, its value, and as a comment who set it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the built-in rewards that have some: sections of `rollout`; and the rules of
+"""Defines the settings of built-in rewards, as sections of `rollout`. With the rules for
 rewards."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a recipe can say of rollout: how prompts become scored samples; and the rules of it."""
+"""Defines the section `rollout`: how prompts become scored samples. With its rules."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class Rollout(Section):
 
     @property
     def role_turns(self) -> list[str]:
-        """Return the speakers of an episode of several roles, turn by turn."""
+        """Return the speaker of each turn in an episode with several roles."""
         turns = list(self.roles) * self.rounds
         while self.final_role in turns and turns[-1] != self.final_role:
             turns.pop()
@@ -230,7 +230,8 @@ class Rollout(Section):
 
     @property
     def length_bounds(self) -> tuple[int, int]:
-        """Return `length` resolved: the lengths at which its penalty starts, and is complete."""
+        """Return the limits of `length` with defaults resolved: the lengths at which its penalty
+        starts, and at which it is complete."""
         limit = self.length.limit_tokens or self.max_response_tokens
         return self.length.target_tokens or max(1, self.max_response_tokens // 2), limit
 
@@ -279,7 +280,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def order_rules(rollout: Rollout) -> Iterator[Rule]:
-    """Yield the rules for rollout that runs while the trainer works."""
+    """Yield the rules for `rollout.order: done`."""
     if rollout.order != "done":
         return
     yield Rule(
@@ -300,7 +301,8 @@ def order_rules(rollout: Rollout) -> Iterator[Rule]:
 
 
 def order_doubts(rollout: Rollout) -> list[str]:
-    """Return warnings about settings without effect, when nothing runs while the trainer works."""
+    """Return warnings about settings that have no effect because nothing is sampled while the
+    trainer works."""
     doubts = list[str]()
     if rollout.on_update != "continue" and rollout.max_staleness == 0:
         doubts.append(

@@ -1,7 +1,7 @@
-"""What a recipe can say. Strict (unknown keys are refused), frozen, with every default in one
+"""Defines the whole recipe. Strict (unknown keys are refused), frozen, with every default in one
 place.
 
-It knows nothing of the machine.
+It knows nothing about the machine.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class Recipe(Section):
 
     @property
     def has_engines(self) -> bool:
-        """Return True if anything is sampled, to learn from or to evaluate."""
+        """Return True if anything is sampled, to train on or to evaluate."""
         return not self.learns_from_rows or self.data.eval is not None
 
     @property
     def longest_sequence(self) -> int:
-        """Return the tokens of the longest sequence that is trained on."""
+        """Return the length in tokens of the longest sequence that is trained on."""
         if self.learns_from_rows:
             return self.data.max_row_tokens + self.trains_scores
         return self.data.max_prompt_tokens + self.rollout.max_response_tokens
@@ -118,7 +118,7 @@ class Recipe(Section):
 
     @property
     def has_mtp(self) -> bool:
-        """Return True if the model's MTP layer speculates or is trained."""
+        """Return True if the model's MTP layer is trained or used for speculation."""
         return self.rollout.speculative.kind == "mtp" or self.train.mtp.is_on
 
     @property
@@ -156,12 +156,12 @@ class Recipe(Section):
 
     @property
     def engines_apart(self) -> int:
-        """Return how many of the plan's engines sample nothing to learn from (`plan.placement`)."""
+        """Return how many of the plan's engines sample nothing to train on (`plan.placement`)."""
         return int(self.eval.engines == "own") + len(self.rollout.policies)
 
     @property
     def sequences_per_row(self) -> int:
-        """Return the sequences per row: 2 for a chosen and a rejected response."""
+        """Return the number of sequences per row: 2 for a chosen and a rejected response."""
         return 2 if self.train.objective in OF_PAIRS else 1
 
     @property
@@ -196,7 +196,7 @@ class Recipe(Section):
 
     @property
     def _compares(self) -> bool:
-        """Whether the objective is a preference that a reference is part of."""
+        """Return True if the objective is a preference loss that needs a reference."""
         return (
             self.train.objective == "preference"
             and self.train.preference.loss not in REFERENCE_FREE

@@ -1,6 +1,6 @@
-"""What every section of a recipe is: strict (unknown keys are refused) and frozen; the numbers that
-its keys take; and validation rules as rows: what a recipe may not combine, and the error that says
-so. Each section's module yields its own rows; `check` takes them all, in its order."""
+"""Defines the base of every section: strict (unknown keys are refused) and frozen; the types of
+numbers that its keys take; and rules, each a row with what a recipe may not combine, and the error
+that says so. Each section's module yields its own rules; `check` applies all of them in order."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def plain(value: object) -> object:
 
 
 def of_type(kind: type[T], value: object) -> T:
-    """Make a dataclass of plain values. Raises ValueError if a field is missing or has
-    another type; further ones are ignored."""
+    """Make a dataclass from plain values. Raises ValueError if a field is missing or has another
+    type; additional fields are ignored."""
     return _adapter(kind).validate_python(value)
 
 
@@ -52,7 +52,7 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule, applied to one recipe."""
+    """Holds a rule that was evaluated for one recipe."""
 
     broken: object
     """Truthy if the recipe breaks the rule."""
@@ -70,7 +70,7 @@ def refuse(rules: Iterable[Rule]) -> None:
 
 
 LARGEST_DIVISOR = 1 << 20
-"""Of a number that is proposed in a fix: larger ones are not tried, as that takes as long."""
+"""Largest divisor that a fix proposes: trying larger ones would take too long."""
 
 
 def divisor_below(number: int, bound: int) -> int:

@@ -1,5 +1,5 @@
-"""`adapters`: several adapters over one model, each with a recipe of its own, which is the run's
-but for what it says itself. Called by launch and resume."""
+"""Handles `adapters`: several adapters over one model, each with its own recipe, which overrides
+values of the run's. Called by launch and resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from milescli.recipe.schema import Recipe
 
 KEY = "adapters"
 _OWN = ("data", "rollout", "train", "eval", "checkpoint", "warmup", "model.adapter", "run.seed")
-"""Keys and sections that an adapter may have for itself."""
+"""Keys and sections that an adapter may set."""
 _SHARED = {
     "rollout.speculative": "the engines serve all adapters",
     "rollout.on_update": "the engines serve all adapters",
@@ -27,16 +27,17 @@ _SHARED = {
     "train.routing_replay": "the engines serve all adapters",
     "train.precision": "all adapters share one model",
 }
-"""Of those, what all have in common, and why."""
+"""Exceptions from `_OWN`: keys that all adapters share, and why."""
 _OWN_OF_OPTIMIZER = ("lr", "min_lr", "warmup_steps", "schedule")
-"""Of `train.optimizer`: the driver says it with each step."""
+"""Keys of `train.optimizer` that an adapter may set, since the driver sends them with each step."""
 _OPTION = "--adapter "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 _LONGEST_NAME = 64
 
 
 def from_file(path: Path, *, option: str) -> dict[str, object]:
-    """Read what one adapter's file sets. Raises RecipeError. `option` is the option as typed."""
+    """Read the settings in one adapter's file. Raises RecipeError. `option` is the option as
+    typed."""
     node = read(layers.read_text(path, what=f"`{option}`:"), source=str(path))
     said = as_written(node)
     if not isinstance(said, dict):
@@ -68,13 +69,13 @@ def from_options(options: Sequence[str]) -> Table:
 
 
 def to_options(where: str) -> list[list[str]]:
-    """Return the words that were typed, from the origin of `adapters`."""
+    """Return the words of the command line that set `adapters`, from its origin."""
     return [["--adapter", option] for option in where.removeprefix(_OPTION).split(f" {_OPTION}")]
 
 
 def each_of(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, LoadedRecipe]:
     """Return the recipe of each adapter by its name, as if it were trained alone; empty without
-    `adapters`. `steps` replaces the steps of all. Raises RecipeError."""
+    `adapters`. `steps` replaces the steps of every adapter. Raises RecipeError."""
     adapters = loaded.recipe.adapters
     if adapters:
         _check_all(loaded.recipe)
@@ -82,8 +83,8 @@ def each_of(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, Load
 
 
 def planned(loaded: LoadedRecipe, each: Mapping[str, LoadedRecipe] | None = None) -> LoadedRecipe:
-    """Return the recipe for which the machine must have room; the recipe itself without `adapters`.
-    `each` comes from `each_of`."""
+    """Return the recipe to plan for, which is large enough for every adapter; without `adapters`,
+    the recipe itself. `each` comes from `each_of`."""
     each = each if each is not None else each_of(loaded)
     recipes = {name: one.recipe for name, one in each.items()}
     return replace(loaded, recipe=_widest(loaded.recipe, recipes)) if recipes else loaded
@@ -122,7 +123,7 @@ def _is_of(key: str, part: str) -> bool:
 
 
 def _check_all(recipe: Recipe) -> None:
-    """What holds for all of them."""
+    """Raise RecipeError for what is wrong with the adapters together."""
     for name in recipe.adapters:
         if not _NAME.match(name) or len(name) > _LONGEST_NAME:
             raise RecipeError(
@@ -168,7 +169,7 @@ def _check_all(recipe: Recipe) -> None:
 
 
 def _check_one(recipe: Recipe, *, base: Recipe, where: str) -> None:
-    """What does not yet go with others."""
+    """Raise RecipeError if an adapter sets what does not work yet with several of them."""
     refused = {
         "data.train": (recipe.learns_from_rows, "it learns from rows, which no engine samples"),
         "rollout.max_staleness": (
@@ -198,7 +199,8 @@ def _check_one(recipe: Recipe, *, base: Recipe, where: str) -> None:
 
 
 def _widest(recipe: Recipe, each: Mapping[str, Recipe]) -> Recipe:
-    """The recipe with the largest numbers of any adapter, and the samples of all."""
+    """Return the recipe with the largest numbers of any adapter, and the samples of all
+    together."""
     recipes = each.values()
     most = max(one.rollout.samples_per_prompt for one in recipes)
     samples = sum(one.sequences_per_step for one in recipes)

@@ -1,8 +1,9 @@
-"""How engines guess tokens ahead (`rollout.speculative`), and the models that learn to: the MTP
-layer (`train.mtp`) and the draft model (`train.draft`). Parts of the schema, with their rules.
+"""Defines how engines guess tokens ahead (`rollout.speculative`), and how the models that guess are
+trained: the MTP layer (`train.mtp`) and the draft model (`train.draft`). Parts of the schema, with
+their rules.
 
-What a model and its device allow is `models.mtp`'s, `backends.sglang.speculation`'s and
-`runtime.draft_model`'s to say.
+What a model and its device support is checked by `models.mtp`, `backends.sglang.speculation` and
+`runtime.draft_model`.
 """
 
 from __future__ import annotations

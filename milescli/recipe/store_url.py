@@ -1,5 +1,5 @@
-"""URLs of object stores, as a recipe or a command line names them: which are meant, which are
-refused, and which package speaks to each. Opens nothing; `backends.stores` does."""
+"""Parses URLs of object stores in recipes and on command lines: which are accepted, which are
+refused, and which package each needs. Opens nothing; `backends.stores` does."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ PACKAGES = {
     "hf": "huggingface_hub",
     "file": "fsspec",
 }
-"""Scheme -> the package through which fsspec speaks to it."""
+"""Scheme -> the package that fsspec needs for it."""
 BUCKET = "s3://bucket"
 _URL = re.compile(r"([a-zA-Z][\w+.-]*)://(.*)", re.DOTALL)
 _COPY = {
     "s3": ("aws s3 sync", "aws s3 cp"),
     "gs": ("gcloud storage rsync -r", "gcloud storage cp"),
 }
-"""Scheme -> what copies a folder here, and a file."""
+"""Scheme -> the commands that copy a folder and a file to this machine."""
 
 
 def is_store_url(text: str) -> bool:
-    """Return True for a URL; `http` and `https` are no object stores."""
+    """Return True for a URL of any scheme except `http` and `https`, which are not object
+    stores."""
     found = _URL.match(text)
     return found is not None and found[1].lower() not in ("http", "https")
 
 
 def scheme_of(url: str) -> str:
-    """Return s3 of s3://bucket/name."""
+    """Return the scheme of a URL: s3 for s3://bucket/name."""
     return url.partition("://")[0]
 
 
 def require_store_url(text: str, *, key: str) -> str:
-    """Return the URL without a slash at its end. `key`: the option or key that names it. Raises
-    RecipeError if it names no place in a store, or holds a password."""
+    """Return the URL without a trailing slash. `key`: the option or key that names it. Raises
+    RecipeError if it names no place in a store, or contains a password."""
     if (fault := _fault_of(text)) is not None:
         raise RecipeError(
             f"`{key}` cannot be `{without_private(text.partition('?')[0])}`",
@@ -75,7 +76,7 @@ def _fault_of(text: str) -> str | None:
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Yield the rules for the places of a recipe that name a store, or cannot."""
+    """Yield the rules for values that may, or may not, be the URL of a store."""
     mirror, data = recipe.checkpoint.mirror, recipe.data
     if mirror is not None:
         require_store_url(mirror, key="checkpoint.mirror")

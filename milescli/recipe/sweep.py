@@ -1,5 +1,5 @@
-"""`sweep.yaml`: the settings of a recipe that `miles sweep` searches, how, and in how many trials.
-Strict, as recipes are. Knows no searcher and no machine."""
+"""Defines `sweep.yaml`: the settings of a recipe that `miles sweep` searches, how, and in how many
+trials. Strict like recipes. Knows no searcher and no machine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Kind = Literal["choice", "grid", "uniform", "loguniform", "randint"]
 LISTS: tuple[Kind, ...] = ("choice", "grid")
 RANGES: tuple[Kind, ...] = ("uniform", "loguniform", "randint")
 OWN_KEYS = ("run.name", "run.dir", "adapters")
-"""Keys that a sweep sets itself, or cannot have."""
+"""Keys that a sweep sets itself, or does not support."""
 MEASURES = (
     *("eval", "data.eval", "rollout.reward", "rollout.reward_model", "rollout.remote_reward"),
     "rollout.harbor",
 )
-"""Keys and sections that say how accuracy is measured: equal in all trials."""
+"""Keys and sections that say how accuracy is measured; they must be equal in all trials."""
 DEFAULT_TRIALS = 10
 EXAMPLE = "recipe: quickstart\\nsearch: {train.optimizer.lr: {loguniform: [1e-4, 1e-3]}}\\n"
-"""For advice: what `printf` writes into a new file."""
+"""Text of a new file for advice, as an argument of `printf`."""
 
 
 class SweepSettings(Section):
@@ -59,34 +59,34 @@ class SweepSettings(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
-    """One key of the recipe that is searched."""
+    """One key of the recipe that the sweep searches."""
 
     key: str
-    """Dotted, as `--set` takes it."""
+    """Dotted name, as in `--set`."""
     kind: Kind
     values: tuple[str, ...] = ()
-    """Values of a choice or grid, as `--set` takes them."""
+    """Values of a choice or grid, as in `--set`."""
     low: float = 0.0
     """Ends of a range; `randint` excludes `high`, as in Ray Tune."""
     high: float = 0.0
 
     @property
     def is_range(self) -> bool:
-        """Return True if it has a range, not a list of values."""
+        """Return True if it has a range instead of a list of values."""
         return self.kind in RANGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """A sweep.yaml that was read and checked."""
+    """Holds a sweep.yaml after reading and checking."""
 
     settings: SweepSettings
     fixed: tuple[str, ...]
-    """`set`: KEY=VALUE, as `--set` takes it."""
+    """Values of `set`, each KEY=VALUE as in `--set`."""
     dimensions: tuple[Dimension, ...]
     name: str
     text: str
-    """The whole file."""
+    """Text of the whole file."""
 
     @property
     def num_trials(self) -> int:
@@ -246,7 +246,7 @@ _WANTS: Mapping[str, tuple[str, str]] = {
     "loguniform": ("two numbers, 0 < LOW < HIGH", "[1e-6, 1e-5]"),
     "randint": ("two whole numbers, LOW < HIGH", "[1, 9]"),
 }
-"""What each kind takes, with an example."""
+"""Kind of dimension -> what it takes, with an example."""
 
 
 def _is_number(value: object) -> bool:

@@ -1,5 +1,5 @@
-"""The recipes that ship: found by name, in the wheel or in the source tree. Lists and finds; does
-not read them as recipes."""
+"""Finds the built-in recipes by name, in the wheel or in the source tree. Lists and finds; does not
+read them as recipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALIASES = {
     "qwen3.5": "qwen3.5-35b-a3b",
     "qwen3.6": "qwen3.6-35b-a3b",
 }
-"""Other names that `--recipe` takes -> the recipe that is meant."""
+"""Other names that `--recipe` accepts -> the name of the recipe."""
 MODELS_FILE = "models.json"
 """File next to the recipes with the sizes of their models, computed from their published
 config.json."""

@@ -1,5 +1,5 @@
-"""What a recipe can say of training: the optimizer, and the pieces that an algorithm is made of;
-and the rules of which pieces make no sense together."""
+"""Defines the section `train`: the optimizer, and the components of an algorithm. With the rules
+for which components cannot be combined."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ class CorrectionSettings(Section):
 
 
 OF_MATRICES = ("muon",)
-"""Built-in update rules that take whole matrices."""
+"""Built-in update rules that need whole matrices."""
 PreferenceLoss = Literal[
     *("sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "exo", "nca", "bco", "sppo"),
     *("apo_zero", "apo_down", "simpo", "cpo", "orpo", "kto"),
 ]
 REFERENCE_FREE = ("orpo", "simpo", "cpo")
-"""Preference losses that compare with no reference."""
+"""Preference losses that need no reference."""
 
 
 class Preference(Section):
@@ -305,19 +305,19 @@ class Train(Section):
 
 
 ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "hgpo", "turns", "best_of_n", "max_rl", "gdpo")
-"""Advantages of a group of one."""
+"""Advantage estimators that are always 0 for a group of one."""
 OF_TURNS = ("gigpo", "hgpo", "turns")
-"""Advantages of single turns, which are read off the tokens."""
+"""Advantage estimators for single turns, which are found from the tokens."""
 COMPARING = (*ALWAYS_ZERO_ALONE, "rloo", "opo", "pass_at_k")
-"""Advantages that compare the samples of a prompt."""
+"""Advantage estimators that compare the samples of a prompt."""
 OF_TOKENS = ("reinforce", "topr", "gmpo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
-"""Built-in surrogates that look at tokens one by one, or take no ratio: that of a whole sequence
-means nothing to them."""
+"""Built-in surrogates that work token by token, or use no ratio, so that the ratio of a whole
+sequence has no meaning for them."""
 WITHOUT_DUAL_CLIP = ("reinforce", "topr", "gmpo", "kl_cov", "dppo_tv", "dppo_kl", "cispo", "sapo")
 """Built-in surrogates without PPO's clip."""
 CLIPS_RATIO = ("clip", "clip_cov", "cispo")
-"""Surrogates whose `clip_low` is of a ratio; the others' is of a logarithm, a probability or a
-divergence."""
+"""Surrogates whose `clip_low` limits a ratio; for the others it limits a logarithm, a probability
+or a divergence."""
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
@@ -382,7 +382,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def algorithm_rules(recipe: Recipe) -> Iterator[Rule]:
-    """Yield the rules against pieces of an algorithm that make no sense together."""
+    """Yield the rules against components of an algorithm that cannot be combined."""
     yield from _group_rules(recipe)
     yield from _surrogate_rules(recipe.train)
     yield from _model_rules(recipe)
@@ -448,7 +448,8 @@ def _surrogate_rules(train: Train) -> Iterator[Rule]:
 
 
 def _model_rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of the models beside the policy, and of what holds the policy near them."""
+    """Yield the rules for the models besides the policy, and for what keeps the policy near
+    them."""
     train, warmup_steps = recipe.train, recipe.train.critic.warmup_steps
     yield Rule(
         recipe.has_critic and warmup_steps >= train.steps,
@@ -529,7 +530,7 @@ def _correction_rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def _sampling_rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of what is sampled, which prompts are begun, and which groups are taken."""
+    """Yield the rules for what is sampled, which prompts are started, and which groups are used."""
     rollout, curriculum = recipe.rollout, recipe.data.curriculum
     yield Rule(
         rollout.top_p != 1.0 or rollout.top_k != -1,

@@ -1,5 +1,5 @@
-"""Which samples a report shows: of the first, a middle and the last step the group whose rewards
-differ most, its best and its worst."""
+"""Chooses the samples of a report: the best and the worst of the group whose rewards differ most,
+of the first, a middle and the last step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milescli.insight.samples import (
 MAX_CHARACTERS = 2000
 """Longest prompt or response to show, in characters; the middle of a longer one is omitted."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
-"""What no page should get: it is shown as the mark of a missing letter."""
+"""Characters that no page should contain; they are shown as the replacement character."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class ShownSample:
     """One sample as a report shows it."""
 
     word: str
-    """best, worst, or sample where all are equal."""
+    """best, worst, or sample if all are equal."""
     reward: float | None
     stop_reason: str
     text: str
@@ -44,16 +44,16 @@ class ShownStep:
     prompt_index: int
     prompt: str
     images: Sequence[str]
-    """Hashes of the pictures that it shows."""
+    """Hashes of the pictures in the prompt."""
     label: str
-    """Empty where none is known."""
+    """Empty if unknown."""
     rewards: Sequence[float]
     """Rewards of all stored samples of the group."""
     samples: Sequence[ShownSample]
 
 
 def chosen_steps(run: RunDir) -> list[ShownStep]:
-    """Choose samples of the first, a middle and the last step; none where none were kept."""
+    """Choose samples of the first, a middle and the last step; none if none were stored."""
     steps = sample_steps(run)
     places = sorted({0, len(steps) // 2, len(steps) - 1}) if steps else []
     shown = (_of_step(steps[place], read_samples(run, steps[place])) for place in places)
@@ -101,7 +101,7 @@ def _spread(group: Sequence[KeptSample]) -> float:
 
 
 def shown_text(text: str) -> str:
-    """Return the text without tokens, homes and control characters, and not too long."""
+    """Return the text without tokens, home folders and control characters, and not too long."""
     text = _CONTROL.sub("\ufffd", without_private(text))
     if len(text) <= MAX_CHARACTERS:
         return text

@@ -34,9 +34,9 @@ from milescli.report.subject import Subject
 from milescli.rollout.evaluation.statistics import LEVEL, Difference, compared, in_words
 
 _NEVER = ("run.name", "run.dir", "name", "description")
-"""Keys that change nothing of what is learned."""
+"""Keys that do not affect training."""
 OF_REWARD = ("rollout.reward", "rollout.reward_model", "rollout.generative", "rollout.rewards")
-"""Where they differ, rewards of the two are of different kinds."""
+"""Keys whose difference makes the two rewards incomparable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Differing:
 
 
 def differences(a: Subject, b: Subject) -> list[Differing]:
-    """List what differs, the recipe first; empty where the two are alike."""
+    """List the differences, the recipe first; empty if there are none."""
     found = [
         *_of("recipe", _keys(a), _keys(b)),
         *_of("data", a.data_words(), b.data_words()),
@@ -63,7 +63,7 @@ def differences(a: Subject, b: Subject) -> list[Differing]:
 
 
 def rewards_differ(found: list[Differing]) -> list[str]:
-    """Return the recipe keys by which the rewards of the two runs mean something else."""
+    """Return the recipe keys whose difference makes the two rewards incomparable."""
     return [
         one.name
         for one in found
@@ -96,29 +96,29 @@ NO_DIFFERENCE = "no difference that the data can show"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The results of two runs on one set of prompts that both were asked."""
+    """The results of two runs on one set of prompts that both answered."""
 
     set: str
-    """heldout: the runs' own."""
+    """heldout: the runs' own prompts."""
     a_step: int
     b_step: int
     a_accuracy: float
     b_accuracy: float
-    """Over the prompts that both were asked."""
+    """Accuracy over the prompts that both answered."""
     num_other: int
-    """Prompts that only one was asked."""
+    """Number of prompts that only one run answered."""
     asked_otherwise: Sequence[str]
-    """Keys by which the two were asked otherwise."""
+    """Keys in which the two evaluations differ."""
     difference: Difference
     short: str
     """Names the better run, if both were evaluated alike."""
     sentence: str
-    """And by how much."""
+    """Says by how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """The files of samples of either run, of one set."""
+    """The sample files of both runs for one set."""
 
     steps: tuple[int, int]
     files: tuple[Path, Path]
@@ -127,7 +127,7 @@ class _Pair:
 
 def held_out_of(a: Subject, b: Subject, *, names: tuple[str, str]) -> list[HeldOut]:
     """Compare each set that both have evaluated, the runs' own prompts first: at the last step at
-    which both were asked alike, else at the last of each."""
+    which both were evaluated alike, else at the last of each."""
     of_a, of_b = evaluation_files(a.run), evaluation_files(b.run)
     recipes = a.facts.recipe, b.facts.recipe
     pairs = {
@@ -204,27 +204,27 @@ class CurveComparison:
     """reward or loss."""
     num_steps: int
     difference: MeanDifference | None
-    """A less B; None where there are too few steps."""
+    """A minus B; None if there are too few steps."""
     a_area: float
     b_area: float
-    """Under the curve, as a mean height over the common steps."""
+    """Area under the curve, as a mean height over the common steps."""
     level: float | None
     """Level that both runs reach."""
     a_reached: int | None
     b_reached: int | None
-    """Step at which each does."""
+    """Step at which each run reaches the level."""
     short: str
     """Names the better run."""
     sentence: str
-    """And by how much."""
+    """Says by how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Seconds of a step of A over those of B: below 1 A is faster."""
+    """Seconds per step of A divided by those of B: below 1 A is faster."""
 
     ratio: float
-    """Geometric mean over the common steps; of few steps that of the medians."""
+    """Geometric mean over the common steps; with few steps, ratio of the medians."""
     low: float | None
     high: float | None
     """Upper end of the LEVEL interval."""
@@ -233,7 +233,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsCompared:
-    """All that is said of two runs."""
+    """The comparison of two runs."""
 
     a: Subject
     b: Subject
@@ -249,12 +249,12 @@ class RunsCompared:
 
     @property
     def has_rows(self) -> bool:
-        """True if one of them learns from rows, so that its loss says how it goes."""
+        """Return True if one of the runs trains on rows, so that its loss shows its progress."""
         return self.a.learns_from_rows or self.b.learns_from_rows
 
     @property
     def headline(self) -> str:
-        """Return a sentence or two, without figures."""
+        """Return a sentence or two, without numbers."""
         parts = [one.short for one in self.held_out[:1]]
         parts += [self.curve.short] if self.curve is not None else []
         if parts:
@@ -265,7 +265,7 @@ class RunsCompared:
 
     @property
     def is_seen(self) -> bool:
-        """True if some difference is more than chance."""
+        """Return True if some difference is more than chance."""
         p_values = [one.difference.p_value for one in self.held_out[:1] if not one.asked_otherwise]
         if self.curve is not None and self.curve.difference is not None:
             p_values.append(self.curve.difference.p_value)
@@ -273,7 +273,7 @@ class RunsCompared:
 
     @property
     def sentences(self) -> list[str]:
-        """Return the sentences with figures: held-out prompts, curve, speed."""
+        """Return the sentences with numbers: held-out prompts, curve, speed."""
         parts = [*self.held_out, self.curve, self.speed]
         return [one.sentence for one in parts if one is not None]
 
@@ -407,7 +407,7 @@ def compare_figures(compared: RunsCompared) -> dict[str, Any]:
 
 
 def figure_rows(compared: RunsCompared) -> Iterator[tuple[str, str, str]]:
-    """Yield rows of a table: what, of the first run, of the second."""
+    """Yield rows of a table: name, value of the first run, value of the second."""
     both = compared.a.summary, compared.b.summary
     yield ("step", *map(steps, both))
     for word, courses, form in (

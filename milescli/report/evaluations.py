@@ -1,5 +1,5 @@
-"""Evaluations of a run: accuracies with their intervals, and the rewards of each prompt, which
-another run's can be held against. Reads eval/*.jsonl and what `miles eval` wrote beside it."""
+"""Evaluations of a run: accuracies with their intervals, and the rewards of each prompt, to compare
+with another run's. Reads eval/*.jsonl and the results of `miles eval` next to it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from milescli.core.history import History
 from milescli.rollout.evaluation.statistics import Estimate, estimated
 
 MAX_SHOWN = 12
-"""Evaluations in a table: of more, the first, the last, and some between."""
+"""Most evaluations in a table: of more, the first, the last, and some between."""
 _UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""What a file that is missing, torn or another program's raises where it is read."""
+"""Exceptions of reading a file that is missing, torn or another program's."""
 _ROUNDING = 1e-6
 _SETTINGS = ("eval.temperature", "eval.top_p", "eval.samples_per_prompt", "eval.function")
-"""Recipe keys by which the same prompts are asked otherwise."""
+"""Recipe keys that change how the same prompts are answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,7 @@ class ShownEvaluation:
     step: int
     accuracy: float
     interval: Estimate | None
-    """None where its samples are not there any more: `miles eval` with other settings writes its
-    own in their place."""
+    """None if its samples are gone: `miles eval` with other settings has overwritten them."""
     num_prompts: int
     seconds: float
     truncated_fraction: float | None
@@ -78,7 +77,8 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
 
 
 def _interval(rewards: Mapping[str, Sequence[float]], accuracy: float) -> Estimate | None:
-    """None where these are not the rewards of the samples whose accuracy the event has."""
+    """Return the interval; None if these are not the rewards of the samples whose accuracy the
+    event has."""
     means = [fmean(values) for values in rewards.values()]
     if len(means) < 2 or abs(fmean(means) - accuracy) >= _ROUNDING:
         return None
@@ -86,8 +86,8 @@ def _interval(rewards: Mapping[str, Sequence[float]], accuracy: float) -> Estima
 
 
 def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
-    """Return the settings that an evaluation's figures depend on: those that `miles eval` wrote
-    beside the samples, else those of the run's recipe."""
+    """Return the settings that an evaluation's results depend on: those that `miles eval` wrote
+    next to the samples, else those of the run's recipe."""
     try:
         settings = read_json(file.with_suffix(".json"))["settings"]
         return {key: settings.get(key) for key in _SETTINGS}
@@ -96,13 +96,14 @@ def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
 
 
 def rewards_by_prompt(file: Path) -> dict[str, float]:
-    """Digest of a prompt and its label -> mean reward of its samples, in the order of the file.
-    Nothing where there is no file, or it holds none; of a prompt that is asked twice, both."""
+    """Return digest of a prompt and its label -> mean reward of its samples, in the order of
+    the file. Empty if there is no file, or it has none; a repeated prompt has an entry for each
+    time."""
     return {key: fmean(values) for key, values in _rewards(file).items()}
 
 
 def _rewards(file: Path) -> dict[str, list[float]]:
-    """As `rewards_by_prompt`, of each sample."""
+    """Return the rewards of each sample, by key as in `rewards_by_prompt`."""
     try:
         lines = read_lines(file)
     except OSError:
@@ -133,7 +134,7 @@ def evaluation_files(run: RunDir) -> dict[str, dict[int, Path]]:
 
 
 def sets_of(run: RunDir) -> list[ShownSet]:
-    """Read the results of `miles eval`, by set and step. A file that cannot be read is left out."""
+    """Read the results of `miles eval`, by set and step. Unreadable files are left out."""
     found = (_set(file) for file in sorted(run.eval_dir.glob("**/step_*.json")))
     kept = [one for one in found if one is not None]
     return sorted(kept, key=lambda one: (one.set, one.step))

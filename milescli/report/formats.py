@@ -1,4 +1,4 @@
-"""Figures as a report says them. Pure."""
+"""Formats numbers for a report. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from milescli.rollout.evaluation.statistics import LEVEL, Estimate
 
 NOTHING = "-"
 INTERVAL = f"{LEVEL:.0%} interval"
-"""What its two ends are called."""
+"""Name of an interval."""
 
 
 def figure(value: float | None) -> str:
-    """Format a number: 0.8125 -> 0.812; 12 -> 12; 3.1e-05; - where there is none."""
+    """Format a number: 0.8125 -> 0.812; 12 -> 12; 3.1e-05; - for none."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == int(value) and abs(value) < 1e6:
@@ -34,12 +34,12 @@ def share(value: float | None) -> str:
 
 
 def accuracy(value: float | None) -> str:
-    """Format an accuracy as a share; a reward that is no share as a number."""
+    """Format an accuracy as a share; a reward outside 0 to 1 as a number."""
     return share(value) if value is not None and 0.0 <= value <= 1.0 else figure(value)
 
 
 def interval(estimate: Estimate | None) -> str:
-    """Format the ends of an interval: 38.1% to 47.2%; empty where there is none."""
+    """Format the ends of an interval: 38.1% to 47.2%; empty for none."""
     return "" if estimate is None else f"{accuracy(estimate.low)} to {accuracy(estimate.high)}"
 
 
@@ -54,7 +54,7 @@ def per_second(value: float | None) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """Format a moment, seconds since 1970: 2026-11-25 22:14 UTC"""
+    """Format a time, seconds since 1970: 2026-11-25 22:14 UTC"""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -72,6 +72,6 @@ def made_by(made_s: float) -> str:
 
 
 def steps(summary: Summary) -> str:
-    """Count the steps that are done: 12 of 30"""
+    """Format the number of steps done: 12 of 30"""
     wanted = f" of {summary.num_steps:,}" if summary.num_steps else ""
     return f"{summary.step:,}{wanted}"

@@ -1,4 +1,4 @@
-"""A report from the folder of a run, or from two: the one call of the command."""
+"""Makes a report from the folder of a run, or of two: the one call of the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milescli.report.subject import Subject, read_subject
 
 
 def run_figures(subject: Subject) -> dict[str, Any]:
-    """Return everything that a report counts or decides, with its samples and recipe keys."""
+    """Return all numbers and decisions of a report, with its samples and recipe keys."""
     curve = subject.points(subject.curve)
     return {
         "run": subject.name,
@@ -46,7 +46,7 @@ def run_figures(subject: Subject) -> dict[str, Any]:
 
 
 def without_places(value: Any) -> Any:
-    """Return a JSON value without places of the machine, tokens and logins, at any depth."""
+    """Return a JSON value without paths of the machine, tokens and logins, at any depth."""
     if isinstance(value, str):
         return without_paths(value)
     if isinstance(value, Mapping):
@@ -62,17 +62,17 @@ HTML_MARK = '<meta name="generator" content="miles report">'
 """Mark that identifies an HTML file as a report."""
 _MARKS = (HTML_MARK.encode(), MARK.encode())
 _HEAD_BYTES = 4096
-"""In which a mark of ours stands."""
+"""Bytes at the start of a file in which the mark must be."""
 
 
 def is_html(file: Path) -> bool:
-    """True if the name of the file ends as that of HTML; else the file is Markdown."""
+    """Return True if the file's name ends like that of HTML; otherwise the file is Markdown."""
     return file.suffix.lower() in HTML
 
 
 def require_writable(file: Path, *, force: bool) -> None:
-    """Raise MilesError where another kind of file lies there, MachineError where nothing can be
-    written. Called before anything is read, and again by `write`."""
+    """Raise MilesError if another kind of file is there, MachineError if nothing can be written.
+    Called before anything is read, and again by `write`."""
     try:
         is_there, is_file, has_folder = file.exists(), file.is_file(), file.parent.is_dir()
     except OSError as error:  # of a folder that this user may not enter, or of a name too long
@@ -99,7 +99,7 @@ def require_writable(file: Path, *, force: bool) -> None:
 
 
 def write(file: Path, text: str, *, force: bool) -> None:
-    """Write all of the text or nothing; a file that is replaced keeps its rights. Raises as
+    """Write all of the text or nothing; a replaced file keeps its permissions. Raises as
     `require_writable`."""
     require_writable(file, force=force)
     target = file.resolve()
@@ -134,18 +134,18 @@ def _is_ours(file: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A report, and what it says."""
+    """A report, and its content."""
 
     text: str
     """HTML or Markdown."""
     sentence: str
     """The verdict."""
     figures: dict[str, Any]
-    """For programs."""
+    """The content as JSON values, for programs."""
 
 
 def report_run(folder: Path, *, form: Callable[[Subject], str]) -> Reported:
-    """Report on one run; `form` writes the text. Raises MachineError where its files may not be
+    """Report on one run; `form` writes the text. Raises MachineError if its files cannot be
     read."""
     subject = _read(folder)
     return Reported(
@@ -167,7 +167,7 @@ def _read(folder: Path) -> Subject:
 
 
 def compare_runs(folder: Path, other: Path, *, form: Callable[[RunsCompared], str]) -> Reported:
-    """Compare two runs, the first less the second. Raises as `report_run`."""
+    """Compare two runs, the first minus the second. Raises as `report_run`."""
     compared = compare(_read(folder), _read(other))
     return Reported(
         text=form(compared),

@@ -229,12 +229,12 @@ def _sparks(compared: RunsCompared) -> Iterator[str]:
 
 
 def _folded(summary: str, inside: str) -> str:
-    """Put text behind a click, where GitHub shows the Markdown."""
+    """Put text in a collapsed section, where GitHub shows the Markdown."""
     return f"<details>\n<summary>{escape(summary)}</summary>\n\n{inside}\n\n</details>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, of cells that are Markdown already."""
+    """Return a table of cells that are Markdown already."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
 
@@ -244,13 +244,13 @@ def _cell(cell: str) -> str:
 
 
 def text(content: str) -> str:
-    """Return plain text as Markdown: no markup, no entity, and nobody and no issue is called."""
+    """Return plain text as Markdown: without markup, entities, mentions and links to issues."""
     plain = _SPECIAL.sub(r"\\\1", " ".join(content.split()))
     return re.sub("[@#]", r"\g<0>&#8203;", plain)  # a backslash alone hides neither from GitHub
 
 
 def code(content: str) -> str:
-    """Return a code span for a table, whatever is in it."""
+    """Return a code span for a table, with any content."""
     content = " ".join(content.split()).replace("|", "\\|")
     ticks = _ticks(content, least=1)
     pad = " " if content.startswith("`") or content.endswith("`") or not content else ""
@@ -258,11 +258,11 @@ def code(content: str) -> str:
 
 
 def fenced(content: str) -> str:
-    """Return a block of code, whatever is in it."""
+    """Return a block of code, with any content."""
     ticks = _ticks(content, least=3)
     return f"{ticks}text\n{content}\n{ticks}"
 
 
 def _ticks(content: str, *, least: int) -> str:
-    """Return more backticks than stand one behind the other anywhere in the text."""
+    """Return more backticks than occur in a row anywhere in the text."""
     return "`" * max([least, *(1 + len(run) for run in re.findall("`+", content))])

@@ -27,12 +27,13 @@ from numpy.typing import NDArray
 from milescli.rollout.evaluation.statistics import LEVEL, t_quantile, two_sided_p
 
 FEWEST_STEPS = 16
-"""Under it no test says anything: there would be less than 3 waves."""
+"""With fewer steps there is no test: there would be less than 3 waves."""
 FEWEST_APART = 10
-"""Independent steps that a series must be worth for a test: with less, equal runs whose neighbours
-correlate by 0.8 to 1 would be called different in 8 % to 70 % of pairs. With it, in 7 % at most."""
+"""Independent steps that a series must be worth for a test: with fewer, equal runs whose neighbours
+correlate by 0.8 to 1 would be called different in 8 % to 70 % of pairs. With this many, in 7 % at
+most."""
 MOST_ALIKE = 0.97
-"""Correlation of neighbours that is taken out at most (Andrews and Monahan 1992)."""
+"""Largest correlation of neighbours that is removed (Andrews and Monahan 1992)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +50,19 @@ class MeanDifference:
 
     @property
     def is_seen(self) -> bool:
-        """True if chance alone would seldom show such a difference."""
+        """Return True if chance alone would rarely give such a difference."""
         return self.p_value < 1 - LEVEL
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    """Return (steps that both have, A less B at each), ascending."""
+    """Return (steps that both have, A minus B at each), ascending."""
     steps = sorted(step for step in a.keys() & b.keys() if math.isfinite(a[step] - b[step]))
     return steps, [a[step] - b[step] for step in steps]
 
 
 def mean_difference(gains: Sequence[float]) -> MeanDifference | None:
-    """Test the mean of `gains`, A less B at each step in order. None where there are fewer than
-    FEWEST_STEPS, or neighbours are so alike that they are worth less than FEWEST_APART."""
+    """Test the mean of `gains`, A minus B at each step in order. Return None if there are fewer
+    than FEWEST_STEPS, or neighbours are so alike that they are worth less than FEWEST_APART."""
     num = len(gains)
     if num < FEWEST_STEPS:
         return None
@@ -88,16 +89,16 @@ def mean_difference(gains: Sequence[float]) -> MeanDifference | None:
 
 
 def _alike(apart: NDArray[np.float64]) -> float:
-    """How far neighbours correlate, from 0 to 1; `apart` has no mean. A short series shows
-    too little of it, by (1 + 3 r) / T (Kendall 1954, Biometrika 41:403), which is put back."""
+    """Return the correlation of neighbours, from 0 to 1; `apart` has no mean. A short series
+    underestimates it by (1 + 3 r) / T (Kendall 1954, Biometrika 41:403), which is added."""
     square = float(apart @ apart)
     seen = float(apart[1:] @ apart[:-1]) / square if square else 0.0
     return min(max(seen + (1 + 3 * seen) / len(apart), 0.0), 1.0)
 
 
 def _waves(series: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """[count] the shares of the cosine waves with j = 1, 2, ... half periods: sqrt(2/T) sum d_t
-    cos(pi j (t - 1/2) / T). They do not see the mean."""
+    """Return [count] the coefficients of the cosine waves with j = 1, 2, ... half periods:
+    sqrt(2/T) sum d_t cos(pi j (t - 1/2) / T). They do not depend on the mean."""
     num = len(series)
     turns = np.pi * np.arange(1, count + 1) / num
     waves = np.cos(np.outer(turns, np.arange(num) + 0.5))
@@ -125,7 +126,7 @@ def trailing(values: Mapping[int, float]) -> dict[int, float]:
 
 
 def reached(values: Mapping[int, float], level: float, *, rises: bool) -> int | None:
-    """Return the first step whose trailing mean is at the level or better; None where none is."""
+    """Return the first step whose trailing mean is at the level or better; None if none is."""
     smooth = trailing(values)
     return next(
         (
@@ -139,7 +140,7 @@ def reached(values: Mapping[int, float], level: float, *, rises: bool) -> int | 
 
 def common_level(a: Mapping[int, float], b: Mapping[int, float], *, rises: bool) -> float | None:
     """Return a level that both reach: nine tenths of the way from where they begin to the worse of
-    their ends. None where one of them gets no better."""
+    their ends. None if one of them does not improve."""
     smooth = [trailing(one) for one in (a, b)]
     begins = [one[min(one)] for one in smooth]
     ends = [one[max(one)] for one in smooth]
@@ -150,5 +151,5 @@ def common_level(a: Mapping[int, float], b: Mapping[int, float], *, rises: bool)
 
 
 def ratio_of_medians(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return the ratio of the medians; None where either series is empty."""
+    """Return the ratio of the medians; None if either series is empty."""
     return median(a) / median(b) if a and b and median(b) > 0 else None

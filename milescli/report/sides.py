@@ -1,6 +1,6 @@
-"""Comparison of two recipes, each of which ran with several seeds. One number of each run counts,
-so the spread between seeds is part of the test, which it is not where two runs are compared step by
-step (`compare.py`)."""
+"""Compares two recipes, each of which ran with several seeds. One number of each run counts, so
+that the test includes the spread between seeds, which a comparison of two runs step by step does
+not (`compare.py`)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from milescli.report.subject import Subject
 from milescli.rollout.evaluation.statistics import LEVEL, Estimate, t_quantile, two_sided_p
 
 FEWEST_RUNS = 2
-"""Of a side; one run has no spread."""
+"""Fewest runs of a side; one run has no spread."""
 _SEED = "run.seed"
 _PLACES = ("run.name", "run.dir", "name", "description", _SEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One number of each run, and what the two sides make of it."""
+    """One number of each run, and the comparison of the two sides."""
 
     name: str
     a: Sequence[float]
     b: Sequence[float]
     """One number for each run, in the order they were named."""
     difference: Estimate
-    """Mean of A less mean of B."""
+    """Mean of A minus mean of B."""
     p_value: float
     """By Welch's t-test (Welch 1947, Biometrika 34:28)."""
     sentence: str
@@ -40,7 +40,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidesCompared:
-    """All that is said of two recipes."""
+    """The comparison of two recipes."""
 
     a_runs: Sequence[str]
     b_runs: Sequence[str]
@@ -50,7 +50,7 @@ class SidesCompared:
 
 
 def compare_sides(a: Sequence[Subject], b: Sequence[Subject]) -> SidesCompared:
-    """Compare the runs of recipe A with those of recipe B. Raises MilesError where a side has less
+    """Compare the runs of recipe A with those of recipe B. Raises MilesError if a side has fewer
     than FEWEST_RUNS, or one run is on both."""
     for side, runs in (("before", a), ("after", b)):
         if len(runs) < FEWEST_RUNS:
@@ -83,7 +83,7 @@ def compare_sides(a: Sequence[Subject], b: Sequence[Subject]) -> SidesCompared:
 
 
 def _notes(side: str, runs: Sequence[Subject]) -> list[str]:
-    """What weakens the claim that these runs are seeds of one recipe."""
+    """Return what weakens the claim that these runs are seeds of one recipe."""
     notes = list[str]()
     seeds = [next((key.value for key in one.keys if key.name == _SEED), "") for one in runs]
     if len({*seeds}) < len(seeds):
@@ -96,7 +96,7 @@ def _notes(side: str, runs: Sequence[Subject]) -> list[str]:
 
 
 def _held_out(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> Measure | None:
-    """Accuracy at the last step at which all runs were evaluated."""
+    """Compare the accuracy at the last step at which all runs were evaluated."""
     runs = [*a, *b]
     common = set.intersection(*({one.step for one in run.evaluations} for run in runs))
     if not common:
@@ -116,7 +116,7 @@ def _held_out(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> M
 
 
 def _curve(a: Sequence[Subject], b: Sequence[Subject], notes: list[str]) -> Measure | None:
-    """Mean height of reward or loss over the steps that all runs have done."""
+    """Compare the mean height of reward or loss over the steps that all runs have done."""
     runs = [*a, *b]
     if len({one.curve for one in runs}) > 1:
         notes.append("curves were not compared: some runs learn from rows, others by rollouts")
@@ -138,7 +138,7 @@ def _step_seconds(run: Subject) -> float:
 
 
 def _measure(name: str, a: Sequence[float], b: Sequence[float], *, better: str | None) -> Measure:
-    """`better`: higher or lower, where one of them is."""
+    """Compare the two sides. `better`: higher or lower, if one of them is."""
     value = fmean(a) - fmean(b)
     errors = [pvariance(one) / (len(one) - 1) for one in (a, b)]  # variance of a mean
     if not (error := math.sqrt(sum(errors))):

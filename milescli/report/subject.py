@@ -1,5 +1,5 @@
-"""Everything that a report tells of one run, read off its directory. Nothing is locked or written,
-so that a run of somebody else and one that goes on can be read too."""
+"""Reads everything that a report needs of one run from its directory. Nothing is locked or written,
+so that somebody else's run and one that is running can be read, too."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class ShownKey:
 
     @property
     def is_set(self) -> bool:
-        """True if somebody set the key in place of its default."""
+        """Return True if somebody set the key."""
         return self.origin != _DEFAULT
 
 
 def read_keys(file: Path) -> list[ShownKey]:
-    """Read the keys of a resolved recipe in the order of the file; none where it cannot be read."""
+    """Read the keys of a resolved recipe in the order of the file; none if it cannot be read."""
     try:
         lines = read_regular_text(file, errors="replace").splitlines()
     except OSError:
@@ -83,13 +83,14 @@ def _shown(name: str, text: str) -> str:
 
 
 def _origin(comment: str) -> str:
-    """Return who set a key. What stood behind `--set KEY=` is the value, which may be a secret."""
+    """Return where a key was set. The text after `--set KEY=` is the value, which may be a
+    secret."""
     return "--set" if comment.startswith("--set ") else without_paths(comment) or _DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """All that a report says of one run, or of one of its adapters."""
+    """The content of a report on one run, or on one of its adapters."""
 
     run: RunDir
     history: History
@@ -100,7 +101,7 @@ class Subject:
     samples: Sequence[ShownStep]
     """Samples of the first, a middle and the last step."""
     evaluations: Sequence[ShownEvaluation]
-    """On the run's own held-out prompts, by step."""
+    """Evaluations on the run's own held-out prompts, by step."""
     sets: Sequence[ShownSet]
     """Results of `miles eval`."""
     memory: Memory | None
@@ -125,12 +126,12 @@ class Subject:
 
     @property
     def curve(self) -> str:
-        """Return the name in metrics.jsonl of the figure that is to get better."""
+        """Return the name in metrics.jsonl of the metric that should improve."""
         return LOSS if self.learns_from_rows else REWARD
 
     @property
     def learns_from_rows(self) -> bool:
-        """True for SFT, DPO and other runs without rollout."""
+        """Return True for SFT, DPO and other runs without rollout."""
         return self.history.learns_from_rows
 
     def versions(self) -> dict[str, str]:
@@ -147,7 +148,7 @@ class Subject:
 
     @property
     def machine(self) -> str:
-        """Return the machine that the run was on; empty where that is not known."""
+        """Return the machine of the run; empty if unknown."""
         return without_paths(str(self.facts.manifest.get("machine", "")))
 
     def decisions(self) -> list[dict[str, str]]:
@@ -160,7 +161,7 @@ class Subject:
         ]
 
     def data(self) -> dict[str, dict[str, Any]]:
-        """Return what the manifest says of each file of data, by prompts, eval, ..."""
+        """Return what the manifest says of each data file, by prompts, eval, ..."""
         data = self.facts.manifest.get("data")
         return (
             {name: one for name, one in data.items() if isinstance(one, dict)}
@@ -169,7 +170,7 @@ class Subject:
         )
 
     def data_words(self) -> dict[str, str]:
-        """Describe each file of data: prompts -> sums.jsonl, 8,192 rows, sha256 b376645265a214f1"""
+        """Describe each data file: prompts -> sums.jsonl, 8,192 rows, sha256 b376645265a214f1"""
         described = {}
         for name, one in self.data().items():
             words = [str(one.get("path", "")).rpartition("/")[2]]
@@ -181,7 +182,7 @@ class Subject:
         return described
 
     def points(self, name: str) -> list[tuple[int, float]]:
-        """Return (step, value) of a figure, of each step that has a finite one."""
+        """Return (step, value) of a metric, for each step with a finite one."""
         return self.history.columns.points(name)
 
 

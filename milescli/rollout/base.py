@@ -1,5 +1,5 @@
-"""What the rollout room needs from others: an engine that samples, a reward that scores. Protocols
-only; implementations live elsewhere."""
+"""The protocols that rollout needs others to implement: an engine that samples, a reward that
+scores. Implementations live elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.core.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One response that is wanted. Token ids in, token ids out."""
+    """Asks an engine for one response: token ids in, token ids out."""
 
     prompt_ids: Sequence[int]
     max_new_tokens: int
@@ -34,20 +34,20 @@ class GenerateRequest:
     top_k: int = -1
     stop: list[str] = field(default_factory=list)
     stop_ids: list[int] = field(default_factory=list)
-    """Tokens that end it, besides those that the engines know."""
+    """Tokens that end the response, besides those that the engines know."""
     seed: int | None = None
     """Equal seed, prompt and weights give equal tokens."""
     conversation: int | None = None
-    """Above 0; of requests that go on from one another: they are made to one engine, which has kept
-    their beginning, where it is not busier than the others."""
+    """Positive id that the requests of one conversation share. They go to the engine that has
+    cached their prefix, unless it is busier than the others."""
     images: Sequence[tuple[ImageSpan, bytes]] = ()
     """Where images stand in `prompt_ids`, in order, and the PNG of each."""
     want_routed_experts: bool = False
     num_known_routes: int = 0
-    """Tokens of the prompt's beginning whose routed experts the caller has; the record that comes
-    back begins after them."""
+    """Number of leading prompt tokens whose routed experts the caller has; the returned record
+    begins after them."""
     on_tokens: Callable[[Sequence[int]], None] | None = None
-    """Told all tokens of the response so far, every few tokens. None: the response comes as a
+    """Called every few tokens with all tokens of the response so far. None: the response comes as a
     whole, which costs the engines less."""
 
 
@@ -61,16 +61,16 @@ class Completion:
     """[num_response_tokens] natural log, at the sampling temperature."""
     stop_reason: StopReason
     version_spans: list[VersionSpan]
-    """Relative to the response."""
+    """Weight versions of the tokens; positions count from the start of the response."""
     routed_experts: RoutedExperts | None = None
     """Experts of prompt and response, without the first `num_known_routes` tokens."""
     guesses: Guesses = NO_GUESSES
-    """What the engine guessed ahead."""
+    """Counts of the tokens that speculative decoding guessed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One call of the policy by an agent: what it was given, and what it said."""
+    """One call of the policy by an agent: the prompt and the response."""
 
     prompt_ids: Sequence[int]
     """[num_prompt_tokens] everything before the response."""
@@ -88,9 +88,9 @@ class ToolCall:
     """Describes a tool call of the policy."""
 
     name: str
-    """As the policy wrote it; it may be of no tool that there is."""
+    """As the policy wrote it; a tool of this name may not exist."""
     arguments: str
-    """As the policy wrote them: JSON, where it is right."""
+    """As the policy wrote them: JSON, if it is correct."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +99,10 @@ class Parsed:
 
     content: str
     reasoning: str | None = None
-    """None: there is none, or nobody told it apart."""
+    """None: there is none, or no parser separated it."""
     calls: Sequence[ToolCall] = ()
     malformed: str | None = None
-    """Why a call that was begun could not be read."""
+    """Why a tool call could not be parsed; None: none failed."""
 
 
 class ReplyParser(Protocol):
@@ -112,8 +112,8 @@ class ReplyParser(Protocol):
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
     ) -> Parsed:
         """Parse `text`, a response with its special tokens except the end-of-sequence token.
-        `tools` are JSON schemas of what may be called. `prompt_end` is the text before the
-        response, whose end matters: a template may have opened the reasoning."""
+        `tools`: JSON schemas of the tools that may be called. `prompt_end`: the text before the
+        response; a template may have opened the reasoning at its end."""
         ...
 
 
@@ -123,17 +123,17 @@ class Reply:
 
     turn: Turn
     message: Mapping[str, Any]
-    """In OpenAI's form, to be put at the end of the messages: `role`, `content`,
+    """The message in OpenAI's form, to append to the messages: `role`, `content`, and
     `reasoning_content` and `tool_calls` where there are any."""
     calls: Sequence[ToolCall] = ()
     """In the order of the message's `tool_calls`."""
     malformed: str | None = None
-    """Why a call that was begun could not be read."""
+    """Why a tool call could not be parsed; None: none failed."""
 
 
 class Session(Protocol):
-    """The policy, as the agent of one sample sees it. Every token that it makes is recorded exactly
-    and becomes training data; nothing is ever tokenised again from text."""
+    """The policy, as the agent of one sample sees it. Every token that it samples is recorded
+    exactly and becomes training data; no text is ever tokenised again."""
 
     async def generate(
         self,
@@ -142,13 +142,10 @@ class Session(Protocol):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Turn:
-        """Sample a response to `token_ids`, by the recipe's sampling settings where nothing else is
-        said. A call whose tokens begin with those of an earlier turn (prompt and response) goes on
-        with that trajectory; any other begins a new one.
-
-        Raises AgentError where `token_ids` leave no room for a response, WaitTimeout or WorkerDied
-        where the engine fails.
-        """
+        """Sample a response to `token_ids`, with the recipe's sampling settings unless arguments
+        override them. A call whose tokens begin with those of an earlier turn (prompt and response)
+        continues that trajectory; any other call begins a new one. Raises AgentError if `token_ids`
+        leave no room for a response, WaitTimeout or WorkerDied if the engine fails."""
         ...
 
     async def chat(
@@ -159,19 +156,17 @@ class Session(Protocol):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Reply:
-        """As `generate`, for messages in OpenAI's form. What the policy said in earlier turns is
-        the tokens that it made then, and the template's text around them; where the template
-        writes earlier turns otherwise than they were (without their reasoning, say), the rendered
-        text is a new trajectory, and is counted. `tools`: JSON schemas.
-
-        Raises as `generate`, and ContextFull where the messages leave no room for a response.
-        """
+        """Sample a reply to messages in OpenAI's form. The prompt has earlier turns of the policy
+        as the tokens that it sampled, with the template's text around them. If the template renders
+        earlier turns differently (without their reasoning, say), the rendered text starts a new
+        trajectory and is counted. `tools`: JSON schemas. Raises as `generate`, and ContextFull if
+        the messages leave no room for a response."""
         ...
 
     def played_by(self, role: str) -> Session:
-        """What the model is asked by that plays `role` and is not trained
-        (`rollout.roles.NAME.policy`); nothing of it becomes training data. Raises AgentError where
-        there is none."""
+        """Return a session with the untrained model that plays `role`
+        (`rollout.roles.NAME.policy`); none of its tokens become training data. Raises AgentError if
+        the role has no such model."""
         ...
 
     @property
@@ -181,8 +176,8 @@ class Session(Protocol):
 
     @property
     def base_url(self) -> str:
-        """Where the session is had by HTTP, in the forms of OpenAI and Anthropic, while the agent
-        runs. Raises AgentError where it is not served."""
+        """Return the URL that serves the session in the forms of OpenAI and Anthropic while the
+        agent runs. Raises AgentError if the session is not served."""
         ...
 
     @property
@@ -193,43 +188,42 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an agent hands over when its episode has ended."""
+    """What an agent returns when its episode has ended."""
 
     text: str
     """What the recipe's reward scores."""
     reward: float | None = None
-    """Where the agent (its environment) knows the reward itself; None: the recipe's reward scores
-    `text`."""
+    """The reward, if the agent (its environment) determines it itself; None: the recipe's reward
+    scores `text`."""
     turn_rewards: Sequence[float] = ()
-    """[len(session.turns)] where each turn has one of its own; their sum is the reward, where
-    `reward` is None."""
+    """[len(session.turns)] rewards of the single turns, if they have any; their sum is the reward
+    if `reward` is None."""
     turn_roles: Sequence[str] = ()
-    """[len(session.turns)] whom the policy played in each turn, where it plays several: the turns
-    of a role are trajectories of its own."""
+    """[len(session.turns)] the role that the policy played in each turn, if it plays several: each
+    role has trajectories of its own."""
     role_texts: Mapping[str, str] = field(default_factory=dict)
-    """Texts by role that spoke: what its own reward scores, if `rollout.roles` sets one."""
+    """Role -> the text that the role's own reward scores, if `rollout.roles` sets one."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
     """Rewards by role, if the agent determines them itself."""
     is_cut: bool = False
-    """The episode was ended by a bound: it counts as truncated."""
+    """True if a bound ended the episode: the sample counts as truncated."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What the episode was like, by name (tool calls, seconds, ...): their means are figures of the
-    step."""
+    """Metrics of the episode by name (tool calls, seconds, ...); each step reports their means."""
 
 
 class Agent(Protocol):
-    """How one prompt becomes a sample: an async function. Many run at once in one event loop. Sees
-    neither engine nor weights."""
+    """Turns one prompt into a sample: an async function. Many calls run at once in one event loop.
+    Sees neither engine nor weights."""
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Called once per sample; must let the session generate at least once. Raising stops the
-        run, with the traceback in the error."""
+        """Play one sample; must let the session generate at least once. An exception stops the run,
+        with the traceback in the error."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """Where a session is had by HTTP."""
+    """The address that serves a session over HTTP."""
 
     base_url: str
     """http://host:port/v1"""
@@ -237,7 +231,7 @@ class Door:
 
 
 class Doors(Protocol):
-    """Serves sessions by HTTP."""
+    """Serves sessions over HTTP."""
 
     def open(self, session: Session) -> Door:
         """Serve the session from now on."""
@@ -250,7 +244,7 @@ class Doors(Protocol):
 
 class RolloutEngine(Protocol):
     """Defines a fleet of engines behind one interface. All methods are bounded in time and raise
-    WaitTimeout or WorkerDied with names. A dead engine is removed if somebody replaces it: its
+    WaitTimeout or WorkerDied with names. A dead engine is removed if a supervisor replaces it: its
     requests go to the others, or to the new one."""
 
     @property
@@ -259,35 +253,37 @@ class RolloutEngine(Protocol):
         ...
 
     async def remove_dead(self) -> bool:
-        """Check the health of each engine. Returns True if a dead one was removed; raises
-        WorkerDied if nobody replaces it."""
+        """Check the health of each engine. Return True if a dead one was removed. Raises WorkerDied
+        if nothing replaces it."""
         ...
 
     async def admit(self, engine: EngineAddress, version: WeightVersion) -> None:
         """Add a new engine that already holds `version`."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one response. Many calls run at once; the fleet batches them. Its spans say which
-        weights made which tokens; what becomes of it at a pause, see `pause`."""
+        """Sample one response. Many calls run at once; the fleet batches them. The spans of the
+        result say which weights sampled which tokens; `pause` says what a weight update does to the
+        call."""
 
     async def score(self, token_ids: list[int]) -> array[float]:
         """Return [len(token_ids) - 1] the log-prob of each token after the first, given those
         before it, at temperature 1."""
 
     async def pause(self) -> PublishStats:
-        """Stop sampling. What is in flight is continued by `generate` after `resume`, begun anew,
-        or waited for, as `rollout.on_update` says; returns when nothing is. Idempotent."""
+        """Stop sampling, and return when no request is in flight. `rollout.on_update` decides
+        whether `generate` continues such requests after `resume`, restarts them, or lets them
+        finish first. Idempotent."""
         ...
 
     async def pause_some(self, urls: Collection[str]) -> PublishStats:
-        """Pause as `pause`, but these engines alone: what they ran goes on at others."""
+        """Pause only these engines, as `pause` does; their requests continue on other engines."""
         ...
 
     async def resume_some(self, urls: Collection[str], version: WeightVersion) -> None:
-        """Continue with them after `pause_some`, as `resume` does; they hold `version`."""
+        """Resume these engines after `pause_some`, as `resume` does; they hold `version`."""
 
     async def hold(self, version: WeightVersion) -> None:
-        """All engines hold `version`, after the last `resume_some`."""
+        """Record that all engines hold `version`, after the last `resume_some`."""
 
     async def resume(self, version: WeightVersion) -> None:
         """Continue after `pause`: the engines hold `version` from here on, and their prefix caches
@@ -311,8 +307,8 @@ class RolloutEngine(Protocol):
 class RewardFn(Protocol):
     """Scores one response. Plain or `async`; may be called from many threads at once.
 
-    An object may have more, looked up by name: `max_concurrency: int`, calls that make sense at
-    once; `within(timeout_s) -> RewardFn`, the same reward bounded below the recipe's
+    An object may also have these attributes: `max_concurrency: int`, the useful number of
+    concurrent calls; `within(timeout_s) -> RewardFn`, the same reward bounded below the recipe's
     `reward_timeout_s`; `check_label(label) -> str | None`, why no response can be right for a label
     (None: one can), called once for each different label before a run starts; `needs_label: bool`,
     rows without a label are refused; of a built-in one, `answer(response) -> str | None`, what a
@@ -322,9 +318,9 @@ class RewardFn(Protocol):
     """
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """`prompt` and `response` are text without special tokens; returns the reward, by custom in
-        [0, 1]. Where it raises, it is tried again `rollout.reward_retries` times; then the
-        sample is excluded, or the run stops with the traceback (`max_unscored_share`)."""
+        """Return the reward, by custom in [0, 1]. `prompt` and `response`: text without special
+        tokens. If the call raises, it is retried `rollout.reward_retries` times; then the sample is
+        excluded, or the run stops with the traceback (`max_unscored_share`)."""
         ...
 
 
@@ -332,33 +328,35 @@ class BoundedReward(Protocol):
     """Defines a reward that bounds its calls itself, in its own processes."""
 
     max_concurrency: int
-    """Calls that make sense at once."""
+    """Useful number of concurrent calls."""
     scores_groups: bool
-    """It takes all responses to a prompt at once: `score_group`, not `score`."""
+    """True if the reward takes all responses to a prompt at once: call `score_group`, not `score`.
+    """
 
     async def score(
         self, *, prompt: str, response: str, label: str | None, timeout_s: float
     ) -> object:
-        """What the reward says. Raises TimeoutError or CallFailed, told for the user."""
+        """Return what the reward returns. Raises TimeoutError or CallFailed, with a message for the
+        user."""
         ...
 
     async def score_group(
         self, *, prompt: str, responses: list[str], label: str | None, timeout_s: float
     ) -> list[float]:
-        """One for each response. Raises as `score`."""
+        """Return one reward per response. Raises as `score`."""
         ...
 
 
 class PromptSource(Protocol):
-    """Endless, ordered, and resumable: its position is its whole state."""
+    """An endless, ordered, resumable sequence of prompts: its position is its whole state."""
 
     def take(self, count: int) -> list[tuple[int, Prompt]]:
-        """The next `count` prompts, each with its epoch; moves the position."""
+        """Return the next `count` prompts, each with its epoch, and advance the position."""
         ...
 
     @property
     def position(self) -> int:
-        """Prompts taken since the start of the run, over all epochs."""
+        """Return the number of prompts taken since the start of the run, over all epochs."""
         ...
 
     def seek(self, position: int) -> None:
@@ -366,5 +364,5 @@ class PromptSource(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Prompts per epoch."""
+        """Return the number of prompts per epoch."""
         ...

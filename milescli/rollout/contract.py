@@ -1,4 +1,4 @@
-"""What plug-ins of rollout must bear, as tests that their authors can run: `check_reward(fn)`,
+"""What plug-ins of rollout must satisfy, as tests that their authors can run: `check_reward(fn)`,
 `check_agent(fn)`, ... Not used by a run."""
 
 from __future__ import annotations
@@ -71,12 +71,9 @@ def check_reward(
     timeout_s: float = 30.0,
     num_threads: int = 8,
 ) -> list[float]:
-    """Score every example, all of them at once and from several threads, or as one group; returns
-    the rewards in order.
-
-    Raises RewardError where a call raises, takes longer than `timeout_s`, or returns anything but a
-    finite number.
-    """
+    """Score every example, all of them at once and from several threads, or as one group; return
+    the rewards in order. Raises RewardError if a call raises, takes longer than `timeout_s`, or
+    returns anything but a finite number."""
     name = name_of(reward)
 
     async def score_all() -> list[float]:
@@ -99,26 +96,26 @@ def check_reward(
 
 
 def check_filter(keep: GroupFilter) -> list[bool]:
-    """Call it on groups of all kinds and return its answers, yes or no. Raises RecipeError."""
+    """Call the filter on groups of all kinds and return its answers. Raises RecipeError."""
     settings = Rollout(filter=path_of(keep))
     return [is_kept(keep, group, settings=settings) for group in example_groups()]
 
 
 def check_sample_filter(keep: SampleFilter) -> list[bool]:
-    """Call it on samples of all kinds and return its answers, yes or no. Raises RecipeError."""
+    """Call the filter on samples of all kinds and return its answers. Raises RecipeError."""
     settings = Rollout(sample_filter=path_of(keep))
     groups = [sifted(keep, group, settings=settings) for group in example_groups()]
     return [sample.is_learned for group in groups for sample in group.samples]
 
 
 def check_metrics(metrics: Metrics) -> dict[str, float]:
-    """Return its figures of three prompts of four samples each. Raises RecipeError."""
+    """Return the metrics of three prompts with four samples each. Raises RecipeError."""
     settings = Evaluation(metrics=path_of(metrics), samples_per_prompt=4)
     return measured(metrics, example_groups(), settings=settings)
 
 
 def check_evaluation(evaluate: EvaluationFn) -> list[list[Sample]]:
-    """Return the samples that it takes of three prompts. Raises RecipeError."""
+    """Return the samples that the function takes of three prompts. Raises RecipeError."""
     groups = example_groups()
 
     async def play(place: int, index: int = 0) -> Sample:
@@ -132,20 +129,20 @@ def check_evaluation(evaluate: EvaluationFn) -> list[list[Sample]]:
 
 
 def check_shaping(shaping: Shaping) -> list[list[float]]:
-    """Return the rewards that it makes for groups of all kinds: a finite number for each sample.
-    Raises RecipeError."""
+    """Return the shaped rewards of groups of all kinds: a finite number for each sample. Raises
+    RecipeError."""
     settings = Rollout(shaping=path_of(shaping), max_response_tokens=12)
     return [shaped(shaping, group, settings=settings).rewards for group in example_groups()]
 
 
 def check_selection(choose: Selection) -> list[Group]:
-    """Return the two of three groups that it takes. Raises RecipeError."""
+    """Return the two of three groups that the selection takes. Raises RecipeError."""
     settings = Rollout(selection=path_of(choose), over_sampling=1.5)
     return selected(choose, example_groups(), count=2, settings=settings)
 
 
 def check_curriculum(choose: Curriculum) -> list[int]:
-    """Return which two of three prompts it takes, of which one was never tried. Raises
+    """Return which two of three prompts the curriculum takes; one of them was never tried. Raises
     RecipeError."""
     groups, history = example_groups(), dict[int, Tried]()
     remember(history, groups[:2])
@@ -155,7 +152,8 @@ def check_curriculum(choose: Curriculum) -> list[int]:
 
 
 def check_generation(generation: Generation) -> list[Sample]:
-    """Let the built-in agent ask it, with a policy that says random bytes. Raises AgentError."""
+    """Let the built-in agent use the generation function, with a policy that samples random bytes.
+    Raises AgentError."""
 
     async def agent(prompt: Prompt, session: Session) -> Outcome:
         settings = Rollout(generation=path_of(generation))
@@ -166,7 +164,7 @@ def check_generation(generation: Generation) -> list[Sample]:
 
 
 def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapping[str, object]]:
-    """Return the first hundred of its rows, which must be prompts, and the same for the same
+    """Return the first hundred rows of the task, which must be prompts, and the same for the same
     seed."""
     rows = require_rows(list(islice(task(seed=0), 100)), path_of(task))
     if rows != list(islice(task(seed=0), 100)):
@@ -175,11 +173,9 @@ def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapp
 
 
 def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) -> list[Sample]:
-    """Let it play with a policy that says random bytes; all samples at once.
-
-    Raises AgentError or RewardError where an episode cannot be trained on or scored, TimeoutError
-    where they have not ended after `timeout_s`.
-    """
+    """Let the agent play with a policy that samples random bytes; all samples at once. Raises
+    AgentError or RewardError if an episode cannot be trained on or scored, TimeoutError if the
+    episodes have not ended after `timeout_s`."""
 
     text = "What is 2 + 2?"
     chat_form = _chat_form(text)
@@ -207,8 +203,8 @@ def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) 
 
 
 def check_tool(tool: object) -> Mapping[str, object]:
-    """Return the schema that a model is given. Raises RecipeError where a parameter has no type,
-    ValueError where nothing says what the tool does."""
+    """Return the schema that a model is given. Raises RecipeError if a parameter has no type,
+    ValueError if the tool has no description."""
     name = path_of(tool).rpartition(":")[2]
     schema = schema_of(tool, name=name)
     if not schema["function"]["description"]:
@@ -217,7 +213,7 @@ def check_tool(tool: object) -> Mapping[str, object]:
 
 
 class _RandomPolicy:
-    """Says a few bytes, of a length and content that the seed fixes."""
+    """Samples a few bytes, whose number and content the seed fixes."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Return random tokens; never fails."""

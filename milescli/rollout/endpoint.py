@@ -1,5 +1,5 @@
-"""A server that is asked by HTTP: each request bounded, tried again where it failed for a while,
-and counted. Used by the rewards `judge` and `remote`, and to evaluate a model behind an endpoint;
+"""A client of a server over HTTP: each request is bounded, retried after temporary failures, and
+counted. Used by the rewards `judge` and `remote`, and to evaluate a model behind an endpoint;
 belongs to one event loop."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHAT_PATH = "/chat/completions"
 """Path of chat completions at an OpenAI-compatible endpoint, below its version."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
-"""Between two attempts, whatever a server asks for."""
+"""Longest pause between two attempts, whatever the server asks for."""
 MAX_REPLY_BYTES = 4 * 1024**2
 _SHOWN_CHARACTERS = 300
 _OTHER_TEXTS = ("reasoning_content", "reasoning", "refusal", "tool_calls", "audio")
@@ -29,7 +29,7 @@ _FOR_A_WHILE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 class _TryAgain(Exception):
-    """Reports a temporary failure, and how it failed."""
+    """Reports a temporary failure, and its cause."""
 
     def __init__(self, told: str, after_s: float | None = None) -> None:
         super().__init__(told)
@@ -38,14 +38,14 @@ class _TryAgain(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Endpoint:
-    """Where requests go."""
+    """A server and how to call it."""
 
     asker: str
-    """Whose requests they are, for errors: the reward `judge`."""
+    """Who sends the requests, for errors: the reward `judge`."""
     section: str
     """Section of the recipe that holds the endpoint's settings."""
     error: type[MilesError] = RewardError
-    """Raised where it fails."""
+    """Error class that a failure raises."""
     url: str
     timeout_s: float
     """Bound on one request."""
@@ -54,13 +54,13 @@ class Endpoint:
     max_reply_bytes: int = MAX_REPLY_BYTES
     max_requests: int | None = None
     num_requests: int = 0
-    """Sent so far, retries included."""
+    """Number of requests sent so far, retries included."""
     without_content: Counter[str] = field(default_factory=Counter)
-    """Replies to `said` without content, by the field that has their text."""
+    """Field that has the text -> number of replies to `said` without content."""
     _key: str | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        """Raises RecipeError where the environment has no key."""
+        """Read the key. Raises RecipeError if the environment does not have it."""
         if self.api_key_env is None:
             return
         self._key = os.environ.get(self.api_key_env)
@@ -79,13 +79,13 @@ class Endpoint:
             )
 
     async def post(self, body: dict[str, Any], path: str = "") -> Any:
-        """What the server replies, parsed; `path`: below the URL. Raises `error` after `retries` +
-        1 attempts that failed for a while, at once where the server refuses or its reply is no
-        JSON, and where the budget is spent."""
+        """Post `body` to `path` below the URL, and return the parsed reply. Raises `error` after
+        `retries` + 1 attempts with temporary failures; at once if the server refuses, its reply is
+        no JSON, or the budget is spent."""
         return await self._ask("POST", path, body)
 
     async def get(self, path: str) -> Any:
-        """The same without a body."""
+        """Get `path` below the URL, and return the parsed reply. Raises as `post`."""
         return await self._ask("GET", path, None)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
@@ -100,8 +100,8 @@ class Endpoint:
         raise AssertionError(f"no attempt was made: retries {self.retries}")
 
     async def said(self, body: dict[str, Any], *fixes: str) -> str:
-        """What the model says to the messages of `body`, a chat completion; empty where that is
-        nothing. Raises as `post`, and where the reply is none, with `fixes`."""
+        """Return the model's reply to the messages of `body`, a chat completion; empty if it has no
+        content. Raises as `post`, and if the reply is not a chat completion, with `fixes`."""
         reply = await self.post(body, CHAT_PATH)
         try:
             message = reply["choices"][0]["message"]
@@ -116,7 +116,7 @@ class Endpoint:
         return said
 
     def failure(self, why: str, *fixes: str) -> MilesError:
-        """For the user; whatever the server said, the key is not in it."""
+        """Return the error for the user, without the key, whatever the server replied."""
         if self._key:
             why = why.replace(self._key, "***")
         return self.error(
@@ -175,11 +175,9 @@ class Endpoint:
 
 
 def proxy_for(url: str, environ: Mapping[str, str]) -> str | None:
-    """Return the proxy through which curl would ask `url`; None: it asks directly.
-
-    `http_proxy` (small letters alone), `https_proxy` or `HTTPS_PROXY`, else `all_proxy`;
-    `no_proxy` lists hosts, ends of host names, and networks (10.0.0.0/8) that need none, or `*`.
-    """
+    """Return the proxy that curl would use for `url`; None: it connects directly. `http_proxy`
+    (only in small letters), `https_proxy` or `HTTPS_PROXY`, else `all_proxy`; `no_proxy` lists
+    hosts, ends of host names, and networks (10.0.0.0/8) without a proxy, or `*`."""
     parts = urlsplit(url)
     names = ["http_proxy"] if parts.scheme == "http" else ["https_proxy", "HTTPS_PROXY"]
     proxy = next(filter(None, map(environ.get, [*names, "all_proxy", "ALL_PROXY"])), None)
@@ -210,13 +208,14 @@ def _without_login(proxy: str) -> str:
 
 
 def text_outside_content(message: Mapping[str, Any]) -> str | None:
-    """Return the field of a chat message without content that holds its text, as servers with a
-    reasoning parser have it; None where it says nothing at all."""
+    """Return the field of a chat message without content that holds its text, as with servers that
+    have a reasoning parser; None if the message is empty."""
     return next((name for name in _OTHER_TEXTS if message.get(name)), None)
 
 
 def base_url(url: str) -> str:
-    """Return an OpenAI-compatible endpoint up to its version, however much of it was given."""
+    """Return the URL of an OpenAI-compatible endpoint up to its version, without the path of chat
+    completions."""
     return url.rstrip("/").removesuffix(CHAT_PATH)
 
 
@@ -235,7 +234,8 @@ async def _bounded_text(reply: Any, max_bytes: int) -> str:
 
 
 def _pause_s(attempt: int, after_s: float | None) -> float:
-    """Doubled each time, half of it by chance, so that requests that failed together do not come
-    back together; never less than the server asks for, up to the bound."""
+    """Return the pause before the next attempt: doubled each time, and random by half, so that
+    requests that failed together do not return together; never less than the server asks for, up to
+    the bound."""
     pause = FIRST_PAUSE_S * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.0)
     return min(MAX_PAUSE_S, max(pause, after_s or 0.0))

@@ -1,5 +1,5 @@
-"""What an environment must bear, held against it: by `miles env check`, and by `check_environment`
-in its author's tests. Not used by a run."""
+"""What an environment must satisfy, checked by `miles env check`, and by `check_environment` in its
+author's tests. Not used by a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from milescli.rollout.environments import (
 )
 
 ACTIONS = ("up", "down", "left", "right", "stop", "0", "1", "2", "3", "[5]", "A", "yes", "é ☃", "")
-"""Said where nothing else is known: some of them mean something in most environments."""
+"""Actions to try if the environment's own are unknown: some of them mean something in most
+environments."""
 NUM_EPISODES, MAX_STEPS = 32, 64
 MAX_KEPT_FILES, MAX_KEPT_THREADS = 8, 8
 """That an environment may hold open after all its episodes."""
@@ -41,10 +42,10 @@ class Checked:
     num_ended: int
     """Episodes that ended by themselves, within MAX_STEPS random actions."""
     rewards: tuple[float, float]
-    """The least and the greatest of an episode."""
+    """The lowest and the highest reward of an episode."""
     steps_per_s: float
     first: str
-    """What the policy is shown first."""
+    """The first observation that the policy sees."""
 
 
 def check_environment(
@@ -54,9 +55,10 @@ def check_environment(
     rows: Sequence[Prompt] = (),
     actions: Sequence[str] = ACTIONS,
 ) -> Checked:
-    """Play random episodes, each twice. `rows`: of the data; none: numbers. Raises RecipeError
-    where an episode is not the same for the same seed and actions, leaves its range of rewards,
-    gives what is no step, or keeps files or threads; and what the environment raises."""
+    """Play random episodes, each twice. `rows`: prompts of the data; none: numbers. Raises
+    RecipeError if an episode differs for the same seed and actions, leaves its range of rewards,
+    returns something other than a Step, or leaves files or threads open; and what the environment
+    raises."""
     rows = rows or numbered(NUM_EPISODES)
     one, other = (made(factory_or_name, settings or {}) for _ in range(2))
     before: tuple[int, int] | None = None
@@ -133,8 +135,8 @@ def _held() -> tuple[int, int]:
 
 
 def _require_nothing_kept(before: tuple[int, int] | None, after: tuple[int, int]) -> None:
-    """Compare what is open after the first and the second half of the episodes: what was opened
-    once is no leak."""
+    """Compare what is open after the first and the second half of the episodes: a file that is
+    opened only once is no leak."""
     if before is None:
         return
     files, threads = after[0] - before[0], after[1] - before[1]

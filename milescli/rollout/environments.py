@@ -1,5 +1,5 @@
-"""What an environment is: something that answers what the policy does, and says what it was worth.
-The protocol and the names; the agent that plays in one lives in `agents`."""
+"""Environments: objects that respond to the policy's actions with observations and rewards. This
+file has the protocol and the names; the agent that plays in an environment is in `agents`."""
 
 from __future__ import annotations
 
@@ -22,34 +22,32 @@ class Step:
     """Holds the result of one turn of the policy."""
 
     observation: Any = ""
-    """What the policy is told, nothing where the episode has ended: text, an image (the bytes of a
-    file, or a picture of PIL), or a list of both."""
+    """What the policy sees next, unless the episode has ended: text, an image (the bytes of a file,
+    or a PIL image), or a list of both."""
     reward: float = 0.0
-    """Reward of this turn. The reward of the episode is the sum of them."""
+    """Reward of this turn. The reward of the episode is the sum over its turns."""
     ended: bool = False
     figures: Mapping[str, float] = field(default_factory=dict)
-    """What the episode was like, by name; of several steps the last counts."""
+    """Metrics of the episode, by name; those of the last step count."""
 
 
 class Environment(Protocol):
-    """Something that the policy acts in. Made with `rollout.environment.settings` as its arguments;
-    one object plays one episode at a time, and may be reset many times. Its calls may block: each
-    is made in a thread of its own, in a process that others of its kind share. Equal seeds and
-    equal actions give equal steps: an environment whose process had to be ended is played again up
-    to where it was.
-
-    It may have a `close()`; a `reward_range: tuple[float, float] | None` of an episode, (0, 1)
-    where nothing is said, which `miles env check` holds it to; and, of its class,
-    `require(settings)`, which raises MilesError where it cannot work on this machine."""
+    """Something that the policy acts in. Created with `rollout.environment.settings` as its
+    arguments; one object plays one episode at a time, and may be reset many times. Its calls may
+    block: each runs in a thread of its own, in a process that environments of the same kind share.
+    Equal seeds and equal actions must give equal steps: if its process had to be ended, the episode
+    is replayed to the same point. It may have a `close()`; a `reward_range: tuple[float, float] |
+    None` of an episode, by default (0, 1), which `miles env check` verifies; and, on its class,
+    `require(settings)`, which raises MilesError if it cannot work on this machine."""
 
     def reset(self, *, prompt: str, label: str | None, seed: int) -> Any:
-        """Begin the episode of a row of the data: what the policy is shown in the place of the
-        row's prompt, as an observation; None: the prompt itself. `seed`: the same for all samples
-        of a row, its label where that is a whole number (`task:seeds`)."""
+        """Begin the episode of a row of the data, and return the observation that the policy sees
+        in place of the row's prompt; None: the prompt itself. `seed`: the same for all samples of a
+        row, and equal to its label if that is a whole number (`task:seeds`)."""
         ...
 
     def step(self, action: str) -> Step:
-        """Act on `action`, which is what the policy said, without its reasoning."""
+        """Act on `action`, the policy's output without its reasoning."""
         ...
 
 
@@ -60,14 +58,14 @@ def seed_of(prompt: Prompt) -> int:
 
 
 def numbered(count: int) -> list[Prompt]:
-    """Rows that are nothing but a number, as those of `task:seeds`."""
+    """Return rows that have only a number, as those of `task:seeds`."""
     return [
         Prompt(index=number, token_ids=[], text="", label=str(number)) for number in range(count)
     ]
 
 
 def made(what: Any, settings: Mapping[str, Any]) -> Environment:
-    """Make a new environment, of a name, an import path or a factory. Raises RecipeError where it
+    """Create an environment from a name, an import path or a factory. Raises RecipeError if it
     cannot be loaded, or does not take the settings."""
     factory: Any = ENVIRONMENTS.resolve(what) if isinstance(what, str) else what
     called = what if isinstance(what, str) else name_of(what)
@@ -91,20 +89,20 @@ def made(what: Any, settings: Mapping[str, Any]) -> Environment:
 
 
 def require_environment(settings: EnvironmentSettings) -> None:
-    """Raises MilesError where the one that is named cannot be had on this machine."""
+    """Load the named environment, and raise MilesError if it cannot work on this machine."""
     assert settings.name is not None, "the recipe's check asks for a name"
     require(ENVIRONMENTS.resolve(settings.name), settings.settings)
 
 
 def require(factory: Any, settings: Mapping[str, Any]) -> None:
-    """Raises MilesError where what it makes cannot work on this machine."""
+    """Raise MilesError if the factory's environments cannot work on this machine."""
     if (check := getattr(factory, "require", None)) is not None:
         check(settings)
 
 
 def checked(step: object) -> Step:
-    """Return the same step, with an observation that shows images as the content of a message.
-    Raises ValueError for what is no step."""
+    """Return the step with its observation as the content of a message, with images. Raises
+    ValueError if it is not a Step."""
     if not isinstance(step, Step):
         raise ValueError(f"`step` returned {step!r:.200}, not a Step")
     if (content := content_of(step.observation)) is None:
@@ -123,8 +121,8 @@ def checked(step: object) -> Step:
 
 
 def checked_start(observation: object) -> Content | None:
-    """Return an observation as the content of a message. Raises ValueError for what no `reset` may
-    return."""
+    """Return an observation as the content of a message. Raises ValueError for anything that
+    `reset` may not return."""
     if observation is None:
         return None
     if (content := content_of(observation)) is None:

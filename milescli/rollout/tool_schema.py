@@ -1,5 +1,5 @@
-"""What a tool takes, as the JSON schema that a model is told: read from the signature and the
-docstring of a function, or of a class's `__call__`."""
+"""The JSON schema of a tool that a model receives: read from the signature and the docstring of a
+function, or of a class's `__call__`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARGUMENT = re.compile(r"^\s+(\w+)(?: \(.*?\))?:\s*(.*)$")
 
 def schema_of(tool: Any, *, name: str) -> Mapping[str, Any]:
     """Return the schema in OpenAI's form. The first paragraph of the docstring says what the tool
-    does, its section `Args:` what each parameter is. `name` is what the model calls it. Raises
+    does, its section `Args:` what each parameter is. `name`: the tool's name for the model. Raises
     RecipeError if a parameter's type has no JSON equivalent."""
     call = tool.__call__ if inspect.isclass(tool) else tool
     about = inspect.getdoc(tool) or inspect.getdoc(call) or ""
@@ -49,7 +49,7 @@ def schema_of(tool: Any, *, name: str) -> Mapping[str, Any]:
 
 
 def parameters_of(tool: Any) -> list[inspect.Parameter]:
-    """Return the parameters that a model may set, by name."""
+    """Return the parameters that a model may set, those that can be passed by name."""
     call = tool.__call__ if inspect.isclass(tool) else tool
     parameters = list(inspect.signature(call).parameters.values())
     if inspect.isclass(tool):
@@ -81,7 +81,7 @@ def _hints(call: Any) -> dict[str, Any]:
 
 
 def _schema(hint: Any) -> dict[str, Any] | None:
-    """None: JSON has no such type."""
+    """Return the schema of a type; None if JSON has no such type."""
     if hint in _TYPES:
         return {"type": _TYPES[hint]}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -99,7 +99,7 @@ def _schema(hint: Any) -> dict[str, Any] | None:
 
 
 def _described(docstring: str) -> dict[str, str]:
-    """Descriptions in the section `Args:`, by parameter."""
+    """Return parameter -> its description in the section `Args:`."""
     _, found, section = docstring.partition("Args:\n")
     described: dict[str, str] = {}
     for line in section.splitlines() if found else ():

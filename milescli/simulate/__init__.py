@@ -1,2 +1,2 @@
-"""Simulates runs on machines that are not there: engines, trainer, publications and failures as
+"""Simulates runs on machines that do not exist here: engines, trainer, publications and failures as
 events. Nothing is started; `candidates` compares layouts and asynchronous settings."""

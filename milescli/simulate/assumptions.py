@@ -1,5 +1,5 @@
-"""What a simulation takes for granted: each figure with where it comes from, and set by
-`--assume KEY=VALUE`. Pure."""
+"""The assumptions of a simulation: numbers with their sources, which `--assume KEY=VALUE` sets.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from milescli.recipe.schema import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """Holds the figures that neither recipe nor machine tells. The metadata of a field: where its
-    default comes from, its lowest and its highest value."""
+    """Numbers that neither recipe nor machine determine. The metadata of a field: source of its
+    default, its lowest and its highest value."""
 
     response_tokens: float = field(
         default=0.0, metadata={"from": f"{MEAN_SHARE:.0%} of the longest response", "least": 1}
@@ -56,17 +56,18 @@ class Assumptions:
     straggler_factor: float = field(default=1.5, metadata={"from": "a guess", "least": 1})
     """Factor on their seconds."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Name -> where another value than the default comes from."""
+    """Name -> source of a value other than the default."""
 
     def rows(self) -> list[tuple[str, float, str]]:
-        """Return (name, value, where it comes from) of each figure."""
+        """Return (name, value, source) of each number."""
         return [
             (name, getattr(self, name), self.origins.get(name, str(one.metadata["from"])))
             for name, one in KEYS.items()
         ]
 
     def given(self, origin: str, **values: float) -> Assumptions:
-        """Return the same with other values, which `origin` tells; what was given before stays."""
+        """Return a copy with other values, whose source is `origin`; values that were set before
+        stay."""
         fresh = {name: value for name, value in values.items() if name not in self.origins}
         return replace(self, **fresh, origins={**dict.fromkeys(fresh, origin), **self.origins})
 

@@ -31,12 +31,12 @@ ASYNC: tuple[tuple[int, Literal["prompts", "done"]], ...] = (
     (2, "done"),
     (4, "done"),
 )
-"""(max_staleness, order) that are tried on the best split."""
+"""(max_staleness, order) that are simulated on the best split."""
 ALIKE = 1.05
 """Settings whose throughput is within this factor of the best count as equally fast: the least
 stale of them is recommended."""
 LEAST_GAIN = 0.001
-"""From which a faster candidate is mentioned."""
+"""Smallest gain for which a faster candidate is mentioned."""
 
 RESPONSES, LEAST_STEPS, MOST_STEPS = 50_000, 7, 40
 """Responses that are simulated of a candidate, in at least and at most so many steps."""
@@ -47,15 +47,15 @@ Vary = Callable[[Sequence[str]], Recipe]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One way to share out the devices."""
+    """One way to divide the devices."""
 
     name: str
     """colocated; 96 + 32 (devices of engines and of the trainer); as in RUN."""
     sets: tuple[str, ...]
-    """What `--set` needs for it."""
+    """Arguments of `--set` that choose it."""
     speeds: Speeds
     tp: int
-    """Devices of an engine."""
+    """Number of devices per engine."""
     engine_devices: int
     trainer_devices: int
     num_devices: int
@@ -64,17 +64,17 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A layout with asynchronous settings, and what the simulation says of it."""
+    """A layout with asynchronous settings, and the result of its simulation."""
 
     layout: Layout
     recipe: Recipe
     sets: tuple[str, ...]
     outcome: Outcome
     hours: float
-    """For all steps of the recipe."""
+    """Hours for all steps of the recipe."""
     gpu_hours: float
     simulation: Simulation
-    """After its end: what was when."""
+    """The finished simulation, with the time of each event."""
 
     @property
     def staleness(self) -> int:
@@ -99,16 +99,15 @@ class Comparison:
     measured: Measured | None = None
     teachers: Sequence[ModelFacts] = ()
     steps: int | None = None
-    """Simulated for each candidate; None: by the size of a step."""
+    """Number of steps to simulate for each candidate; None: by the size of a step."""
     seed: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
     """Candidate -> why it was not simulated."""
     candidates: list[Candidate] = field(default_factory=list)
 
     def run(self) -> Candidate:
-        """Simulate all candidates, and return the recommended one. Raises RecipeError where the
-        recipe samples nothing, FitError where no layout fits, MachineError for a CPU without a
-        run."""
+        """Simulate all candidates, and return the recommended one. Raises RecipeError if the recipe
+        samples nothing, FitError if no layout fits, MachineError for a CPU without a run."""
         recipe = self.vary([])
         if recipe.learns_from_rows or recipe.adapters:
             raise RecipeError(
@@ -223,7 +222,7 @@ class Comparison:
         )
 
     def _is_like(self, measured: Measured, pair: Pair) -> bool:
-        """Whether the run's speeds say something about this model on this machine."""
+        """Return True if the run's speeds apply to this model on this machine."""
         forecast = measured.plan.forecast
         device, _ = spec_of(self.machine)
         is_device = forecast is not None and forecast.device == device.name
@@ -372,7 +371,7 @@ def reason(best: Candidate, others: Sequence[Candidate]) -> str:
 
 
 def with_measured(assume: Assumptions, measured: Measured) -> Assumptions:
-    """Return the assumptions with the lengths of a run; what the user gave stays."""
+    """Return the assumptions with the lengths of a run; values that the user set stay."""
     return assume.given(
         f"run {measured.run}",
         response_tokens=measured.lengths.mean,

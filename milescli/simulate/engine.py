@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 import simpy
 
 SAME = 1e-6
-"""Tokens within which two responses end together."""
+"""Tokens within which two responses count as ending together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpeed:
-    """Describes how fast an engine is and how much it holds. A decode step of `batch` requests with
+    """Describes the speed and the capacity of an engine. A decode step of `batch` requests with
     `context` tokens together takes step_s + request_s * batch + context_s * context."""
 
     step_s: float
-    """Seconds of a decode step whatever runs: the weights are read once."""
+    """Seconds of a decode step at any load: the weights are read once."""
     request_s: float = 0.0
-    """Seconds more for each running request."""
+    """Additional seconds for each running request."""
     context_s: float = 0.0
-    """Seconds more for each token of context: its keys and values are read."""
+    """Additional seconds for each token of context: its keys and values are read."""
     prefill_s: float = 0.0
     """Seconds for each token of a prefill, during which nothing is decoded."""
     slots: int = 256
@@ -36,14 +36,14 @@ class EngineSpeed:
     its mean over time."""
 
     def seconds(self, tokens: float, *, batch: int, context: float) -> float:
-        """Return the seconds in which each of `batch` requests makes `tokens` tokens, of which the
+        """Return the seconds in which each of `batch` requests generates `tokens` tokens, while the
         contexts grow. For whole tokens it is the sum of the steps."""
         grows = self.context_s * batch
         first = self.step_s + self.request_s * batch + self.context_s * context - grows / 2
         return first * tokens + grows * tokens * tokens / 2
 
     def tokens(self, seconds: float, *, batch: int, context: float) -> float:
-        """Return the tokens that each request makes in `seconds`: the inverse of `seconds`."""
+        """Return the tokens that each request generates in `seconds`: the inverse of `seconds`."""
         grows = self.context_s * batch
         first = self.step_s + self.request_s * batch + self.context_s * context - grows / 2
         return 2 * seconds / (first + math.sqrt(first * first + 2 * grows * seconds))
@@ -63,23 +63,23 @@ class Group:
     tokens: float = 0.0
     """Tokens of all sequences, prompts included."""
     oldest: int = 1 << 62
-    """Weight version of its oldest token."""
+    """Weight version of the oldest token."""
     retries: int = 0
     is_dead: bool = False
-    """Given up: nothing of it is made any more."""
+    """True if the group was given up: nothing more of it is generated."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One response, or the turn of an episode that is being made."""
+    """One response, or one turn of an episode, in progress."""
 
     group: Group
     prompt: float
-    """Tokens before its first."""
+    """Tokens before the first generated one."""
     left: float
     """Tokens to the end of the turn."""
     prefill: float
-    """Tokens to prefill where it begins."""
+    """Tokens to prefill when it begins."""
     turns_left: int = 0
     """Turns after this one."""
     turn: float = 0.0
@@ -87,9 +87,9 @@ class Request:
     made: float = 0.0
     """Tokens that no failure of an engine can lose."""
     start: float = 0.0
-    """Count of its engine when it began there."""
+    """Count of its engine when the request began there."""
     room: float = 0.0
-    """Tokens of the cache that it takes."""
+    """Tokens of the cache that it occupies."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +101,7 @@ class Engine:
     on_end: Callable[[Engine, Request], None]
     fleet: Fleet
     place: int
-    """In its fleet."""
+    """Index in its fleet."""
     slowness: float = 1.0
     """Factor on all its seconds; above 1 it is a straggler."""
     running: list[tuple[float, int, Request]] = field(default_factory=list)
@@ -112,24 +112,24 @@ class Engine:
     """False during a publication, or while it is replaced."""
     is_up: bool = True
     num_open: int = 0
-    """Requests that were given to it and have not ended."""
+    """Number of its requests that have not ended."""
     count: float = 0.0
-    """Tokens that a request which was always there would have made."""
+    """Tokens that a request which always ran here would have generated."""
     at: float = 0.0
     context: float = 0.0
     taken: float = 0.0
-    """Tokens of the cache that running requests take."""
+    """Tokens of the cache that running requests occupy."""
     owed_s: float = 0.0
-    """Seconds of prefill before anything is decoded."""
+    """Seconds of prefill before decoding continues."""
     busy_s: float = 0.0
     is_busy: bool = False
     num_events: int = 0
     _stamp: int = 0
-    """Makes older timeouts void."""
+    """Invalidates older timeouts."""
     _numbers: int = 0
 
     def settle(self) -> None:
-        """Bring count and contexts up to now."""
+        """Update count and contexts to the current time."""
         span, self.at = self.env.now - self.at, self.env.now
         if not self.running or not self.is_open or span <= 0:
             return
@@ -142,7 +142,7 @@ class Engine:
         self.context += made * batch
 
     def proceed(self) -> None:
-        """Admit what fits, and plan the next end."""
+        """Admit the requests that fit, and schedule the next end."""
         self.settle()
         speed = self.speed
         while self.is_open and self.queue and len(self.running) < speed.slots:
@@ -200,8 +200,8 @@ class Engine:
         self._say_busy()
 
     def resume(self, version: int, *, restarts: bool) -> None:
-        """Go on with new weights: the caches are empty, so that every running response is computed
-        again up to its last token, or begins anew."""
+        """Continue with new weights: the caches are empty, so that every running response is
+        prefilled again up to its last token, or restarts."""
         self.settle()
         self.version, self.is_open = version, self.is_up
         if restarts:
@@ -214,7 +214,7 @@ class Engine:
         self.proceed()
 
     def _put_back(self) -> None:
-        """Queue what runs, with the tokens that it is known to have."""
+        """Queue the running requests, with the tokens that are safe."""
         for _, _, request in sorted(self.running, reverse=True):
             request.prefill = request.prompt + request.made
             self.queue.appendleft(request)
@@ -222,8 +222,8 @@ class Engine:
         self.taken = self.context = self.owed_s = 0.0
 
     def fail(self) -> list[Request]:
-        """Die, and return the requests that other engines shall have. What was made since the last
-        publication is lost."""
+        """Fail, and return the requests for other engines. Tokens generated since the last
+        publication are lost."""
         self.settle()
         self._put_back()
         self.is_open = self.is_up = False
@@ -235,7 +235,7 @@ class Engine:
         return lost
 
     def remove(self) -> None:
-        """Take out the requests of groups that were given up."""
+        """Remove the requests of groups that were given up."""
         self.settle()
         kept = [entry for entry in self.running if not entry[2].group.is_dead]
         gone = [entry[2] for entry in self.running if entry[2].group.is_dead]
@@ -251,24 +251,24 @@ class Engine:
 
 @dataclass(slots=True, eq=False)
 class Fleet:
-    """All engines. A request goes to the engine with the fewest."""
+    """All engines. A request goes to the engine with the fewest requests."""
 
     engines: list[Engine] = field(default_factory=list)
     changes: list[tuple[float, int]] = field(default_factory=list)
     """(seconds, 1 or -1): an engine began to work, or stopped."""
     given: dict[int, Engine] = field(default_factory=dict)
-    """By place: engines that were given or rid of requests since the last `flush`."""
+    """Index -> engine whose requests changed since the last `flush`."""
     _fewest: list[tuple[int, int]] = field(default_factory=list)
-    """Heap of (open requests, place); entries that are no longer true are dropped when met."""
+    """Heap of (open requests, place); outdated entries are dropped when met."""
 
     def note(self, engine: Engine) -> None:
-        """Take note that an engine has another number of requests."""
+        """Record that the engine's number of requests has changed."""
         if engine.is_up:
             heapq.heappush(self._fewest, (engine.num_open, engine.place))
 
     def submit(self, request: Request, engine: Engine | None = None) -> bool:
-        """Give a request to this engine, or to the one with the fewest; return False if none is
-        up. Takes effect at `flush`."""
+        """Give a request to this engine, or to the one with the fewest; return False if none is up.
+        Takes effect at `flush`."""
         if engine is None or not engine.is_up:
             engine = self._idlest()
         if engine is None:
@@ -288,7 +288,7 @@ class Fleet:
         return None
 
     def flush(self) -> None:
-        """Let these engines go on."""
+        """Let the changed engines proceed."""
         while self.given:
             given, self.given = self.given, {}
             for engine in given.values():

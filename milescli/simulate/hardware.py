@@ -1,5 +1,5 @@
-"""Seconds of engines, trainer and publications: from the planner's rooflines for a layout, or from
-a run. Pure."""
+"""Seconds of engines, trainer and publications: predicted by the planner's rooflines for a layout,
+or measured in a run. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Speeds:
     train_token_s: float
     """Seconds of training for each token, prompts included."""
     publish_s: float
-    """Seconds of a publication, with the turns of colocated phases."""
+    """Seconds of a publication, including the switches between colocated phases."""
 
 
 def predicted(pair: Pair, assume: Assumptions) -> Speeds:
@@ -62,8 +62,8 @@ def _train_token_s(pair: Pair, work: Work) -> float:
 
 
 def factors(measured: Measured, pair: Pair) -> dict[str, float]:
-    """Return the factors by which a run's seconds differ from the predictions for the run's own
-    layout, as names of assumptions. `pair` is of the same model and device."""
+    """Return the ratios of a run's seconds to the predictions for the run's own layout, as names of
+    assumptions. `pair` has the same model and device."""
     plan, time = measured.plan, pair.space.time
     batch, forecast = plan.batch, plan.forecast
     assert forecast is not None, "a run on a CPU has no forecast"

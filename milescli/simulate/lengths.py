@@ -14,7 +14,7 @@ BLOCK = 1 << 12
 
 
 class Lengths(Protocol):
-    """Draws the responses of groups; each draw comes from the generator that it is given."""
+    """Draws the lengths of groups of responses, from the given generator."""
 
     @property
     def mean(self) -> float:
@@ -26,7 +26,7 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormal:
-    """Draws log-normal lengths that are cut at the longest that the recipe allows."""
+    """Draws log-normal lengths, truncated at the longest that the recipe allows."""
 
     mean: float
     """Mean of the lengths after the cut, in tokens."""
@@ -42,9 +42,9 @@ class LogNormal:
 
 
 def log_mean(lengths: LogNormal) -> float:
-    """Return the mean of the logarithm at which the cut lengths have their mean. With Phi the
-    normal distribution, E min(X, c) = exp(m + s^2 / 2) Phi((ln c - m - s^2) / s)
-    + c (1 - Phi((ln c - m) / s)); it rises with m, so that m is found by bisection."""
+    """Return the mean of the logarithm at which the truncated lengths have their mean. With Phi the
+    normal distribution, E min(X, c) = exp(m + s^2 / 2) Phi((ln c - m - s^2) / s) + c (1 - Phi((ln c
+    - m) / s)); it rises with m, so that bisection finds m."""
     sigma, cut = lengths.sigma, math.log(lengths.longest)
     if sigma == 0:
         return math.log(lengths.mean)
@@ -77,8 +77,7 @@ class Recorded:
         return sum(lengths) / len(lengths)
 
     def draw(self, rng: np.random.Generator, *, groups: int, samples: int) -> np.ndarray:
-        """Return [groups, samples] lengths; a group of another size is drawn from, with
-        repetition."""
+        """Return [groups, samples] lengths; a group of another size is sampled with replacement."""
         drawn = np.empty((groups, samples), np.int64)
         for row, place in enumerate(rng.integers(len(self.groups), size=groups)):
             group = self.groups[place]

@@ -19,38 +19,38 @@ from milescli.plan.types import Plan
 from milescli.simulate.lengths import Lengths, LogNormal, Recorded
 
 FIRST_STEPS = 2
-"""Steps that are left out: caches and kernels are made."""
+"""Steps that are left out: caches are filled and kernels compiled in them."""
 LEAST_STEPS = 4
 LEAST_GROUPS = 16
 """Kept groups from which lengths are drawn; with fewer, a log-normal has the run's mean and longest
 response."""
 TAIL = 3.0
-"""Standard deviations at which the longest response of a step stands, about, among hundreds."""
+"""Standard deviations of the longest response of a step, approximately, among hundreds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Holds what a run says of its lengths and speeds."""
+    """Lengths and speeds of a run."""
 
     run: str
     lengths: Lengths
     prompt_tokens: float
     kept_share: float
     step_s: float
-    """Seconds of a decode step whatever runs."""
+    """Seconds of a decode step at any load."""
     request_s: float
-    """Seconds more for each running request."""
+    """Additional seconds for each running request."""
     running: float
-    """Requests that an engine ran at once while it ran any, on average."""
+    """Mean number of concurrent requests of an engine while it ran any."""
     train_token_s: float
     """Seconds of training for each token, prompts included."""
     publish_s: float
     plan: Plan
     token_flops: object
-    """As the manifest has them: they tell whether another model is the same."""
+    """As in the manifest: shows whether another model is the same."""
 
     def is_of(self, table: WeightTable) -> bool:
-        """Return True if the run trained this model, as far as its size tells."""
+        """Return True if the run trained this model, as far as its size shows."""
         return self.token_flops == asdict(token_flops(table))
 
 
@@ -102,9 +102,9 @@ def _plan(run: RunDir) -> Plan | None:
 def _decoding(
     column: Callable[[str], np.ndarray], *, num_engines: int
 ) -> tuple[float, float, float]:
-    """Return (seconds of a decode step, more for each request, requests at once). In a step, an
-    engine decodes tokens / running times, which takes step_s for each and request_s for each
-    token: least squares over the steps, neither below 0."""
+    """Return (seconds of a decode step, additional seconds for each request, concurrent requests).
+    In a step, an engine decodes tokens / running times, which takes step_s for each and request_s
+    for each token: least squares over the steps, neither below 0."""
     whole, tokens = column("time/step_s"), column("rollout/generated_tokens")
     active = np.maximum(
         column("time/rollout_s"), whole - column("flow/idle_s") - column("time/publish_s")

@@ -1,6 +1,6 @@
-"""One simulated run: groups begin within the bound on staleness, engines make them, the trainer
+"""One simulated run: groups begin within the bound on staleness, engines generate them, the trainer
 takes whole groups and publishes. The rules are those of `rollout.collect` and of recovery. Called
-by `candidates`, and by bench/simulate.py for published figures."""
+by `candidates`, and by bench/simulate.py for published results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milescli.simulate.lengths import Lengths
 MAX_RETRIES = 3
 """Retries of a group that became too old, as in `rollout.collect.done_first`."""
 WARM_SHARE = 1 / 3
-"""Steps at the beginning that no figure counts: the queues fill."""
+"""Share of the steps at the beginning that no figure counts: the queues fill."""
 
 Turns = tuple[int, float, float]
 """(turns of an episode, mean seconds of a tool between them, their standard deviation)."""
@@ -28,16 +28,16 @@ Turns = tuple[int, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Describes what dies, how often, and what that costs."""
+    """Describes what fails, how often, and the cost."""
 
     engine_mtbf_s: float
     """Mean seconds between failures of one engine."""
     trainer_mtbf_s: float
     """Mean seconds between failures of any trainer rank."""
     restart_s: float
-    """Seconds until an engine, or all trainer ranks, are there again."""
+    """Seconds until an engine, or all trainer ranks, are back."""
     save_every: int
-    """Steps between checkpoints, or copies in memory: those since are trained again."""
+    """Steps between checkpoints, or copies in memory: later steps are trained again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,28 +57,28 @@ class Settings:
     `rollout.max_staleness`; other frameworks bound by fractions."""
     order: Literal["prompts", "done"] = "prompts"
     stale_groups: Literal["wait", "retry", "drop", "keep"] = "wait"
-    """keep: no group is too old, as in frameworks that bound what begins alone."""
+    """keep: no group is too old, as in frameworks that only bound which groups begin."""
     on_update: Literal["continue", "drain", "abort"] = "continue"
     over_sampling: float = 1.0
-    """So many times the groups of a step begin, and those that are done first are taken; at
-    staleness 0 alone."""
+    """This many times the groups of a step begin, and the step takes those that finish first; only
+    at staleness 0."""
     kept_share: float = 1.0
-    """Share of the groups that the filter keeps; another takes the place of one that it
-    refuses."""
+    """Share of the groups that the filter keeps; another group replaces each refused one."""
     max_open: int | None = None
-    """Responses that are open at once; None: as many as the bound on staleness allows."""
+    """Most open responses; None: as many as the bound on staleness allows."""
     parts: int = 1
-    """The trainer takes a step's groups in so many equal parts, each as soon as it is there."""
+    """Number of equal parts in which the trainer takes a step's groups, each as soon as it is
+    complete."""
     turns: Turns = (1, 0.0, 0.0)
     straggler_share: float = 0.0
     straggler_factor: float = 1.0
-    """So much longer takes everything on that share of the engines."""
+    """Factor on all times of that share of the engines."""
     failures: Failures | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What the trainer did from one moment to another, in seconds since the beginning."""
+    """What the trainer did from one time to another, in seconds since the beginning."""
 
     what: Literal["train", "wait", "publish", "replaced"]
     begin_s: float
@@ -101,10 +101,10 @@ class Outcome:
     trainer_wait: float
     """Share of the time in which the trainer waits for groups."""
     staleness_mean: float
-    """Version when a step takes a group, less that of its oldest token."""
+    """Version when a step takes a group, minus that of the group's oldest token."""
     staleness_max: int
     running_mean: float
-    """Responses that are open, mean over the time."""
+    """Number of open responses, mean over time."""
     given_up: int
     """Groups that were given up: too old, or not needed by over-sampling."""
     failures: int
@@ -113,7 +113,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Counts:
-    """What has been counted so far; figures are differences of two."""
+    """Counts so far; figures are differences of two."""
 
     at_s: float = 0.0
     busy_s: float = 0.0
@@ -127,7 +127,7 @@ class _Counts:
 
 @dataclass(slots=True)
 class Simulation:
-    """One run; `run` does it."""
+    """Simulates one run with `run`."""
 
     settings: Settings
     lengths: Lengths
@@ -137,7 +137,7 @@ class Simulation:
     fleet: Fleet = field(default_factory=Fleet)
     version: int = 0
     num_begun: int = 0
-    """Groups, without those that were given up and do not begin again."""
+    """Number of groups, without those that were given up and do not restart."""
     trained: list[int] = field(default_factory=list)
     """Numbers of the groups that steps took."""
     ages: list[int] = field(default_factory=list)
@@ -146,11 +146,11 @@ class Simulation:
     """[steps] seconds at the end of each publication."""
     spans: list[Span] = field(default_factory=list)
     open_groups: dict[int, Group] = field(default_factory=dict)
-    """By number: not finished yet."""
+    """Number -> unfinished group."""
     ready: list[Group] = field(default_factory=list)
-    """Finished and not taken, the first that was done first."""
+    """Finished groups that no step has taken, in the order of finishing."""
     num_given_up: int = 0
-    """Groups that did not begin again."""
+    """Number of groups that did not restart."""
     failures: int = 0
     _rng: np.random.Generator = field(init=False)
     _luck: random.Random = field(init=False)
@@ -163,11 +163,11 @@ class Simulation:
     _counts: _Counts = field(default_factory=_Counts)
     _first: _Counts = field(default_factory=_Counts)
     _old: Counter[int] = field(default_factory=Counter)
-    """By weight version: unfinished groups that began with it."""
+    """Weight version -> number of unfinished groups that began with it."""
     _in_batch: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """By step: its finished groups, in the order of the prompts."""
+    """Step -> number of its finished groups, in the order of the prompts."""
     _stranded: list[Request] = field(default_factory=list)
-    """Requests that no engine was there for."""
+    """Requests for which no engine was up."""
     _unsaved_s: list[float] = field(default_factory=list)
     """Seconds of training of each step since the last checkpoint."""
 
@@ -192,7 +192,7 @@ class Simulation:
 
     @property
     def _ahead(self) -> float:
-        """Groups that may have begun."""
+        """Return how many groups may have begun."""
         own = self.settings
         steps = own.over_sampling if own.staleness == 0 else 1 + own.staleness
         return own.prompts_per_step * (self.version + steps)
@@ -204,7 +204,7 @@ class Simulation:
             )
 
     def _fill(self) -> None:
-        """Begin what the bound allows."""
+        """Begin as many groups as the bound allows."""
         most = math.inf if self.settings.max_open is None else self.settings.max_open
         while (
             not self._drains
@@ -245,7 +245,7 @@ class Simulation:
             self._wake()
 
     def _ended(self, engine: Engine, request: Request) -> None:
-        """A turn has ended on an engine."""
+        """Handle the end of a turn on an engine."""
         self.fleet.note(engine)
         if request.turns_left:
             request.turns_left, request.left, request.prefill = (
@@ -273,7 +273,7 @@ class Simulation:
             self._fill()
 
     def _answered(self, event: simpy.Event) -> None:
-        """A tool has answered, and the episode goes on."""
+        """Continue an episode after the answer of a tool."""
         request, engine = event.value
         if not request.group.is_dead:
             self._submit(request, engine)
@@ -318,7 +318,7 @@ class Simulation:
         return done >= min(done + unfinished, want)
 
     def _take(self, want: int) -> list[Group]:
-        """Return the groups of the step: those of its prompts, or of those done the oldest."""
+        """Return the groups of the step: those of its prompts, or the oldest finished ones."""
         own = self.settings
         if own.order == "prompts":
             self.ready.sort(key=lambda group: group.number // own.prompts_per_step)
@@ -336,7 +336,7 @@ class Simulation:
         return taken
 
     def _train(self, seconds: float) -> Iterator[simpy.Event]:
-        """Train; where ranks die, they train again what no checkpoint has."""
+        """Train; after a failure of ranks, train again what no checkpoint has."""
         own = self.settings.failures
         while own is not None:
             until = self._luck.expovariate(1 / own.trainer_mtbf_s)
@@ -391,7 +391,7 @@ class Simulation:
         self._give_up(old, retries=0 if own.stale_groups == "drop" else MAX_RETRIES)
 
     def _give_up(self, groups: list[Group], *, retries: int) -> None:
-        """Make nothing more of these groups. Each begins anew, at most `retries` times."""
+        """Generate nothing more of these groups. Each restarts at most `retries` times."""
         for group in groups:
             group.is_dead = True
             if group.number in self.open_groups:
@@ -416,8 +416,8 @@ class Simulation:
     # ------------------------------------------------------------------ failures
 
     def _engines_fail(self, failures: Failures) -> Iterator[simpy.Event]:
-        """Requests of an engine that dies go to the others; it comes back with the weights of the
-        others."""
+        """Let engines fail: their requests go to others, and an engine comes back with the weights
+        of the others."""
         while True:
             rate = len(self.fleet.engines) / failures.engine_mtbf_s
             yield self.env.timeout(self._luck.expovariate(rate))

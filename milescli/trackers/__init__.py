@@ -1,2 +1,2 @@
-"""Where a run's figures go beside its own folder: trackers of experiments, and Prometheus. Each is
-one short file behind `base.TRACKERS`; none steers a run, holds it up or ends it."""
+"""Where a run's metrics go besides its own folder: experiment trackers, and Prometheus. Each is one
+short file behind `base.TRACKERS`; none steers a run, delays it or ends it."""

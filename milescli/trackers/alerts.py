@@ -1,6 +1,6 @@
 """Sends one alert to one target of `run.alerts`: a webhook, a command or an e-mail, with a bound on
 each try and a few tries. A Tracker, so that `background` gives it a thread and a bounded queue.
-What to alert of is decided in `runtime.recording.alerting`."""
+`runtime.recording.alerting` decides when to alert."""
 
 from __future__ import annotations
 
@@ -46,18 +46,19 @@ PAUSES_S = (1.0, 4.0)
 LONGEST_S = TRY_S * (len(PAUSES_S) + 1) + sum(PAUSES_S)
 """Longest time that one alert takes, in seconds."""
 MAX_WAITING = 16
-"""Alerts that wait for one target; further ones are left out."""
+"""Alerts that wait for one target; further ones are dropped."""
 SMTP, SMTP_USER, SMTP_FROM = "MILES_SMTP", "MILES_SMTP_USER", "MILES_SMTP_FROM"
 """The mail server, HOST or HOST:PORT; who logs in there; who the mail is from."""
 _TLS_PORT = 465
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _AGAIN = (408, 425, 429)
-"""Replies below 500 after which another try may succeed."""
+"""Status codes below 500 after which another try may succeed."""
 _MAX_WHY = 200
 
 
 class Undelivered(Exception):
-    """A try failed; says why, without the address. `is_final`: another would fail too."""
+    """Reports a failed try and its cause, without the address. `is_final`: another try would fail,
+    too."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)
@@ -68,7 +69,8 @@ class AlertSender(Tracker):
     """Sends the alerts of a run to one target. Its events are alerts, as JSON values."""
 
     def __init__(self, entry: str, environ: Mapping[str, str]) -> None:
-        """`entry`: of `run.alerts`; `environ`: has its variables, see `require_target`."""
+        """Resolve the address. `entry`: of `run.alerts`; `environ`: has its variables, see
+        `require_target`."""
         self._environ = dict(environ)
         self._address = expanded(entry, environ)
         self.shown = shown(entry)
@@ -90,7 +92,7 @@ class AlertSender(Tracker):
             )
 
     def _deliver(self, alert: Mapping[str, Any]) -> None:
-        """Raises Undelivered where all tries fail."""
+        """Try to send the alert. Raises Undelivered if all tries fail."""
         for number, pause_s in enumerate((*PAUSES_S, None), 1):
             try:
                 self._send(alert)
@@ -133,7 +135,7 @@ def post(url: str, alert: Mapping[str, Any]) -> None:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A POST that is redirected would be followed as a GET, without the alert."""
+    """Refuses redirects: a redirected POST would be followed as a GET, without the alert."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -152,8 +154,8 @@ def _reason(error: Exception) -> str:
 
 
 def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[str, str]) -> None:
-    """Run the command with the alert on stdin. Raises Undelivered where it fails, or takes too
-    long: it is ended with what it started."""
+    """Run the command with the alert on stdin. Raises Undelivered if it fails, or takes too long:
+    then it is ended with its children."""
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -184,8 +186,8 @@ def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[
 
 
 def mail(to: str, alert: Mapping[str, Any], *, environ: Mapping[str, str]) -> None:
-    """Mail the alert through MILES_SMTP, else this computer. Raises Undelivered. A password is sent
-    under TLS alone, or to this computer."""
+    """Send the alert by mail through MILES_SMTP, else this computer. Raises Undelivered. A password
+    is only sent under TLS, or to this computer."""
     message = EmailMessage()
     message["Subject"] = str(alert["text"]).splitlines()[0][:_MAX_WHY]
     message["From"] = environ.get(SMTP_FROM) or f"{getpass.getuser()}@{socket.gethostname()}"
@@ -227,8 +229,8 @@ def _mail_server(environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 def require_target(entry: str, environ: Mapping[str, str]) -> Iterator[str]:
-    """Check before anything starts that an alert can be sent: its variables are set, its command is
-    there. Yields a doubt. Raises RecipeError."""
+    """Check before anything starts that an alert can be sent: its variables are set, its command
+    exists. Yields warnings. Raises RecipeError."""
     try:
         address = expanded(entry, environ)
     except KeyError as missing:

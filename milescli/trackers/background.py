@@ -1,5 +1,5 @@
-"""A tracker in a thread of its own, which is handed records through a bounded queue: a slow or dead
-server holds up nobody. Called by `runtime.tracking` in the driver's thread."""
+"""Runs a tracker in a thread of its own, which gets records through a bounded queue: a slow or dead
+server delays nobody. Called by `runtime.tracking` in the driver's thread."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from milescli.core.scalars import Record, scalars_in
 from milescli.trackers.base import Tracker
 
 MAX_WAITING = 1000
-"""Records that wait for a tracker; further ones are left out."""
+"""Records that wait for a tracker; further ones are dropped."""
 
 
 class BackgroundTracker:
-    """One tracker of one run, in a thread. What goes wrong is remembered until somebody asks for
-    `news`."""
+    """One tracker of one run, in a thread. Problems are stored until somebody calls `news`."""
 
     def __init__(
         self, name: str, begin: Callable[[], Tracker], *, max_waiting: int = MAX_WAITING
     ) -> None:
-        """`begin`: makes the tracker; called in the thread, as a server may be slow to answer."""
+        """Start the thread. `begin`: makes the tracker; called in the thread, as a server may be
+        slow to answer."""
         self.name = name
         self.num_lost = 0
         """Records that it was not told of."""
@@ -52,19 +52,20 @@ class BackgroundTracker:
         self._waiting.put({**record, "unix_s": time.time()})
 
     def close(self, outcome: str) -> None:
-        """Hand on the outcome, after which nothing comes; never waits. Only the first call
+        """Pass on the outcome, after which nothing comes; never waits. Only the first call
         counts."""
         if not self._is_closed:
             self._is_closed = True
             self._waiting.put(outcome)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most so long; return whether the tracker has taken in all and is closed."""
+        """Wait at most this long; return whether the tracker has processed all records and is
+        closed."""
         self._thread.join(max(timeout_s, 0.0))
         return not self._thread.is_alive()
 
     def news(self) -> list[str]:
-        """Return what the user should know and has not been told; empty nearly always."""
+        """Return new messages for the user; usually none."""
         said = []
         while True:
             try:
@@ -74,7 +75,7 @@ class BackgroundTracker:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of records that the tracker has not taken in."""
+        """Return the number of records that the tracker has not taken yet."""
         return self._waiting.qsize()
 
     def _live(self) -> None:

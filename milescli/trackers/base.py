@@ -1,5 +1,5 @@
-"""What a tracker is, and which there are. `run.trackers` names them: built in here, an entry point,
-or an import path. Called by `runtime.tracking`, each in a thread of its own."""
+"""Defines trackers, and loads those that `run.trackers` names: built in here, an entry point, or an
+import path. Called by `runtime.tracking`, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -24,50 +24,51 @@ class TrackedRun:
     """What a tracker knows of its run from the start. Each of several adapters is one such run."""
 
     name: str
-    """As people call it: quickstart-1."""
+    """Name for people: quickstart-1."""
     id: str
-    """One of its own among all runs, and the same when it is resumed: quickstart-1-4f2a90c1."""
+    """Unique id, which stays the same when the run is resumed: quickstart-1-4f2a90c1."""
     project: str
     """`run.project`."""
     folder: Path
-    """The run's directory; what a tracker keeps on this disk goes below it."""
+    """The run's directory; a tracker's local files go below it."""
     version: str
     """Version of miles."""
     first_step: int = 0
-    """Steps that were done before: 0, or those of the checkpoint that the run goes on from."""
+    """Steps done before: 0, or those of the checkpoint from which the run resumes."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Every key by its dotted name, as JSON holds it. A recipe holds no secrets."""
 
 
 class Tracker(Protocol):
-    """One run as one tracker sees it. All calls come from one thread, in order, and may take their
-    time or raise: the run goes on, and says once that something is missing. A class that is derived
-    from it does nothing with what it does not take."""
+    """One run as one tracker sees it. All calls come from one thread, in order, and may be slow or
+    raise: the run continues, and reports once that something is missing. A derived class ignores
+    calls that it does not override."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take numbers of a step, a warm-up step or an evaluation, by the names of
+        """Record numbers of a step, a warm-up step or an evaluation, by the names of
         docs/metrics.md."""
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """Take anything that happened: a line of events.jsonl, with `unix_s`, when it did. What
-        carries numbers comes as both."""
+        """Record any event: a line of events.jsonl, with `unix_s`, its time. Events with numbers
+        come to both methods."""
 
     def close(self, outcome: str) -> None:
-        """Take the last call: done, stopped or failed. What was held back is sent now."""
+        """End with the outcome: done, stopped or failed. Send what is buffered. This is the last
+        call."""
 
 
 class TrackerFactory(Protocol):
     """A plug-in of `run.trackers`: a class or a function. It may have a function `require()`, which
-    is called before anything starts and raises RecipeError where something is missing."""
+    is called before anything starts and raises RecipeError if something is missing."""
 
     def __call__(self, *, run: TrackedRun) -> Tracker:
-        """Begin, or go on with what was begun before under `run.id`."""
+        """Begin a run, or continue the one that began under `run.id`."""
         ...
 
 
 def load_trackers(settings: RunSettings) -> dict[str, TrackerFactory]:
-    """Load the trackers that `run.trackers` names. Raises RecipeError where one cannot be had, its
-    package is not installed, or it misses something in the environment."""
+    """Load the trackers that `run.trackers` names. Raises RecipeError if one cannot be loaded, its
+    package is not installed, or the environment lacks something."""
     made = {}
     for name in dict.fromkeys(settings.trackers):
         factory = made[name] = cast(TrackerFactory, TRACKERS.resolve(name))
@@ -77,8 +78,7 @@ def load_trackers(settings: RunSettings) -> dict[str, TrackerFactory]:
 
 
 def require_package(module: str, *, tracker: str) -> None:
-    """Raise RecipeError where a package is not installed; imports no more than the package above
-    it."""
+    """Raise RecipeError if a package is not installed; imports only the package above it."""
     try:
         is_there = find_spec(module) is not None
     except ModuleNotFoundError:

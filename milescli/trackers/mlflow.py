@@ -16,14 +16,14 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 ID_TAG = "miles.run_id"
 """Tag by which a resumed run finds the one that was started before."""
 _AT_ONCE = 100
-"""Parameters of one request, at most."""
+"""Most parameters of one request."""
 _LONGEST = 5000
 """Characters of a parameter; MLflow takes 6000."""
 _STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 
 
 class MLflow(Tracker):
-    """Sends a run to MLflow, its numbers alone."""
+    """Sends the numbers of a run to MLflow."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         from mlflow.entities import Param
@@ -52,7 +52,7 @@ class MLflow(Tracker):
 
     @staticmethod
     def require() -> None:
-        """Raise RecipeError where something is missing."""
+        """Raise RecipeError if something is missing."""
         require_package("mlflow", tracker="mlflow")
         if not os.environ.get(VARIABLE):
             raise RecipeError(
@@ -70,7 +70,7 @@ class MLflow(Tracker):
         self._client.log_batch(self._id, metrics=made)
 
     def close(self, outcome: str) -> None:
-        """Send what is left, and the outcome."""
+        """Send what is buffered, and the outcome."""
         from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
 
         MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)  # stdout is the run's own

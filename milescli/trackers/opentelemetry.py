@@ -1,6 +1,6 @@
-"""Spans of a run's phases, sent by OTLP over HTTP to OTEL_EXPORTER_OTLP_ENDPOINT: run > step >
-rollout, pack, train, save, publish; evaluations, checkpoints and healings beside the steps. A run
-that is resumed goes on in the same trace."""
+"""Sends spans of a run's phases by OTLP over HTTP to OTEL_EXPORTER_OTLP_ENDPOINT: run > step >
+rollout, pack, train, save, publish; evaluations, checkpoints and healings beside the steps. A
+resumed run continues the same trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OpenTelemetry(Tracker):
     """Sends the phases of a run as spans, with their numbers as attributes."""
 
     def __init__(self, *, run: TrackedRun, exporter: SpanExporter | None = None) -> None:
-        """`exporter`: instead of that by OTLP."""
+        """Begin the trace. `exporter`: replaces the exporter by OTLP."""
         from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import SpanLimits, TracerProvider
@@ -52,12 +52,12 @@ class OpenTelemetry(Tracker):
 
     @staticmethod
     def require() -> None:
-        """Raise RecipeError where something is missing."""
+        """Raise RecipeError if something is missing."""
         for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"):
             require_package(module, tracker="opentelemetry")
 
     def event(self, record: Record) -> None:
-        """Make spans of a record. Raises what kept earlier spans from being sent."""
+        """Make spans of a record. Raises the error that kept earlier spans from being sent."""
         kind, end_s = record["event"], record["unix_s"]
         if kind in STEP_EVENTS:
             self._step(record)
@@ -74,7 +74,7 @@ class OpenTelemetry(Tracker):
         self._failures.raise_one()
 
     def close(self, outcome: str) -> None:
-        """Send what is left, and the outcome."""
+        """Send what is buffered, and the outcome."""
         from opentelemetry.trace import StatusCode
 
         self._run.set_attribute("miles.outcome", outcome)
@@ -117,8 +117,8 @@ class OpenTelemetry(Tracker):
 
 
 class _Failures(logging.Handler):
-    """What the library would print on the user's screen: the first error, for the run to say; that
-    it tries again is its business."""
+    """Catches what the library would print on the user's screen: keeps the first error for the run
+    to report, and ignores notes about retries."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -128,17 +128,17 @@ class _Failures(logging.Handler):
         logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Remember the first error. Called by the exporter's thread."""
+        """Store the first error. Called by the exporter's thread."""
         if record.levelno >= logging.ERROR:
             self._first = self._first or record.getMessage()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         logging.getLogger("opentelemetry").removeHandler(self)
         super().close()
 
     def raise_one(self) -> None:
-        """Raises OSError, once."""
+        """Raise the stored error as OSError, once."""
         if (said := self._first) is not None:
             self._first = None
             raise OSError(said)
@@ -154,7 +154,7 @@ def _one_trace(run_id: str) -> Any:
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class OneTrace(RandomIdGenerator):
-        """All attempts at a run are of one trace."""
+        """Gives all attempts at a run the same trace id."""
 
         def generate_trace_id(self) -> int:
             return int.from_bytes(hashlib.blake2b(run_id.encode(), digest_size=16).digest())
@@ -163,7 +163,7 @@ def _one_trace(run_id: str) -> Any:
 
 
 def _plain(record: Record) -> dict[str, Any]:
-    """What of it is no mapping."""
+    """Return the record's fields that are not mappings."""
     return {
         f"miles.{name}": value
         for name, value in record.items()

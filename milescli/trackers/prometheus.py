@@ -1,7 +1,7 @@
-"""A stream of events as Prometheus reads it. `Exposition` is pure: it is fed records of a run that
-goes on, or the lines of events.jsonl and memory.jsonl of one that is over, and gives the text of
-`/metrics`. The names are made of `core.metric_names`; templates/grafana/miles.json asks for them.
-`MetricsServer` serves that text while the run goes on."""
+"""Turns a stream of events into metrics for Prometheus. `Exposition` is pure: it reads records of a
+running run, or the lines of events.jsonl and memory.jsonl of a finished one, and returns the text
+of `/metrics`. The names come from `core.metric_names`; templates/grafana/miles.json uses them.
+`MetricsServer` serves the text while the run is running."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Family:
     """One metric of Prometheus."""
 
     name: str
-    """What ends in `_total` only grows: what comes anew is added to it."""
+    """A name that ends in `_total` only grows: new values are added to it."""
     about: str
     labels: tuple[str, ...] = ()
-    """Names of those that tell its series apart, beside `adapter`; of `events` their fields."""
+    """Names of the labels of its series, besides `adapter`; for `events`, field names."""
     events: tuple[str, ...] = ()
     """Events that set its value."""
     value: str = ""
-    """Their field that does; empty: 1."""
+    """Field of these events with the value; empty: 1."""
 
     @property
     def kind(self) -> str:
-        """Return the kind by the convention of the name."""
+        """Return counter or gauge, by the convention of the name."""
         return COUNTER if self.name.endswith("_total") else GAUGE
 
 
@@ -69,7 +69,7 @@ _NAMES = {
     "speed/train_tokens_per_s": "train_tokens_per_second",
     "weights/version": "weight_version",
 }
-"""Scalars that are called otherwise than by the rule; the first are added up over the steps."""
+"""Scalars with other names than the rule gives; the first ones are added up over the steps."""
 _SAVED, _LOST, _REPLACED = ("CheckpointSaved",), ("WorkerLost",), ("WorkerReplaced",)
 _OF_EVENTS = (
     Family("miles_run_info", "1", ("run", "version")),
@@ -128,8 +128,8 @@ _PHASE_OF = {"EvalDone": "eval", "ValidationDone": "eval", "WarmupStepDone": "wa
 
 
 def family_of(metric: Metric) -> Family:
-    """Return the family of a metric, by the conventions of Prometheus: units in full at the end,
-    `_total` where it only grows."""
+    """Return the family of a metric, by the conventions of Prometheus: unabbreviated units at the
+    end, `_total` if it only grows."""
     section, _, name = metric.name.partition("/")
     if section == "time" and name != "step_s":
         return families()[PHASES]
@@ -161,18 +161,17 @@ def families() -> Mapping[str, Family]:
 
 
 class Exposition:
-    """The metrics of one run, of all records fed so far. Threads may feed and read."""
+    """The metrics of one run, from all records fed so far. Threads may feed and read."""
 
     def __init__(self, *, run: str, version: str, labels: Mapping[str, str] | None = None) -> None:
-        """`labels`: on every sample, e.g. where several runs stand on one page."""
+        """Begin without values. `labels`: on every sample, e.g. if several runs share one page."""
         self._labels = dict(labels or {})
         self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
         self._lock = threading.Lock()
         self._set("miles_run_info", 1.0, run=run, version=version)
 
     def feed(self, record: Record) -> None:
-        """Take in a line of events.jsonl, or of memory.jsonl. What it does not know it leaves
-        out."""
+        """Process a line of events.jsonl, or of memory.jsonl; unknown lines are ignored."""
         with self._lock:
             if has_sizes(record):
                 self._memory(record)
@@ -237,7 +236,7 @@ class Exposition:
                     self._set("miles_worker_memory_bytes", size, kind=kind, **own)
 
     def _verdict(self, record: Record, who: Mapping[str, str]) -> None:
-        """Set the findings of the newest verdict; findings that are no longer there are 0."""
+        """Set the findings of the newest verdict; earlier findings become 0."""
         self._values.setdefault("miles_learning", {}).pop(tuple(who.items()), None)
         if record["is_learning"] is not None:
             self._set("miles_learning", float(record["is_learning"]), **who)
@@ -277,7 +276,7 @@ class Exposition:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The metrics at one moment, as the client's writer takes them."""
+    """The metrics at one time, in the form that the client's writer takes."""
 
     made: Sequence[Collected]
 
@@ -293,14 +292,14 @@ KEY = "run.metrics_address"
 _PATH = "/metrics"
 _CLOSE_S = 2.0
 _REQUEST_S = 10.0
-"""For one request to be sent."""
+"""Bound on sending one request."""
 
 
 class MetricsServer:
-    """Serves what `text` gives. Only one can be at an address."""
+    """Serves the result of `text`. Only one server can use an address."""
 
     def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
-        """Raises MachineError where nobody can listen there."""
+        """Listen at the address. Raises MachineError if that is not possible."""
         family = _family_of(host, port)
         server = type("_Server", (_Server,), {"address_family": family})
         try:
@@ -327,7 +326,7 @@ class MetricsServer:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise MachineError where nobody can listen there; nobody does afterwards."""
+    """Raise MachineError if nothing can listen there; nothing does afterwards."""
     try:
         with socket.socket(_family_of(host, port), socket.SOCK_STREAM) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -356,7 +355,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _REQUEST_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing of requests."""
+        """Log no requests."""
 
 
 def _app(text: Callable[[], str]) -> Callable[..., Iterable[bytes]]:
@@ -389,7 +388,7 @@ def _refusal(host: str, port: int, error: OSError) -> MachineError:
 
 
 def _holder(port: int) -> str:
-    """`; python (process 123) does`, where that can be seen."""
+    """Return `; python (process 123) does`, if the process can be found."""
     import psutil
 
     with suppress(psutil.Error, OSError):

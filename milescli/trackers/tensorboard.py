@@ -14,14 +14,14 @@ from milescli.trackers.base import TrackedRun, Tracker
 
 FOLDER = "tensorboard"
 _NEEDS = 2**20
-"""Bytes that are free before anything is handed to it."""
+"""Bytes that must be free before each write."""
 
 
 class TensorBoard(Tracker):
-    """Writes a run for TensorBoard, its numbers alone."""
+    """Writes the numbers of a run for TensorBoard."""
 
     def __init__(self, *, run: TrackedRun) -> None:
-        """Raises OSError where the disk is full."""
+        """Open the writer. Raises OSError if the disk is full."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = run.folder / FOLDER
@@ -38,17 +38,18 @@ class TensorBoard(Tracker):
             self._writer.add_text("recipe", "\n".join(lines), 0)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write the numbers of a step. Raises OSError where the disk is full."""
+        """Write the numbers of a step. Raises OSError if the disk is full."""
         _require_space(self._folder)
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self, outcome: str) -> None:
-        """Send what is left, and the outcome."""
+        """Write what is buffered."""
         self._writer.close()
 
 
 def _require_space(folder: Path) -> None:
-    """Its writer is a thread that a failed write ends for good, with a traceback on the screen."""
+    """Raise OSError if the disk is full: a failed write would end TensorBoard's writer thread for
+    good, with a traceback on the screen."""
     if free_bytes(folder) < _NEEDS:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))

@@ -1,5 +1,5 @@
 """Trackio: a database on this disk, in TRACKIO_DIR, that `trackio show` serves; or a Space of the
-Hugging Face hub, where TRACKIO_SPACE_ID and HF_TOKEN are in the environment."""
+Hugging Face hub, if TRACKIO_SPACE_ID and HF_TOKEN are in the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from milescli.trackers.base import TrackedRun, Tracker, require_package
 
 
 class Trackio(Tracker):
-    """Writes a run into Trackio, its numbers alone."""
+    """Writes the numbers of a run to Trackio."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         import trackio
@@ -29,7 +29,7 @@ class Trackio(Tracker):
 
     @staticmethod
     def require() -> None:
-        """Raise RecipeError where something is missing."""
+        """Raise RecipeError if something is missing."""
         require_package("trackio", tracker="trackio")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -37,17 +37,17 @@ class Trackio(Tracker):
         self._run.log(dict(scalars), step=step)
 
     def close(self, outcome: str) -> None:
-        """Send what is left, and the outcome."""
+        """Send what is buffered, and the outcome."""
         self._run.finish()
 
 
 def _silence(package: str) -> None:
-    """It prints on stdout, which is the run's own, and has no way to be asked not to. Its modules
-    are given a `print` of their own, since stdout is of all threads."""
+    """Give the package's modules a `print` of their own: it prints on stdout, which belongs to the
+    run, has no option against it, and stdout cannot be redirected for one thread."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == package:
             vars(module)["print"] = _say_nothing
 
 
 def _say_nothing(*words: object, **options: object) -> None:
-    """A print that does not."""
+    """Print nothing."""

@@ -1,5 +1,5 @@
-"""Weights & Biases. The key is read from the environment by wandb itself, never by us; with
-WANDB_MODE=offline it writes into the run's folder alone, for `wandb sync`."""
+"""Weights & Biases. wandb itself reads the key from the environment, miles never does; with
+WANDB_MODE=offline it only writes into the run's folder, for `wandb sync`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from milescli.core.errors import RecipeError
 from milescli.trackers.base import KEY, TrackedRun, Tracker, require_package
 
 _INIT_S = 30.0
-"""For the service to answer."""
+"""Bound on the first answer of the service."""
 _WITHOUT_KEY = ("offline", "disabled", "dryrun")
 _OPEN = set[str]()
-"""Ids of runs that are not closed: all have one process of wandb in common."""
+"""Ids of open runs: all share one process of wandb."""
 _CHANGING = threading.Lock()
 
 
 class WeightsAndBiases(Tracker):
-    """Sends a run to Weights & Biases, its numbers alone."""
+    """Sends the numbers of a run to Weights & Biases."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         import wandb
@@ -49,7 +49,7 @@ class WeightsAndBiases(Tracker):
 
     @staticmethod
     def require() -> None:
-        """Raise RecipeError where something is missing."""
+        """Raise RecipeError if something is missing."""
         require_package("wandb", tracker="wandb")
         if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") not in _WITHOUT_KEY:
             raise RecipeError(
@@ -63,7 +63,7 @@ class WeightsAndBiases(Tracker):
         self._run.log({**scalars, "step": step})
 
     def close(self, outcome: str) -> None:
-        """Send what is left, and the outcome."""
+        """Send what is buffered, and the outcome."""
         try:
             self._run.summary["outcome"] = outcome
             self._run.finish(exit_code=0 if outcome == "done" else 1)
@@ -72,8 +72,8 @@ class WeightsAndBiases(Tracker):
 
 
 def _leave(run_id: str) -> None:
-    """With the last run wandb's process ends: it counts as one of the run's, which are ended, and
-    wandb would complain of that when this process exits."""
+    """End wandb's process with the last run: it counts as one of the run's processes, which are
+    ended, and wandb would complain about that when this process exits."""
     import wandb
 
     with _CHANGING:

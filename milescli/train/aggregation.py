@@ -1,4 +1,4 @@
-"""How token losses become one number: what each trained token weighs, and what its sample adds to
+"""Turns token losses into one number: the weight of each trained token, and what its sample adds to
 the divisor. The loss of an update is sum(weight * token loss) / sum(count)."""
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Aggregation(Protocol):
     """Defines a plug-in of `train.aggregation`."""
 
     def __call__(self, *, num_tokens: int, settings: Train) -> LossShare:
-        """`num_tokens`: trained tokens of one sample, over all its trajectories; at least 1."""
+        """Return the share of a sample. `num_tokens`: its trained tokens, over all its
+        trajectories; at least 1."""
         ...
 
 

@@ -20,12 +20,12 @@ from enum import StrEnum
 import numpy as np
 
 USUAL_TIMES = 2.0
-"""Engines that are right differ by less than so many times the floor: up to 1.5 times was seen."""
+"""Correct engines differ by less than this multiple of the floor: up to 1.5 was observed."""
 TIMES = 4.0
-"""Beyond so many times the floor, the typical token says that one of them is wrong."""
+"""Beyond this multiple of the floor, the typical token shows that engine or trainer is wrong."""
 TIMES_AT_WORST = 10.0
-"""The root of the mean square, which single tokens rule, may be so many times that of the floor.
-A mixture of experts is let off: of two engines that are right, one may choose another expert."""
+"""Bound on the root mean square, which single tokens dominate, as a multiple of the floor's. Not
+applied to a mixture of experts: of two correct engines, one may choose another expert."""
 LEAST = 4e-6
 """Nats. Float32 logits of up to 64 lie 4e-6 apart, and a log-prob is a difference of two."""
 CORRECTED_KL = 0.005
@@ -36,18 +36,19 @@ LARGE_KL, LARGE_SHARE = 0.1, 0.1
 about the trainer's policy: INT4 and NVFP4 engines beside a trainer in bfloat16 are there
 (docs/precision.md)."""
 FAR = math.log(2)
-"""A token whose ratio is outside of [1/2, 2]."""
+"""Log-ratio beyond which a token counts as far: its ratio is outside of [1/2, 2]."""
 
 
 class Agreement(StrEnum):
     """Names the outcome of a check."""
 
     EQUAL = "equal"
-    """They differ no more than the trainer does from itself under another rounding."""
+    """Engine and trainer differ no more than the trainer does from itself under another rounding.
+    """
     EXPLAINED = "explained"
-    """Further apart than that, as other kernels or the routing of experts may explain."""
+    """They differ by more than that, but other kernels or the routing of experts may explain it."""
     WRONG = "wrong"
-    """One of them computes something else."""
+    """Engine or trainer computes something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +64,9 @@ class Gap:
     rms: float
     max: float
     num_apart: int
-    """Tokens that differ at all."""
+    """Number of tokens that differ at all."""
     bias: float
-    """Mean of the difference with its sign."""
+    """Mean of the signed difference."""
     kl: float
     """Estimated from the tokens that the first set's model sampled: mean of r - 1 - log r with r
     the second's probability over the first's (k3, joschu.net/blog/kl-approx.html)."""
@@ -103,14 +104,15 @@ class Judgement:
     floor: Gap
     """Between the trainer and itself, rounded otherwise."""
     times: float
-    """The difference over the floor, of the typical token; without experts, also of the tenth of
-    the tokens that differ most, and of the worst, which may differ by more."""
+    """Median difference as a multiple of the floor; without experts, the largest of this multiple,
+    that of the tenth of the tokens that differ most, and that of the root mean square, scaled by
+    TIMES / TIMES_AT_WORST."""
     most_times: float
     """Multiple of rounding from which engine and trainer count as disagreeing."""
 
     @property
     def text(self) -> str:
-        """Return the figures as people read them."""
+        """Return the figures as a sentence."""
         return (
             f"log-probs of {self.gap.num_tokens} tokens differ by {self.gap.mean:.2e} on average "
             f"and {self.gap.max:.2e} at most; rounding alone moves them by {self.floor.mean:.2e} "

@@ -1,5 +1,5 @@
-"""What a trainer eats and what an objective is: protocols and data. `PackedTokens`, which an
-objective computes on, is in `packed_tokens`."""
+"""The data that a trainer consumes, and the protocols of objectives and trainers. `PackedTokens`,
+on which an objective computes, is in `packed_tokens`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ Item = TypeVar("Item", contravariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSequence:
-    """One line of tokens that an objective learns from, with its streams. n: its tokens.
-
-    Every array is aligned with the tokens: `loss_mask[3]` says whether token 3 is trained on, given
-    tokens 0 to 2. So the first token never is.
-    """
+    """One line of tokens that an objective trains on, with its streams. n: its tokens. Every array
+    is aligned with the tokens: `loss_mask[3]` says whether token 3 is trained on, given tokens 0 to
+    2. So the first token never is."""
 
     token_ids: np.ndarray
     """[n] int32"""
@@ -48,10 +46,10 @@ class TrainSequence:
     share: float
     """What the sequence adds to the divisor of the update's mean, if a token of it is trained."""
     group: int
-    """Sequences of equal group are in the same optimizer update."""
+    """Sequences of the same group are in the same optimizer update."""
     unit: int | None = None
-    """Sequences of equal unit are in the same microbatch (a pair that a loss compares); None: it
-    stands alone."""
+    """Sequences of the same unit are in the same microbatch (a pair that a loss compares); None:
+    the sequence is independent."""
     routed_experts: np.ndarray | None = None
     """[n - 1, num_layers, topk] of any integer type (R3), or None."""
     image_spans: tuple[ImageSpan, ...] = ()
@@ -59,18 +57,18 @@ class TrainSequence:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of its tokens."""
+        """Return the number of tokens."""
         return len(self.token_ids)
 
     @property
     def is_trained(self) -> bool:
-        """Return True if a token of it is trained."""
+        """Return True if at least one token is trained on."""
         return bool(self.loss_mask.any())
 
 
 class Outline(NamedTuple):
-    """What packing must know of a sequence whose tokens lie elsewhere; named as in
-    `TrainSequence`."""
+    """What packing must know of a sequence whose tokens are in another process; fields are named as
+    in `TrainSequence`."""
 
     num_tokens: int
     is_trained: bool
@@ -82,11 +80,9 @@ class Outline(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainShard:
-    """What one data-parallel rank eats in one step: its sequences end to end, without padding.
-    T: tokens over all of them; N: sequences.
-
-    Plain arrays, so that it crosses process borders without a copy.
-    """
+    """The data of one data-parallel rank for one step: its sequences end to end, without padding.
+    T: tokens over all of them; N: sequences. Plain arrays, so that it crosses process borders
+    without a copy."""
 
     objective: str
     """Name or import path of the objective, as `train.objectives.load_objective` takes it."""
@@ -110,21 +106,22 @@ class TrainShard:
     """Each [T] float32, or [T, k]; `Stream.CANDIDATES` int32."""
     updates: list[list[list[int]]]
     """updates[u][m]: sequences of microbatch m in optimizer update u. All ranks have equally many
-    microbatches in an update; one may be empty where there are too few sequences to go round. A
-    microbatch keeps to the cap of tokens unless it is one lone longer unit."""
+    microbatches in an update; some are empty if there are too few sequences. A microbatch respects
+    the cap of tokens unless it is a single longer unit."""
     routed_experts: np.ndarray | None = None
     """[T, num_layers, topk] of the smallest integer type that holds them (R3), or None. Row t is
     the routing of input token t; the last token of a sequence is no input, its row is zero."""
     asked: tuple[int, ...] = ()
-    """Sequences of this shard whose log-probs the step tells; see TrainBatch."""
+    """Sequences of this shard whose log-probs the step returns; see TrainBatch."""
     image_spans: tuple[tuple[ImageSpan, ...], ...] = ()
     """[N] spans of each sequence, counted from its own first token; empty where none has images."""
     images: Mapping[str, bytes] = field(default_factory=dict)
-    """PNG of each image that these sequences show, by its hash: once, however many show it."""
+    """PNG of each image in these sequences, by its hash; stored once, however many sequences have
+    it."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are sent to a rank."""
+        """Return the number of bytes that are sent to a rank."""
         arrays = [self.sequence_ids, self.cu_seqlens, self.token_ids, self.loss_mask]
         arrays += [self.loss_weights, *self.streams.values()]
         routing = 0 if self.routed_experts is None else self.routed_experts.nbytes
@@ -133,31 +130,31 @@ class TrainShard:
 
 
 class ShardPiece(NamedTuple):
-    """Holds what one collecting process has of a shard."""
+    """The part of a shard that one collecting process holds."""
 
     sequences: Mapping[int, TrainSequence]
-    """By their number in the whole batch."""
+    """Number in the whole batch -> sequence."""
     images: Mapping[str, bytes]
-    """PNG files that these show, by hash."""
+    """Hash -> PNG file of each image in these sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScatteredShard:
-    """A TrainShard whose sequences lie with those who collected them. The process of a rank fetches
-    them and calls `whole`."""
+    """A TrainShard whose sequences are still in the collecting processes. The process of a rank
+    fetches them and calls `whole`."""
 
     sequence_ids: np.ndarray
     """[N] as in TrainShard."""
     num_sequences: int
     size_bytes: int
-    """Bytes of the sequences, about."""
+    """Approximate size of the sequences."""
     pieces: tuple[Any, ...]
     """[collectors] references to `ShardPiece`s."""
     join: Callable[[Mapping[int, TrainSequence], Mapping[str, bytes]], TrainShard]
     """Makes the shard of all its sequences and their images."""
 
     def whole(self, pieces: Sequence[ShardPiece]) -> TrainShard:
-        """Return the shard. `pieces`: what the references stand for."""
+        """Return the shard. `pieces`: the values of the references in `pieces`, in any order."""
         return self.join(
             {number: each for piece in pieces for number, each in piece.sequences.items()},
             {image: png for piece in pieces for image, png in piece.images.items()},
@@ -166,20 +163,20 @@ class ScatteredShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """What one trainer step eats."""
+    """The data of one trainer step."""
 
     shards: Sequence[TrainShard | ScatteredShard]
     """[dp]"""
 
     @property
     def num_sequences(self) -> int:
-        """The number of sequences of all shards."""
+        """Return the number of sequences of all shards."""
         return self.shards[0].num_sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """What a step did, and what it told of sequences that `pack` was asked about."""
+    """The report of a step, and the log-probs of the sequences that `pack` was asked for."""
 
     report: StepReport
     logprobs: Mapping[int, np.ndarray] = field(default_factory=dict)
@@ -187,18 +184,18 @@ class Stepped:
     before it, under the policy before the first update of the step; 0.0 for others. Sequences that
     only later updates have read are missing."""
     memory: tuple[WorkerMemory, ...] = ()
-    """[ranks] what each held."""
+    """[ranks] memory that each rank held."""
 
 
 class Reduce(StrEnum):
-    """How a figure of single tokens becomes one number of the step."""
+    """How values of single tokens become one metric of the step."""
 
     TOKEN_MEAN = "token_mean"
     """Mean over the trained tokens of all updates and ranks."""
     LOSS = "loss"
     """As the loss: weighted sum over each update, mean over the updates."""
     MAX = "max"
-    """Over trained tokens."""
+    """Maximum over trained tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,53 +203,53 @@ class Figure:
     """A value per token that the step report shows as one number."""
 
     values: torch.Tensor
-    """[S]; what stands off the loss mask does not count."""
+    """[S]; values off the loss mask do not count."""
     reduce: Reduce = Reduce.TOKEN_MEAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """What an objective makes of one microbatch. S: positions of this rank."""
+    """What an objective computes for one microbatch. S: positions of this rank."""
 
     loss: torch.Tensor
-    """[S] of each token; off the mask it may be anything and counts nothing."""
+    """[S] loss of each token; values off the mask are ignored."""
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
 
 class Objective(Protocol[Item]):
-    """What one optimizer step minimises. Pure: data in, tensors out; it knows no rank, no engine
-    and no vendor. Made once per process by a factory `(recipe) -> Objective`. An attribute
-    `needs_greedy = True` asks for `Group.greedy_reward`; `takes` says what it learns from: "groups"
+    """Defines what one optimizer step minimises. Pure: data in, tensors out; it knows no rank, no
+    engine and no vendor. Made once per process by a factory `(recipe) -> Objective`. An attribute
+    `needs_greedy = True` requests `Group.greedy_reward`; `takes` says what it trains on: "groups"
     that engines sampled (the default), or rows of `data.train` as "chats" (Trajectory) or "pairs"
-    (Pair); and `of_scores = True`, that its model gives a score instead of a next token."""
+    (Pair); `of_scores = True` says that its model gives a score instead of a next token."""
 
     needs: frozenset[Stream]
     """Streams that the ranks compute before the loss (`FROM_RANKS`)."""
 
     def sequences(self, items: Sequence[Item]) -> list[TrainSequence]:
-        """Called in the driver: lines of tokens with the streams that are known there."""
+        """Return lines of tokens with the streams that the driver knows. Called in the driver."""
         ...
 
     def complete(self, tokens: PackedTokens) -> None:
-        """Called on ranks once per step, with all tokens of this rank, when the streams of `needs`
-        are there: sets streams from streams (`tokens[stream] = values`). Means and maxima over all
-        ranks are to be had by `tokens.reduce`."""
+        """Compute streams from streams (`tokens[stream] = values`). Called on ranks once per step,
+        with all tokens of this rank and the streams of `needs`. `tokens.reduce` gives sums, means
+        and maxima over all ranks."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Called on ranks once per microbatch, with `tokens.logprobs` and `tokens.entropy` of the
-        current policy."""
+        """Return the loss. Called on ranks once per microbatch, with `tokens.logprobs` and
+        `tokens.entropy` of the current policy."""
         ...
 
 
 class Adapting(Protocol):
-    """What an objective has besides where it changes from step to step. Called in the driver; what
-    it changes reaches the ranks by the streams of `sequences`."""
+    """The further interface of an objective that changes from step to step. Called in the driver;
+    its changes reach the ranks through the streams of `sequences`."""
 
     state: Mapping[str, float]
-    """All that a resumed run needs; kept in each checkpoint."""
+    """All that a resumed run needs; stored in each checkpoint."""
 
     def observe(self, report: StepReport) -> None:
-        """What a step did; called once after each."""
+        """Adapt to the report of a step; called once after each step."""
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Restore the state that `state` returned."""
@@ -264,12 +261,12 @@ def adapts(objective: object) -> TypeGuard[Adapting]:
 
 
 class Trainer:
-    """The training engine, all ranks of it, as the driver sees it. Every method is one `call`,
-    which subclasses make. Every call is bounded and raises named errors."""
+    """All ranks of the training engine, as the driver sees them. Every method is one `call`, which
+    subclasses implement. Every call is bounded and raises named errors."""
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the method of this name on all ranks; each is given its shard in the place of a
-        batch. Returns what they return as a whole."""
+        """Call the method of this name on all ranks, each with its shard in place of a batch.
+        Return the combined result."""
         raise NotImplementedError
 
     def note_saved(self) -> None:
@@ -279,65 +276,67 @@ class Trainer:
         """Record that the last checkpoint will never be complete."""
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """Open the weight channel to these engines, the fleet's; again after one was replaced.
-        Without any it is closed."""
+        """Open the weight channel to these engines of the fleet; call it again after one was
+        replaced. Without engines, close it."""
         await self.call("connect_engines", engines, fleet)
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
     ) -> Stepped:
-        """One pass over the batch: one optimizer update per entry of `shard.updates`, with the
-        learning rate given, and as many of the critic, where there is one. `lr` None: the policy
-        stays as it is. Returns the log-probs of the sequences that `pack` was asked about, too."""
+        """Run one pass over the batch: one optimizer update per entry of `shard.updates`, with the
+        given learning rate, and as many updates of the critic, if there is one. `lr` None: the
+        policy is not updated. Also return the log-probs of the sequences that `pack` was asked for.
+        """
         return await self.call("step", batch, lr=lr, critic_lr=critic_lr)
 
     async def start_critic(self) -> None:
-        """The critic begins from the policy's current weights, but for its head."""
+        """Initialise the critic, except its head, from the policy's current weights."""
         await self.call("start_critic")
 
     async def measure(self, batch: TrainBatch) -> StepReport:
-        """Loss and figures of the batch as `step` would report them, and nothing changes. Its
-        gradient norm and learning rate are 0."""
+        """Return loss and metrics of the batch as `step` would report them, without any change.
+        Gradient norm and learning rate are 0."""
         return await self.call("measure", batch)
 
     async def score(
         self, batch: TrainBatch, *, rounded_otherwise: bool = False
     ) -> list[np.ndarray]:
-        """Per sequence of the batch, [n] float32 log-prob of each token given those before it, at
-        the shard's temperature; 0.0 for the first. No gradient, nothing changes.
-        `rounded_otherwise`: as if the output of each layer had been rounded another way."""
+        """Return per sequence of the batch [n] float32 the log-prob of each token given those
+        before it, at the shard's temperature; 0.0 for the first. No gradient, no change.
+        `rounded_otherwise`: round the output of each layer in another way."""
         return await self.call("score", batch, rounded_otherwise=rounded_otherwise)
 
     async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Per sequence of the batch, [n, k] int32 the teacher's likeliest tokens in the place of
-        each token, and [n, k] float32 their log-probs; the first row means nothing."""
+        """Return per sequence of the batch [n, k] int32 the teacher's likeliest tokens in place of
+        each token, and [n, k] float32 their log-probs; the first row is meaningless."""
         return await self.call("ask_teachers", batch)
 
     async def dismiss_teachers(self) -> None:
-        """Free the memory of the teachers: nobody asks them again."""
+        """Free the memory of the teachers, which are not used again."""
         await self.call("dismiss_teachers")
 
     async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> int:
-        """Send the current weights to a fleet's engines; the bytes that all ranks sent. The caller
-        has paused them, and tells them afterwards that they hold `version`."""
+        """Send the current weights to a fleet's engines; return the bytes that all ranks sent. The
+        caller has paused the engines, and tells them afterwards that they hold `version`."""
         return sum(await self.call("publish", version, fleet) or ())
 
     async def verify(self, fleet: str = ROLLOUT) -> None:
-        """Compare what a fleet's engines hold with the current weights, bit for bit. The caller has
-        paused them. Raises MismatchError."""
+        """Compare the weights of a fleet's engines with the current ones, bit for bit. The caller
+        has paused the engines. Raises MismatchError."""
         await self.call("verify", fleet)
 
     async def reset_optimizer(self) -> None:
-        """Forget the optimizer's moments (between warm-up and RL)."""
+        """Zero the optimizer's moments (between warm-up and RL)."""
         await self.call("reset_optimizer")
 
     async def freeze_reference(self) -> None:
-        """The current weights become those of the role `reference`."""
+        """Copy the current weights to the role `reference`."""
         await self.call("freeze_reference")
 
     async def silence_layers(self, first: int) -> None:
-        """Make layers `first` and beyond pass their input through, and those before it compute as
-        ever. For finding out where engine and trainer part; the optimizer must not step again."""
+        """Make layers `first` and beyond pass their input through, and leave those before it
+        unchanged. For locating where engine and trainer diverge; the optimizer must not step again.
+        """
         await self.call("silence_layers", first)
 
     async def shed(self) -> None:
@@ -355,8 +354,8 @@ class Trainer:
         await self.call("wake")
 
     async def save(self, folder: Path) -> None:
-        """Write weights, optimizer and RNG into `folder`. Returns when training may go on; with
-        async save, the files are complete only after `finish_save`. Raises as that."""
+        """Write weights, optimizer and RNG into `folder`. Return when training may go on; with
+        async save, the files are complete only after `finish_save`. Raises as `finish_save`."""
         await self.call("save", folder)
 
     async def is_written(self) -> bool:
@@ -364,19 +363,19 @@ class Trainer:
         return await self.call("is_written")
 
     async def finish_save(self) -> dict[str, str]:
-        """Wait until the last `save` is on disk. Returns the SHA-256 of files whose writer has
-        hashed them, by their names in the folder. Raises CheckpointError where it could not be
+        """Wait until the last `save` is on disk. Return the SHA-256 of files whose writer has
+        hashed them, by their names in the folder. Raises CheckpointError if it could not be
         written: training may go on."""
         return await self.call("finish_save")
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """Take weights, optimizer and RNG from a folder that `save` wrote, under any layout.
+        """Load weights, optimizer and RNG from a folder that `save` wrote, under any layout.
         `weights_only`: leave optimizer and RNG as they are."""
         await self.call("load", folder, weights_only=weights_only)
 
 
 _DTYPES = {1: np.uint8, 2: np.uint16, 4: np.int32}
-"""By bytes of an expert's number, as `RoutedExperts.bytes_per_number` says."""
+"""Integer type by bytes per expert number, as in `RoutedExperts.bytes_per_number`."""
 
 
 def sequence_of(
@@ -401,7 +400,7 @@ def sequence_of(
 
 
 def _routing(trajectory: Trajectory) -> np.ndarray | None:
-    """[num_tokens - 1, num_layers, topk] as the engine sent it, where it kept a record."""
+    """Return [num_tokens - 1, num_layers, topk] as the engine sent it, if it kept a record."""
     routed = trajectory.routed_experts
     if routed is None:
         return None

@@ -111,14 +111,14 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "chats": example_chats,
     "pairs": example_pairs,
 }
-"""Examples by what an objective takes."""
+"""What an objective takes -> function that makes examples of it."""
 _CLOSE = 1e-4
-"""Relative: float32 sums in another order differ by less."""
+"""Relative tolerance: float32 sums in another order differ by less."""
 
 
 def check_advantage(estimator: AdvantageEstimator) -> AdvantageRows:
-    """Return the estimator's advantages of the examples, by what it keeps after a step with them if
-    it keeps anything; require a finite number for each sample or token."""
+    """Return the estimator's advantages of the examples, with its state after a step on them if it
+    has one; require a finite number for each sample or token."""
     groups, state = example_groups(), dict[str, float]()
     if keeps_state(estimator):
         state = next_state(estimator, groups, settings=_SETTINGS, state=state)
@@ -266,7 +266,7 @@ def _recipe() -> Recipe:
 
 
 def _step(objective: Objective[Any]) -> PackedTokens:
-    """The tokens of a step, with what ranks would compute, completed."""
+    """Return the tokens of a step, with the streams that ranks would compute, after `complete`."""
     items = EXAMPLES[getattr(objective, "takes", "groups")]()
     sequences = sequences_from(objective, items, name="policy")
     count = sum(len(sequence.token_ids) - 1 for sequence in sequences)

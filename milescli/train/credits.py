@@ -1,5 +1,5 @@
-"""How a sample's advantage is spread over its tokens, on the trainer's ranks. `train.credit` names
-one: built in here, an entry point, or an import path."""
+"""Spreads a sample's advantage over its tokens, on the trainer's ranks. `train.credit` names a
+function: built in here, an entry point, or an import path."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ class Credit(Protocol):
         tokens: PackedTokens,
         settings: Train,
     ) -> torch.Tensor:
-        """[S] the advantage of each trained token. `advantages` [S]: what the estimator gave to
-        it; `penalty` [S]: what each token costs (the KL term, with `train.kl_in: reward`; else
-        0)."""
+        """Return [S] the advantage of each trained token. `advantages` [S]: those of the estimator;
+        `penalty` [S]: penalty of each token (the KL term, with `train.kl_in: reward`; else 0)."""
         ...
 
 
@@ -42,10 +41,9 @@ def sample(
 def to_go(
     *, advantages: torch.Tensor, penalty: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> torch.Tensor:
-    """G_t = sum over the trained tokens j >= t of gamma^(j - t) x_j; x is -penalty, more by
-    the rewards of turns at their ends, and by what A is beyond them at the last trained token
-    (REINFORCE++, arXiv 2501.03262). j counts trained tokens alone:
-    what a tool said is no step."""
+    """G_t = sum over the trained tokens j >= t of gamma^(j - t) x_j; x is -penalty, plus the
+    rewards of turns at their ends, plus the rest of A at the last trained token (REINFORCE++, arXiv
+    2501.03262). j counts trained tokens only: the output of a tool is no step."""
     rows = TrainedRows(tokens)
     gains = rows.gains(advantages, penalty)
     return rows.give_back(discounted_sum(gains, settings.gamma))
@@ -116,8 +114,7 @@ class TrainedRows:
 
 
 _BLOCK = 128
-"""Columns that one product of matrices sums; the powers of a factor above 0.5 stay normal
-numbers."""
+"""Columns that one matrix product sums; the powers of a factor above 0.5 stay normal numbers."""
 
 
 def discounted_sum(values: torch.Tensor, factor: float) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Loads update rules, which change one weight, and learning-rate schedules. `train.optimizer.rule`
 and `train.optimizer.schedule` name them: built in here, an entry point, or an import path. A rule
-sees flat parts of weights, different on each rank, so it must work element by element; a rule of
-matrices is given whole ones besides."""
+sees flat parts of weights, different on each rank, so it must work element by element; a matrix
+rule also gets whole matrices."""
 
 from __future__ import annotations
 
@@ -50,27 +50,27 @@ class UpdateRule(Protocol):
         weight_decay: float,
         settings: Optimizer,
     ) -> None:
-        """Change `weight` [n] in place. `first`, `second` [n] float32: what the rule keeps from
-        step to step, zeros at first, saved with the weights; `step`: from 1; `weight_decay`: 0 for
-        gains and biases."""
+        """Change `weight` [n] in place. `first`, `second` [n] float32: state of the rule, zeros at
+        first, saved with the weights; `step`: from 1; `weight_decay`: 0 for gains and biases."""
         ...
 
 
 class MatrixRule(UpdateRule, Protocol):
-    """Defines an update rule that takes the matrices of the model's layers as wholes: those that
-    Hugging Face checkpoints store, one per expert. Embeddings, the output layer, gains and biases
-    are updated by the rule itself, element by element."""
+    """Defines an update rule that needs whole matrices of the model's layers: those that Hugging
+    Face checkpoints store, one per expert. Embeddings, the output layer, gains and biases are
+    updated by calling the rule itself, element by element."""
 
     def momentum(
         self, *, grad: torch.Tensor, first: torch.Tensor, settings: Optimizer
     ) -> torch.Tensor:
-        """Return [n] float32, what a part of a matrix gives to `direction`, element by element; it
-        may change `first` in place."""
+        """Return [n] float32, the input of `direction` for a part of a matrix, element by element;
+        it may change `first` in place."""
         ...
 
     def direction(self, *, matrix: torch.Tensor) -> torch.Tensor:
-        """Return [rows, columns] float32, of the whole matrix of momenta: the learning rate times
-        it is subtracted, after the decoupled weight decay. Changes nothing."""
+        """Return [rows, columns] float32, the direction for the whole matrix of momenta: it is
+        multiplied by the learning rate and subtracted, after the decoupled weight decay. Changes
+        nothing."""
         ...
 
 
@@ -80,16 +80,18 @@ def takes_matrices(rule: UpdateRule) -> TypeGuard[MatrixRule]:
 
 
 LONG_FALL_STEPS = 100
-"""From here on, start and end of a step of the warm-up's fall differ by less than 1 % of `lr`. The
-start is kept there since runs of 400 steps are on record, and are to be repeated bit for bit."""
+"""For a decay with at least this many steps, the start and end of a step differ by less than 1 % of
+`lr`. Such decays use the start, because existing runs of 400 steps must stay reproducible bit for
+bit."""
 
 
 class Schedule(Protocol):
     """Defines a plug-in of `train.optimizer.schedule`."""
 
     def __call__(self, *, progress: float, settings: Optimizer) -> float:
-        """The learning rate. `progress`: the share of the steps after the warm-up that are done,
-        0.0 at the first of them and below 1.0 at the last, so that no step learns nothing."""
+        """Return the learning rate. `progress`: the share of the steps after the warm-up that are
+        done, 0.0 at the first of them and below 1.0 at the last, so that no step has a rate of
+        zero."""
         ...
 
 
@@ -114,17 +116,17 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
 
 
 def constant(*, progress: float, settings: Optimizer) -> float:
-    """`lr` throughout."""
+    """Keep `lr` throughout."""
     return settings.lr
 
 
 def linear(*, progress: float, settings: Optimizer) -> float:
-    """Straight down to `min_lr`, which the step after the last would take."""
+    """Decay linearly to `min_lr`, which the step after the last would take."""
     return settings.min_lr + (settings.lr - settings.min_lr) * (1.0 - progress)
 
 
 def cosine(*, progress: float, settings: Optimizer) -> float:
-    """Down to `min_lr` along half a cosine (SGDR, arXiv 1608.03983, eq. 5)."""
+    """Decay to `min_lr` along half a cosine (SGDR, arXiv 1608.03983, eq. 5)."""
     left = (1.0 + math.cos(math.pi * progress)) / 2
     return settings.min_lr + (settings.lr - settings.min_lr) * left
 
@@ -132,11 +134,9 @@ def cosine(*, progress: float, settings: Optimizer) -> float:
 def warmup_lr_at(warmup: Warmup, step: int) -> float:
     """Return the learning rate of supervised step `step` (the first is 0): it rises over the first
     tenth, stays at `lr`, and falls linearly to a tenth over the last third, so that RL begins from
-    a settled model.
-
-    A step takes the rate of its end, so that the last one of two or more is at a tenth. In a fall
-    of `LONG_FALL_STEPS` or more it takes that of its start, and the last one is at most 1 % above.
-    """
+    a settled model. A step takes the rate of its end, so that the last one of two or more is at a
+    tenth. In a decay of `LONG_FALL_STEPS` or more it takes the rate of its start, and the last one
+    is at most 1 % above."""
     rise, fall = max(1, warmup.steps // 10), max(1, warmup.steps // 3)
     if step < rise:
         return warmup.lr * (step + 1) / rise
@@ -158,8 +158,8 @@ def adamw(
     weight_decay: float,
     settings: Optimizer,
 ) -> None:
-    """Decoupled weight decay (arXiv 1711.05101, algorithm 2). A run takes Megatron's own, which
-    computes the same, several weights at once."""
+    """Apply AdamW, with decoupled weight decay (arXiv 1711.05101, algorithm 2). A run uses
+    Megatron's own implementation, which computes the same, several weights at once."""
     first.lerp_(grad, 1.0 - settings.beta1)
     second.lerp_(grad.square(), 1.0 - settings.beta2)
     root = (second / (1.0 - settings.beta2**step)).sqrt_().add_(settings.eps)
@@ -178,7 +178,7 @@ def lion(
     weight_decay: float,
     settings: Optimizer,
 ) -> None:
-    """The sign of a momentum (Lion, arXiv 2302.06675, algorithm 2), which wants a learning
+    """Move by the sign of a momentum (Lion, arXiv 2302.06675, algorithm 2), which needs a learning
     rate 3 to 10 times below AdamW's."""
     sign = first.lerp(grad, 1.0 - settings.beta1).sign_()
     weight.mul_(1.0 - lr * weight_decay).add_(sign, alpha=-lr)
@@ -196,7 +196,7 @@ def sgd(
     weight_decay: float,
     settings: Optimizer,
 ) -> None:
-    """The gradient, with `beta1` of the step before (heavy-ball momentum)."""
+    """Move along the gradient, with `beta1` of the previous step (heavy-ball momentum)."""
     first.mul_(settings.beta1).add_(grad)
     weight.mul_(1.0 - lr * weight_decay).add_(first, alpha=-lr)
 
@@ -206,7 +206,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NUM_ITERATIONS = 5
 _LEAST_NORM = 1e-7
 RMS = 0.2
-"""Root mean square of AdamW's usual update, which Muon's is scaled to."""
+"""Root mean square of AdamW's usual update, to which Muon's is scaled."""
 
 
 class Muon:
@@ -217,7 +217,7 @@ class Muon:
     AdamW updates what is no matrix of a layer."""
 
     def __call__(self, **step: Any) -> None:
-        """Update what is no matrix of a layer, as AdamW does."""
+        """Update everything but matrices of layers, as AdamW does."""
         adamw(**step)
 
     def momentum(

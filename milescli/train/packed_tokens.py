@@ -15,29 +15,27 @@ from milescli.train.streams import LOGPROBS
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Says which sequence and index each position of this rank belongs to. S: positions, padding
-    included; N: sequences. Positions before the first trained token, which sequences may have in
-    common, are there once, with the first of them."""
+    included; N: sequences. Positions before the first trained token, which sequences may share,
+    occur once, with the first of these sequences."""
 
     sequence: torch.Tensor
     """[S] int64, 0 .. N - 1; N at padding."""
     offset: torch.Tensor
-    """[S] int64 place of the token in its sequence, counted from 0; every value of this class is
-    about the token that is predicted, so the smallest is 1."""
+    """[S] int64 index of the predicted token in its sequence, counted from 0; a first token is
+    never predicted, so the smallest is 1."""
     lengths: torch.Tensor
-    """[N] int64 tokens of each whole sequence, over all context-parallel ranks."""
+    """[N] int64 number of tokens of each whole sequence, over all context-parallel ranks."""
     context_group: torch.distributed.ProcessGroup | None = None
-    """Ranks that hold the other parts of these sequences; None where this rank holds all."""
+    """Ranks that hold the other parts of these sequences; None if this rank holds all."""
     token_group: torch.distributed.ProcessGroup | None = None
-    """Ranks that hold all tokens of the step between them (data x context parallel); None where
-    this rank holds all."""
+    """Ranks that together hold all tokens of the step (data x context parallel); None if this rank
+    holds all."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PackedTokens:
-    """One microbatch in `Objective.loss`, or all tokens of this rank in `Objective.complete`.
-
-    Every value is about the token that is predicted at a position, given those before it.
-    """
+    """One microbatch in `Objective.loss`, or all tokens of this rank in `Objective.complete`. Every
+    value belongs to the token that is predicted at a position, given those before it."""
 
     places: Places
     loss_mask: torch.Tensor
@@ -49,23 +47,23 @@ class PackedTokens:
     """Values by `Stream`, or by a name of the objective's own: [S] float32, or [S, k]. Read with
     `tokens[stream]`."""
     logprobs: torch.Tensor | None = None
-    """[S] by the current policy, with gradient; 0.0 off the mask, as are the next two. In `loss`
-    alone."""
+    """[S] by the current policy, with gradient; 0.0 off the mask, as are the next two. Only in
+    `loss`."""
     entropy: torch.Tensor | None = None
-    """[S] nats, with gradient; in `loss` alone."""
+    """[S] nats, with gradient; only in `loss`."""
     candidates: torch.Tensor | None = None
-    """[S, k] log-probs by the current policy of the tokens in `Stream.CANDIDATES`, where these are,
-    with gradient; in `loss` alone."""
+    """[S, k] log-probs by the current policy of the tokens in `Stream.CANDIDATES`, if there are
+    any, with gradient; only in `loss`."""
     scores: torch.Tensor | None = None
-    """[S] of a model that gives a score instead of a next token, with gradient: what it says when
-    it has read the tokens before. In `loss` alone, and `logprobs` is None then."""
+    """[S] scores of a model that gives a score instead of a next token, after it has read the
+    tokens before, with gradient. Only in `loss`, where `logprobs` is then None."""
     new_streams: MutableMapping[str, torch.Tensor] = field(default_factory=dict)
     """Streams that `complete` has set."""
 
     def __getitem__(self, stream: str) -> torch.Tensor:
-        """[S] float32, or [S, k]. Off the mask a log-prob is the policy's own, detached, so that a
-        ratio there is 1 and its gradient finite; anything else is 0.0. KeyError where the stream is
-        not there: name it in `needs`, or make it in `sequences`."""
+        """Return [S] float32, or [S, k]. Off the mask a log-prob is the policy's own, detached, so
+        that a ratio there is 1 and its gradient finite; anything else is 0.0. Raises KeyError for a
+        missing stream: name it in `needs`, or make it in `sequences`."""
         values = self.new_streams[stream] if stream in self.new_streams else self.streams[stream]
         if stream in LOGPROBS and self.logprobs is not None:
             return torch.where(self.loss_mask, values, self.logprobs.detach())
@@ -73,7 +71,7 @@ class PackedTokens:
         return torch.where(mask, values, values.new_zeros(()))
 
     def __setitem__(self, stream: str, values: torch.Tensor) -> None:
-        """For `complete`: [S], for the losses of this step."""
+        """Set a stream [S] for the losses of this step. Only for `complete`."""
         assert not self.is_in_loss, f"a loss cannot set the stream `{stream}`: `complete` can"
         assert values.shape == self.loss_mask.shape, (stream, values.shape, self.loss_mask.shape)
         self.new_streams[stream] = values.detach().float()
@@ -92,7 +90,7 @@ class PackedTokens:
         return len(self.places.lengths)
 
     def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
-        """[S] -> [N] the sum over the trained tokens of each whole sequence; of a mask, how many.
+        """Sum over the trained tokens of each whole sequence, [S] -> [N]; of a mask, count them.
         Differentiable."""
         values = _as_numbers(values)
         masked = torch.where(self.loss_mask, values, 0.0)
@@ -101,14 +99,14 @@ class PackedTokens:
         return _sum_over(sums[:-1], self.places.context_group)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """[N] -> [S] each token gets the value of its sequence, padding 0. Differentiable."""
+        """Give each token the value of its sequence, [N] -> [S]; padding gets 0. Differentiable."""
         padded = torch.cat([values, values.new_zeros(1)])
         return padded[self.places.sequence]
 
     def whole_sequences(self, values: torch.Tensor) -> torch.Tensor:
-        """[S] -> [N, L] each whole sequence in order, for scans; L: the longest. Column t is about
-        token t, so column 0 is 0.0, as is what stands beyond the end. Values off the loss mask are
-        kept: multiply by `whole_sequences(loss_mask)` to drop them. Differentiable."""
+        """Return each whole sequence in order, for scans, [S] -> [N, L]; L: the longest. Column t
+        belongs to token t, so column 0 is 0.0, as are columns beyond the end. Values off the loss
+        mask stay: multiply by `whole_sequences(loss_mask)` to drop them. Differentiable."""
         values = _as_numbers(values)
         columns = int(self.places.lengths.max()) if self.num_sequences else 1
         flat = values.new_zeros((self.num_sequences + 1) * columns)
@@ -117,19 +115,20 @@ class PackedTokens:
         return _sum_over(whole, self.places.context_group)
 
     def own_part(self, whole: torch.Tensor) -> torch.Tensor:
-        """[N, L] -> [S] the inverse of `whole_sequences`; padding gets 0.0. Differentiable."""
+        """Invert `whole_sequences`, [N, L] -> [S]; padding gets 0.0. Differentiable."""
         padded = torch.cat([whole, whole.new_zeros((1, whole.shape[1]))])
         return padded.view(-1)[self._cells(whole.shape[1])]
 
     def _cells(self, columns: int) -> torch.Tensor:
-        """[S] index into [N + 1, columns] laid flat; padding goes to the last row."""
+        """Return [S] index into [N + 1, columns] laid flat; padding goes to the last row."""
         sequence = self.places.sequence
         is_padding = sequence == self.num_sequences
         return sequence * columns + torch.where(is_padding, 0, self.places.offset)
 
     def reduce(self, values: torch.Tensor, how: Literal["sum", "mean", "max"]) -> torch.Tensor:
-        """[S] -> a scalar over the trained tokens of the whole step, on all ranks. For `complete`
-        alone: a mean over one microbatch would depend on how the step was packed. No gradient."""
+        """Reduce [S] to a scalar over the trained tokens of the whole step, on all ranks. Only for
+        `complete`: a mean over one microbatch would depend on how the step was packed. No gradient.
+        """
         assert not self.is_in_loss, "in a loss it would depend on packing: reduce in `complete`"
         group, values = self.places.token_group, values.detach().double()
         if how == "max":
@@ -147,7 +146,7 @@ class PackedTokens:
 
 
 def _as_numbers(values: torch.Tensor) -> torch.Tensor:
-    """Masks and counts as float32, which can be summed over ranks."""
+    """Return masks and counts as float32, which can be summed over ranks."""
     return values if values.is_floating_point() else values.float()
 
 

@@ -1,5 +1,5 @@
-"""Sequences -> TrainBatch: spread over optimizer updates, data-parallel ranks and microbatches, and
-laid end to end for each rank. Pure and deterministic; arrays only."""
+"""Packs sequences into a TrainBatch: distributes them over optimizer updates, data-parallel ranks
+and microbatches, and lays them end to end for each rank. Pure and deterministic; arrays only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bins = list[list[int]]
 """Indices of lengths, ascending in each bin."""
 NO_IMAGES: Mapping[str, bytes] = MappingProxyType({})
 DIFFERENCED = 512
-"""Lengths that are shared out by differencing at most, which takes 20 us each and bin."""
+"""Most lengths that are distributed by differencing, which takes 20 us for each length and bin."""
 
 
 def share_out(lengths: Sequence[int], *, num_ranks: int, cap: int) -> list[Bins]:
@@ -43,7 +43,8 @@ def share_out(lengths: Sequence[int], *, num_ranks: int, cap: int) -> list[Bins]
 def _within_ranks(
     lengths: Sequence[int], by_rank: Bins, *, num_bins: int, cap: int
 ) -> list[Bins] | None:
-    """Each rank's own lengths in `num_bins` bins; None where some rank's do not fit."""
+    """Distribute each rank's own lengths over `num_bins` bins; None if those of some rank do not
+    fit."""
     shared = []
     for members in by_rank:
         own = [lengths[index] for index in members]
@@ -62,7 +63,7 @@ def _fits(lengths: Sequence[int], bins: Bins, cap: int) -> bool:
 
 
 def _deal(lengths: Sequence[int], full: Bins, *, num_ranks: int, num_bins: int) -> list[Bins]:
-    """Bins that are as they must be, `num_bins` to each rank, the ranks as even as whole bins
+    """Deal the finished bins, `num_bins` to each rank, with the ranks as even as whole bins
     allow."""
     bins = full + [[] for _ in range(num_ranks * num_bins - len(full))]
     sums = [sum(lengths[index] for index in bin_) for bin_ in bins]
@@ -102,10 +103,10 @@ def longest_first(lengths: Sequence[int], num_bins: int) -> Bins:
 def _emptiest_first(
     order: Iterable[int], lengths: Sequence[int], num_bins: int
 ) -> tuple[Bins, list[tuple[int, int]]]:
-    """Put each index into the emptiest bin. Returns the bins, and (load, number) of each."""
+    """Put each index into the emptiest bin. Return the bins, and (load, number) of each."""
     bins: Bins = [[] for _ in range(num_bins)]
     loads = list(range(num_bins))
-    """load x num_bins + number, which one comparison orders."""
+    """load x num_bins + number, so that one comparison orders the bins."""
     for index in order:
         load = loads[0]
         bins[load % num_bins].append(index)
@@ -140,8 +141,8 @@ def even_deal(lengths: Sequence[int], num_bins: int) -> Bins:
 
 
 def _joined_bins(rows: list[list[tuple[int, tuple]]]) -> Bins:
-    """Each row: (sum, members) of every bin, largest first. The two least even rows are joined,
-    largest to smallest, until one is left."""
+    """Join the two least even rows, largest to smallest, until one is left. Each row has (sum,
+    members) of every bin, largest first."""
     heap = [(row[-1][0] - row[0][0], serial, row) for serial, row in enumerate(rows)]
     heapq.heapify(heap)
     while len(heap) > 1:
@@ -161,7 +162,7 @@ def _sum_of(entry: tuple[int, object]) -> int:
 
 
 def _flattened(members: tuple) -> list[int]:
-    """((1, 2), (3,)) -> 1 2 3, however deep."""
+    """Flatten ((1, 2), (3,)) to 1 2 3, at any depth."""
     flat, pending = [], [members]
     while pending:
         item = pending.pop()
@@ -173,7 +174,7 @@ def _flattened(members: tuple) -> list[int]:
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
-    """Indices of the lengths, longest first; equal lengths in order of their index."""
+    """Return the indices of the lengths, longest first; equal lengths in order of their index."""
     return np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
 
 
@@ -193,11 +194,11 @@ def pack(
     images: Mapping[str, bytes] = NO_IMAGES,
     shares_prompts: bool = False,
 ) -> TrainBatch:
-    """Pack every sequence once. `objective` is the name by which ranks load it; `updates` is the
-    number of optimizer updates, less if there are fewer groups; `asked` are the sequences whose
-    log-probs a step returns; `images` are PNG files by hash, at least those of the sequences'
-    spans, of which each shard gets its own. `shares_prompts`: one rank alone gets the sequences of
-    a group in one microbatch, as far as they fit, since it computes their prompt once there."""
+    """Pack every sequence once. `objective`: name by which ranks load it; `updates`: number of
+    optimizer updates, less if there are fewer groups; `asked`: sequences whose log-probs a step
+    returns; `images`: PNG files by hash, at least those of the sequences' spans, of which each
+    shard gets its own. `shares_prompts`: put the sequences of a group into one microbatch of one
+    rank, as far as they fit, since the rank then computes their prompt once."""
     shards = lay_out(
         sequences,
         objective=objective,
@@ -222,8 +223,7 @@ def lay_out(
     asked: Collection[int] = (),
     shares_prompts: bool = False,
 ) -> list[ShardLayout]:
-    """Decide as `pack` which sequences each rank gets, of what is known without their tokens.
-    Returns [dp]."""
+    """Decide as `pack` which sequences each rank gets, without their tokens. Return [dp]."""
     assert sequences, "a step needs at least one sequence"
     parts = [
         _spread(
@@ -256,7 +256,7 @@ def _numbers(updates: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 
 
 def images_of(items: Iterable[object]) -> dict[str, bytes]:
-    """Return the PNG files that groups, rows and pairs of rows show, by hash."""
+    """Return the PNG files of groups, rows and pairs of rows, by hash."""
     holders: list[Prompt | Trajectory] = []
     for item in items:
         if isinstance(item, Group):
@@ -270,7 +270,8 @@ def images_of(items: Iterable[object]) -> dict[str, bytes]:
 
 
 def _split_by_group(sequences: Sequence[TrainSequence | Outline], updates: int) -> list[list[int]]:
-    """Sequence numbers of each update: neighbouring groups, as equally many as can be."""
+    """Return the sequence numbers of each update: neighbouring groups, in parts as equal as
+    possible."""
     groups: dict[int, list[int]] = {}
     for number, sequence in enumerate(sequences):
         groups.setdefault(sequence.group, []).append(number)
@@ -281,8 +282,8 @@ def _split_by_group(sequences: Sequence[TrainSequence | Outline], updates: int) 
 def _loss_weights(
     sequences: Sequence[TrainSequence | Outline], updates: Sequence[Update]
 ) -> np.ndarray:
-    """[sequences] float32 as `TrainShard.loss_weights` says. Sequences without a trained token do
-    not count."""
+    """Return [sequences] float32 as `TrainShard.loss_weights` says. Sequences without a trained
+    token do not count."""
     weights = np.zeros(len(sequences), np.float32)
     for update in updates:
         members = [number for rank in update for microbatch in rank for number in microbatch]
@@ -314,8 +315,8 @@ class ShardLayout:
         sequences: Sequence[TrainSequence] | Mapping[int, TrainSequence],
         images: Mapping[str, bytes] = NO_IMAGES,
     ) -> TrainShard:
-        """Return the shard with its tokens. `sequences`: by their numbers, at least its own;
-        `images`: see `pack`."""
+        """Return the shard with its tokens. `sequences`: by their numbers, at least those of the
+        shard; `images`: see `pack`."""
         numbers = self.sequence_ids.tolist()
         own = [sequences[number] for number in numbers]
         local = {number: index for index, number in enumerate(numbers)}
@@ -361,7 +362,8 @@ def _joined(
 
 
 def _routing(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
-    """[T, num_layers, topk] of the smallest type; each sequence gets a row of zeros at its end."""
+    """Return [T, num_layers, topk] of the smallest type; each sequence gets a row of zeros at its
+    end."""
     parts = []
     for sequence in sequences:
         if sequence.routed_experts is None:
@@ -384,8 +386,8 @@ def _spread(
     cap: int,
     by_group: bool,
 ) -> Update:
-    """Units of the members over ranks and microbatches, by their positions. `by_group`: neighbours
-    of a group that fit into a microbatch are a unit, too."""
+    """Distribute the units of the members over ranks and microbatches, by their positions.
+    `by_group`: neighbours of a group that fit into a microbatch are a unit, too."""
     positions = [sequence.num_tokens - 1 for sequence in sequences]
     if not by_group and all(sequences[number].unit is None for number in members):
         lengths = [positions[number] for number in members]

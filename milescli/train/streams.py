@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Stream(StrEnum):
-    """Names the streams that miles knows; an objective of yours may make others under any string. A
-    stream has one float32 value, or a row of values, per token. Off the loss mask it means
-    nothing."""
+    """Names the streams that miles knows; an objective of yours may use others under any string. A
+    stream has one float32 value, or a row of values, per token. Off the loss mask it has no
+    meaning."""
 
     ADVANTAGE = "advantage"
     ENGINE = "engine"
@@ -25,34 +25,36 @@ class Stream(StrEnum):
     REFERENCE = "reference"
     """Log-prob by the frozen reference."""
     VALUES = "values"
-    """The critic's estimate of the return from here on, before the first update of the step."""
+    """The critic's estimate of the return from this token on, before the first update of the step.
+    """
     RETURNS = "returns"
     """The critic's target."""
     TURN_REWARD = "turn_reward"
-    """At the last token of a turn what that turn was worth by itself, else 0; only where some turn
-    has such a reward."""
+    """Reward of a single turn, at the turn's last token; 0 elsewhere. Only if some turn has such a
+    reward."""
     UNIFORM = "uniform"
-    """A random number in [0, 1), fixed by the sample's seed: a draw that no layout changes."""
+    """A random number in [0, 1), fixed by the sample's seed: a draw that is the same under every
+    layout."""
     ENTROPY_COEF = "entropy_coef"
     """Weight of the entropy bonus in this step, the same for all tokens."""
     TRUNCATION = "truncation"
-    """Bound of trainer / engine, which a token's loss is weighted by; the same for all tokens."""
+    """Bound of trainer / engine, by which a token's loss is weighted; the same for all tokens."""
     CORRECTION = "correction"
-    """The weight of a token's loss by `train.correction`."""
+    """Weight of a token's loss, from `train.correction`."""
     CANDIDATES = "candidates"
-    """int32 [k] token ids at each position, likeliest first: the teacher's. Where they are, a loss
-    is given the policy's log-probs of them (`PackedTokens.candidates`)."""
+    """int32 [k] the teacher's likeliest token ids at each position, likeliest first. With this
+    stream, a loss gets the policy's log-probs of these tokens (`PackedTokens.candidates`)."""
     TEACHER = "teacher"
-    """Log-prob by the teacher: of the token, or where there are candidates [k] of these."""
+    """Log-prob by the teacher: of the token, or with candidates [k] of these."""
     TEACHER_INDEX = "teacher_index"
-    """Which of `train.distill.teachers` the sequence has; not there: the only one."""
+    """Which of `train.distill.teachers` scores the sequence; missing: the only one."""
 
 
 LOGPROBS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})
 """Streams that the loss compares with the policy's own log-probs."""
 FROM_RANKS = (Stream.OLD, Stream.REFERENCE, Stream.VALUES, Stream.CANDIDATES, Stream.TEACHER)
-"""Streams that the trainer's ranks compute where an objective needs them, in this order.
-CANDIDATES come with TEACHER."""
+"""Streams that the trainer's ranks compute if an objective needs them, in this order. CANDIDATES
+come with TEACHER."""
 
 
 def require_each(

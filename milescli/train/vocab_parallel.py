@@ -1,7 +1,7 @@
-"""Log-probs of targets, of the likeliest tokens, and entropy by an output layer whose vocabulary is
-spread over ranks. Logits are there for a block of tokens and columns at a time, and are computed
-again for the gradients: no tensor of [tokens, vocabulary] is ever made (as in cut cross-entropy,
-arXiv 2411.09009)."""
+"""Computes log-probs of targets, the likeliest tokens, and entropy for an output layer whose
+vocabulary is spread over ranks. Logits exist for one block of tokens and columns at a time, and are
+recomputed for the gradients: no tensor of [tokens, vocabulary] is ever made (as in cut
+cross-entropy, arXiv 2411.09009)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class VocabShard:
     start: int = 0
     """Token id of row 0."""
     size: int
-    """Rows that stand for tokens; rows beyond are padding and take no part."""
+    """Number of rows that are tokens; further rows are padding and are ignored."""
     group: dist.ProcessGroup | None = None
-    """Ranks that hold the other parts; None where this rank holds all."""
+    """Ranks that hold the other parts; None if this rank holds all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class _TargetLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, form: _Form):
         chosen = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
-        """x of the targets where they are here"""
+        """x of the targets in this rank's part of the vocabulary"""
 
         def look(x: torch.Tensor, rows: slice, columns: slice) -> None:
             local, is_here = _within(targets[rows], columns, form.shard)
@@ -130,7 +130,7 @@ class _TargetLogprobs(torch.autograd.Function):
             return grad_hidden.to(hidden.dtype), None, None, None
 
         def slope(x: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
-            """d loss / d x, over x."""
+            """Compute d loss / d x, in place of x."""
             scale = None if grad_logprob is None else -grad_logprob[rows].sum(1, keepdim=True)
             if grad_entropy is not None:
                 by_entropy = (mean[rows, None] - x).mul_(grad_entropy[rows, None])
@@ -162,8 +162,8 @@ class _TargetLogprobs(torch.autograd.Function):
 
 
 class _MeanRow:
-    """Collects sum_k p_k weight_k [T, hidden_size] over this rank's rows of the weight, block by
-    block, while the sum of the exponentials is not known (as flash attention does)."""
+    """Accumulates sum_k p_k weight_k [T, hidden_size] over this rank's rows of the weight, block by
+    block, before the sum of the exponentials is known (as flash attention does)."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self._sum = torch.zeros_like(hidden, dtype=torch.float32)
@@ -172,7 +172,8 @@ class _MeanRow:
     def add(
         self, weights: torch.Tensor, peak: torch.Tensor, part: torch.Tensor, rows: slice
     ) -> None:
-        """Add the rows `part` of the weight by `weights` [rows, columns], exp(x - peak)."""
+        """Add the rows `part` of the weight, weighted by `weights` [rows, columns], exp(x -
+        peak)."""
         before, own = self._peak[rows], peak[:, None]
         after = torch.maximum(before, own)
         more = onednn.product(weights.to(part.dtype), part.t()).float()
@@ -193,8 +194,8 @@ def _totals(
     look: Callable[[torch.Tensor, slice, slice], None],
     mean_row: _MeanRow | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logsumexp(x), sum_k p_k x_k) [T] over all ranks. `look`: called with every block of x, its
-    rows, and which of this rank's columns it is. `mean_row` collects the same blocks."""
+    """Return (logsumexp(x), sum_k p_k x_k) [T] over all ranks. `look`: called with every block of
+    x, its rows, and which of this rank's columns it covers. `mean_row` receives the same blocks."""
     if exact.is_on():
         assert form.shard.group is None or form.shard.group.size() == 1, "the plan refuses tp"
         return _exact_totals(hidden, weight, form, look)
@@ -230,7 +231,7 @@ def _exact_totals(
     look: Callable[[torch.Tensor, slice, slice], None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `_totals` with whole rows of logits in the form that engines use. A block has as many
-    numbers as otherwise."""
+    numbers as in `_totals`."""
     columns = slice(0, form.shard.size)
     tokens, width = head_block(on_host=hidden.device.type == "cpu")
     log_total, mean = torch.empty((2, len(hidden)), dtype=torch.float32, device=hidden.device)
@@ -244,19 +245,19 @@ def _exact_totals(
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """[rows, columns] float32, a tensor of its own."""
+    """Return [rows, columns] float32, a new tensor."""
     logits = onednn.product(hidden, weight).float()
     return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def _heated(x: torch.Tensor, temperature: float) -> torch.Tensor:
-    """x / temperature, in place."""
+    """Divide x by the temperature, in place."""
     return x if temperature == 1.0 else x.div_(temperature)
 
 
 def _blocks(hidden: torch.Tensor, size: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Of columns, each with its blocks of tokens: columns are outside, so that every part of the
-    weight, and of its gradient, is read and written once."""
+    """Yield parts of the columns, each with its blocks of tokens: columns are the outer loop, so
+    that every part of the weight, and of its gradient, is read and written once."""
     tokens, columns = head_block(on_host=hidden.device.type == "cpu")
     rows = _cut(len(hidden), tokens)
     return ((part, rows) for part in _cut(size, columns))
@@ -269,7 +270,7 @@ def _cut(length: int, step: int) -> list[slice]:
 def _within(
     targets: torch.Tensor, columns: slice, shard: VocabShard
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(places [rows, n] among the columns, whether the targets are among them)"""
+    """Return (places [rows, n] among the columns, whether the targets are among them)."""
     local = targets - (shard.start + columns.start)
     is_here = (local >= 0) & (local < columns.stop - columns.start)
     return torch.where(is_here, local, 0), is_here
@@ -278,7 +279,7 @@ def _within(
 def _likeliest(
     values: list[torch.Tensor], ids: list[torch.Tensor], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, ids) [rows, count] of parts [rows, n] of each."""
+    """Return (values, ids) [rows, count] of the largest values, from parts [rows, n] of both."""
     best, places = torch.cat(values, dim=1).topk(count)
     return best, torch.cat(ids, dim=1).gather(1, places)
 
@@ -289,7 +290,7 @@ def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp, shard: VocabShar
 
 
 def _gathered(part: torch.Tensor, shard: VocabShard) -> list[torch.Tensor]:
-    """[ranks] of what each has."""
+    """Return [ranks] the parts of all ranks."""
     if shard.group is None or shard.group.size() == 1:
         return [part]
     parts = [torch.empty_like(part) for _ in range(shard.group.size())]

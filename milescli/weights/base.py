@@ -77,7 +77,7 @@ class Slice:
 
 def layout(bucket: Bucket) -> list[Slice]:
     """Return the slices of the tensors, one after the other without gaps: SGLang computes the
-    places by itself. Wide dtypes come first, so that each tensor begins at a multiple of its
+    positions itself. Wide dtypes come first, so that each tensor begins at a multiple of its
     element's bytes, without which its bytes cannot be viewed as numbers."""
     slices: list[Slice] = []
     start = 0
@@ -104,5 +104,5 @@ def aligned(bucket: Bucket) -> Bucket:
 
 
 def has_quantised(dtypes: Iterable[torch.dtype]) -> bool:
-    """Return True if a tensor holds numbers that another one scales: float8, or packed integers."""
+    """Return True if a dtype needs scales: float8, or packed integers."""
     return any(dtype.itemsize == 1 or not dtype.is_floating_point for dtype in dtypes)

@@ -1,10 +1,12 @@
-"""What changed of bytes that the receiver has in an older form: at small learning rates, one weight
-in a hundred changes in bfloat16, and nine of ten of these by one step of their last bit. Pure.
+"""Encodes changes of bytes of which the receiver has an older version: at small learning rates, one
+weight in a hundred changes in bfloat16, and nine of ten of these by one unit in the last place.
+Pure.
 
-A change is coded as the gap to it, one byte (255: go on), and its step, one byte: by how many
-numbers of bfloat16 it moved, in order of value. A larger step stands as -128, and the number itself
-follows behind all steps. Words of other dtypes are coded as if they were bfloat16: nothing is
-lost."""
+A change is coded as the gap to it, one byte (255: continued in the next byte), and its step, one
+byte: by how many numbers of bfloat16 it moved, in order of value. A larger step is coded as -128,
+and the number itself follows after all steps. Words of other dtypes are coded as if they were
+bfloat16: nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,25 @@ Words = NDArray[np.int16]
 _FAR = -128
 """Step of a number that follows in full."""
 _ON = 255
-"""Gap that goes on in the next byte."""
+"""Gap that continues in the next byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """Describes coded changes; their bytes stand by themselves."""
+    """Describes encoded changes; their bytes are separate."""
 
     num_gaps: int
-    """Bytes."""
+    """Bytes of the gaps."""
     num_steps: int
-    """Bytes: one for each change."""
+    """Bytes of the steps: one for each change."""
     num_far: int
-    """Numbers of two bytes."""
+    """Numbers in full, of two bytes each."""
     checksum: int
-    """CRC-32 of the bytes that result."""
+    """CRC-32 of the resulting bytes."""
 
 
 def encode(old: Words, new: Words) -> tuple[Delta, NDArray[np.uint8]]:
-    """Return what turns [words] `old` into `new`, and its bytes."""
+    """Return the changes from [words] `old` to `new`, and their bytes."""
     changed = np.flatnonzero(old != new)
     gaps = np.diff(changed, prepend=-1) - 1
     whole, rest = np.divmod(gaps, _ON)
@@ -57,7 +59,7 @@ def encode(old: Words, new: Words) -> tuple[Delta, NDArray[np.uint8]]:
 
 
 def apply(delta: Delta, raw: NDArray[np.uint8], words: Words) -> None:
-    """Change [words] in place. Raises ValueError if they are not what was changed."""
+    """Change [words] in place. Raises ValueError if they are not the old words."""
     coded = raw[: delta.num_gaps].astype(np.int64)
     ends = coded != _ON
     changed = np.cumsum(coded + ends)[ends] - 1
@@ -79,7 +81,7 @@ def checksum(words: Words) -> int:
 
 
 def _in_order(words: Words) -> NDArray[np.int32]:
-    """Bit patterns -> integers in the order of the numbers: those of negative ones run
+    """Map bit patterns to integers in the order of the numbers: those of negative numbers run
     backwards."""
     wide = words.astype(np.int32)
     return np.where(wide < 0, -0x8000 - wide - 1, wide)

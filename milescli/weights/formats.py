@@ -21,9 +21,9 @@ class WeightFormat(Protocol):
     """Defines a plug-in of `weights.format`."""
 
     def __call__(self, *, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        """What the engines' own loader is given in place of one complete tensor: other names,
+        """Return what the engines' own loader gets in place of one complete tensor: other names,
         another dtype, a tensor and its scales. Called on every rank for every tensor of each
-        publish; equal input gives equal output."""
+        publish; equal input must give equal output."""
         ...
 
 

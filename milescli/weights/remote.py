@@ -1,5 +1,5 @@
-"""Pieces of weights that lie in the memory of other processes, and are read from there when a
-loader wants them. Knows no vendor."""
+"""Reads parts of weights from the memory of other processes when a loader needs them. Knows no
+vendor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 
 RUN_COST_BYTES = 2**14
-"""What a run of its own costs, in bytes that could be read meanwhile: where fewer lie between runs,
-all are read at once. A guess for RDMA, where it is untested; over TCP a run took 65 to 126
+"""Cost of a separate run, in bytes that could be read meanwhile: if fewer lie between two runs,
+both are read as one. A guess for RDMA, where it is untested; over TCP a run took 65 to 126
 microseconds, in which a long one reads 90 to 170 KB."""
 
 
@@ -20,10 +20,10 @@ class Reader(Protocol):
     """Reads memory of another process."""
 
     def memory_for(self, size_bytes: int) -> torch.Tensor:
-        """Return memory ([bytes] uint8) into which it can read."""
+        """Return memory ([bytes] uint8) into which the reader can read."""
 
     def forget(self, memory: torch.Tensor) -> None:
-        """Nothing more is read into it."""
+        """Release memory from `memory_for`: nothing more is read into it."""
 
     def read(self, memory: str, runs: Sequence[tuple[int, int, int]], into: torch.Tensor) -> None:
         """Read each (first byte in `memory`, first byte in `into`, bytes) of `runs`. `into`:
@@ -31,17 +31,18 @@ class Reader(Protocol):
 
 
 class Landing:
-    """Lends memory for what is read of one order: the same for each, as making it is slow."""
+    """Lends memory for the data of one order, the same memory for each order, as allocating it is
+    slow."""
 
     def __init__(self, reader: Reader) -> None:
-        """`reader` makes the memory, and reads into it."""
+        """Use `reader` to allocate the memory and to read into it."""
         self.reader = reader
         self._lent: list[torch.Tensor] = []
         """First the memory of each order; then of numbers for which it was too small."""
         self._used = 0
 
     def begin(self, size_bytes: int) -> None:
-        """Let the memory of the last order be used again, by one of `size_bytes`."""
+        """Free the memory of the last order for one of `size_bytes`."""
         keeps = bool(self._lent) and len(self._lent[0]) >= size_bytes
         for memory in self._lent[keeps:]:
             self.reader.forget(memory)
@@ -62,7 +63,7 @@ class RemoteMemory:
     """Names memory of another process."""
 
     def __init__(self, memory: str, landing: Landing) -> None:
-        """`memory`: as the landing's reader knows it."""
+        """Name `memory` as the landing's reader knows it."""
         self._memory, self._landing = memory, landing
 
     def box(self, first: int, *, dtype: torch.dtype, shape: Sequence[int]) -> RemoteBox:
@@ -71,7 +72,7 @@ class RemoteMemory:
 
 
 class RemoteBox:
-    """Holds the numbers of a box that lie elsewhere: an index reads those alone."""
+    """Stands for the numbers of a box in another process: indexing reads only the indexed ones."""
 
     def __init__(
         self, memory: str, first: int, *, dtype: torch.dtype, shape: Sequence[int], landing: Landing
@@ -95,7 +96,7 @@ class RemoteBox:
         return self._read(starts, length).view(shape)
 
     def _read(self, starts: Sequence[int], length: int) -> torch.Tensor:
-        """[len(starts) * length] numbers, of `length` from each start on."""
+        """Return [len(starts) * length] numbers, `length` of them from each start on."""
         size = self._dtype.itemsize
         into = self._landing.take(len(starts) * length * size)
         self._landing.reader.read(
@@ -110,8 +111,8 @@ class RemoteBox:
 
 
 def runs(shape: Sequence[int], bounds: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return where the runs of contiguous numbers begin that a slice of a contiguous tensor
-    consists of, and their length. `bounds`: (first, one past the last) along each dim."""
+    """Return the starts of the contiguous runs that make up a slice of a contiguous tensor, and
+    their length. `bounds`: (first, one past the last) along each dim."""
     inner = len(shape)
     while inner and bounds[inner - 1] == (0, shape[inner - 1]):
         inner -= 1

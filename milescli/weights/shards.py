@@ -1,6 +1,6 @@
-"""Tensors of which only pieces travel. A trainer rank sends the boxes that it owns; an engine rank
-is given `Sharded` tensors, and fetches from the boxes exactly what its own loader takes of them. So
-nobody describes an engine's cut: SGLang's loaders do, of any family, fused, padded or repeated.
+"""Tensors that are sent in pieces. A trainer rank sends the boxes that it owns; an engine rank gets
+`Sharded` tensors, and fetches from the boxes exactly what its own loader reads of them. So no code
+describes an engine's sharding: SGLang's loaders do, for any family, fused, padded or repeated.
 Knows no vendor."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Box:
         return prod(self.shape)
 
     def common(self, other: Box) -> Box | None:
-        """Return the part that both have, or None."""
+        """Return the intersection, or None."""
         start = tuple(map(max, self.start, other.start))
         shape = tuple(
             end - first for first, end in zip(start, map(min, self.end, other.end), strict=True)
@@ -86,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A part, who sends it, and on these ranks its numbers."""
+    """A part, its senders, and on ranks that hold it its numbers."""
 
     part: Part
     senders: tuple[int, ...]
@@ -98,13 +98,13 @@ class Shard:
 Shards = list[Shard]
 """A bucket: boxes that cover whole tensors. Every rank has the same ones in the same order."""
 PIECES_OF_BOUND = 16
-"""No piece is larger than this part of what the busiest rank must send: so the least loaded owner
-ends at no more than 1.2 times that (`tests/weights` holds it over random layouts)."""
+"""No piece is larger than this fraction of what the busiest rank must send, so that the least
+loaded owner ends at no more than 1.2 times that (`tests/weights` checks it over random layouts)."""
 
 
 def least_busiest(parts: Sequence[Part]) -> float:
-    """Return the bytes that the busiest rank sends at least, however parts are assigned: what only
-    some ranks hold, divided by their number, at its largest."""
+    """Return a lower bound of the bytes that the busiest rank sends, however parts are assigned:
+    the bytes that only some ranks hold, divided by their number, at its largest."""
     by_owners = defaultdict[tuple[int, ...], int](int)
     for part in parts:
         by_owners[part.owners] += part.size_bytes
@@ -119,7 +119,7 @@ def least_busiest(parts: Sequence[Part]) -> float:
 
 
 def _sharing(sets: Iterable[frozenset[int]]) -> list[frozenset[int]]:
-    """The unions of sets that overlap: the ranks of a pipeline stage."""
+    """Return the unions of overlapping sets: the ranks of a pipeline stage."""
     unions: list[frozenset[int]] = []
     for ranks in sets:
         overlapping = [union for union in unions if not union.isdisjoint(ranks)]
@@ -131,8 +131,8 @@ def _sharing(sets: Iterable[frozenset[int]]) -> list[frozenset[int]]:
 def cut_to(
     parts: Sequence[Part], size_bytes: float, block: tuple[int, int] | None = None
 ) -> list[Part]:
-    """Return the parts, those of several owners cut along their longest dim into pieces of about
-    `size_bytes` at most, and where there is a `block` (rows, columns) at multiples of it."""
+    """Return the parts; those with several owners are cut along their longest dim into pieces of at
+    most about `size_bytes`, at multiples of a `block` (rows, columns) if there is one."""
     pieces = list[Part]()
     for part in parts:
         shape = part.box.shape
@@ -170,7 +170,7 @@ def assign(parts: Sequence[Part], *, num_ranks: int) -> list[int]:
 
 
 class Numbers(Protocol):
-    """Holds the numbers of a box: a tensor, or what reads them from elsewhere when indexed."""
+    """The numbers of a box: a tensor, or an object that reads them from elsewhere when indexed."""
 
     def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor: ...
 
@@ -187,7 +187,7 @@ class Source:
         *,
         device: torch.device,
     ) -> None:
-        """Take boxes with their numbers ([*box.shape] each), which are wanted on `device`."""
+        """Take boxes with their numbers ([*box.shape] each), which `read` returns on `device`."""
         self.name = name
         self.shape = tuple(shape)
         self.dtype = dtype
@@ -198,7 +198,7 @@ class Source:
 
     def read(self, wanted: Box) -> torch.Tensor:
         """Return the numbers of a box: a view if one box of the source has them all. Raises
-        ValueError if a number is nowhere."""
+        ValueError if no box has some number."""
         self.fetched += wanted.num_elements
         if not wanted.num_elements:  # a rank that holds padding alone
             return torch.empty(wanted.shape, dtype=self.dtype, device=self.device)
@@ -218,13 +218,12 @@ class Source:
 
 
 class Recorder(Source):
-    """Has no numbers, and notes which ones are taken: zeros take their place, until the tensor is
-    sent."""
+    """Records which numbers a loader reads, and returns zeros, before the tensor is sent."""
 
     def __init__(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device
     ) -> None:
-        """Stand for a tensor that nobody has sent yet."""
+        """Stand for a tensor that was not sent yet."""
         super().__init__(name, shape, dtype, [], device=device)
         self.taken = list[Box]()
 
@@ -236,14 +235,15 @@ class Recorder(Source):
 
 class Sharded(torch.Tensor):
     """Looks like a whole tensor to a loader: its views are views, and the first operation that
-    needs numbers fetches those of that view alone."""
+    needs numbers fetches only those of that view."""
 
     source: Source
     on_meta: torch.Tensor
 
     @staticmethod
     def __new__(cls, source: Source, on_meta: torch.Tensor) -> Sharded:
-        """`on_meta` is a view of a contiguous tensor of the source's shape on the meta device."""
+        """Make a tensor without numbers. `on_meta` is a view of a contiguous tensor of the source's
+        shape on the meta device."""
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             on_meta.shape,
@@ -264,7 +264,7 @@ class Sharded(torch.Tensor):
         return f"Sharded({self.source.name}, {list(self.shape)})"
 
     def __deepcopy__(self, _: dict[int, Any]) -> Sharded:
-        """Nobody writes into it, so a loader's copy may be the same."""
+        """Return the same object: nobody writes into it, so a loader's copy may be the same."""
         return self
 
     def fetch(self) -> torch.Tensor:
@@ -294,7 +294,7 @@ class Sharded(torch.Tensor):
 
 
 def _is_view(func: Any) -> bool:
-    """True if all that it returns are views of its first argument, in the same dtype."""
+    """Return True if all results are views of the first argument, in the same dtype."""
     if func is torch.ops.aten.view.dtype:
         return False
     infos = [result.alias_info for result in func._schema.returns]
@@ -302,9 +302,9 @@ def _is_view(func: Any) -> bool:
 
 
 def _box_of(view: torch.Tensor, shape: Place) -> tuple[Box, list[int | None] | None]:
-    """The smallest box of a contiguous tensor of `shape` that has the numbers of a view of it, and
-    for each dim of the view the dim of the box that it goes along (None: along none). The box is
-    the whole tensor, and the dims are None, where a view is no plain slice."""
+    """Return the smallest box of a contiguous tensor of `shape` that contains a view of it, and for
+    each dim of the view the dim of the box that it runs along (None: along none). If a view is no
+    plain slice, the box is the whole tensor, and the dims are None."""
     everything = whole(shape), None
     strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
     start, rest = [], view.storage_offset()

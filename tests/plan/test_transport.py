@@ -97,6 +97,20 @@ def test_waves_need_what_was_sent_before_until_the_last_is_updated() -> None:
     assert _in_step(waves, "engine") == _in_step(once, "engine")
 
 
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("train.lora.rank=8", "an adapter is trained"),
+        ("weights.format=mine:format", "`weights.format` is your own"),
+    ],
+)
+def test_whole_tensors_are_sent_each_time_and_nothing_is_kept(setting: str, why: str) -> None:
+    cpu = ("machine.gpus=0", "engines.num=1", "weights.channel=distributed", setting)
+    without, every = _plan("qwen3-0.6b", *cpu), _plan("qwen3-0.6b", *cpu, "weights.full_every=4")
+    assert why in _keys(every)["weights.full_every"] and why in _keys(every)["weights.transfer"]
+    assert _in_step(every, "trainer-rank") == _in_step(without, "trainer-rank")
+
+
 def test_shared_memory_keeps_no_copies() -> None:
     cpu = ("machine.gpus=0", "engines.num=1")
     without = _plan("qwen3-0.6b", *cpu)

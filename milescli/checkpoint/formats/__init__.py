@@ -1,5 +1,5 @@
 """Number formats in which weights are stored: each a codec of pure functions on tensors, and the
-names under which folders hold them."""
+names under which folders store them."""
 
 from milescli.checkpoint.formats.base import Codec, Scheme, stored_shapes
 

@@ -1,5 +1,5 @@
-"""What a number format is: a codec (tensors -> parts and back, with its rounding bound) and a
-scheme (how folders name the parts).
+"""Defines number formats: a codec (tensors -> parts and back, with its rounding bound) and a scheme
+(how folders name the parts).
 
 Weights are [..., rows, columns]; a block of `rows x columns` numbers along the last two dims shares
 one scale.
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 Parts = dict[str, Tensor]
-"""role -> tensor: `values`, `scale`, and where the format has them `global_scale` and `shape`"""
+"""role -> tensor: `values`, `scale`, and if the format has them `global_scale` and `shape`"""
 
 SLACK = 1 + 2.0**-17
-"""Bounds are of exact arithmetic. float32 divides and multiplies on the way, by numbers up to 2 **
-5 half steps: 2 ** -24 of each."""
+"""Bounds assume exact arithmetic. float32 divides and multiplies by up to 2 ** 5 half steps, with
+an error of 2 ** -24 each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Codec:
 
     name: str
     block: tuple[int, int]
-    """Rows and columns that share a scale; 0: all of them."""
+    """Rows and columns that share a scale; 0: all rows or columns."""
     per_element: int
     """Numbers in one element of the stored tensor, along the last dim."""
     values_dtypes: tuple[torch.dtype, ...]
@@ -35,11 +35,11 @@ class Codec:
     scale_dtypes: tuple[torch.dtype, ...]
     fit: Callable[[Tensor, Tensor | None], tuple[Tensor, Parts]]
     """([..., rows, columns], largest magnitude of all tensors that share a global scale, None: of
-    this one) -> (float32 numbers of the format's grid, the scales that they are multiplied by)"""
+    this one) -> (float32 numbers on the format's grid, the scales that multiply them)"""
     pack: Callable[[Tensor], Tensor]
     """Numbers of the grid -> stored numbers."""
     unpack: Callable[[Tensor], Tensor]
-    """Stored numbers -> float32, not scaled yet."""
+    """Stored numbers -> float32, before scaling."""
     scales: Callable[[Mapping[str, Tensor]], Tensor]
     """Stored scales (and global scale) -> float32 factors."""
     half_step: Callable[[Tensor], Tensor]
@@ -49,8 +49,8 @@ class Codec:
     """True if it has a global scale, computed from the largest magnitude of the whole tensor."""
 
     def quantise(self, weight: Tensor, shared: Tensor | None = None) -> Parts:
-        """Return the parts of a weight [..., rows, columns]. `shared` is the largest magnitude of
-        all tensors that share a global scale; None: of this one."""
+        """Return the parts of a weight [..., rows, columns]. `shared`: largest magnitude of all
+        tensors that share a global scale; None: of this one."""
         numbers, scales = self.fit(weight, shared)
         return {"values": self.pack(numbers), **scales}
 
@@ -84,9 +84,9 @@ class Scheme:
     plain_suffix: str = ".weight"
     """Suffix of the plain tensor."""
     transposed: bool = False
-    """The plain tensor has the last two dims the other way round (gpt-oss)."""
+    """True if the plain tensor has the last two dims swapped (gpt-oss)."""
     grouped: bool = False
-    """The numbers of each block lie in a dim of their own (gpt-oss)."""
+    """True if the numbers of each block have a dim of their own (gpt-oss)."""
 
     def names(self, plain: str) -> dict[str, str]:
         """Map a plain name to role -> name on disk."""

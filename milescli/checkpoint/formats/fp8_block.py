@@ -1,6 +1,6 @@
 """FP8 by blocks: float8_e4m3fn numbers and one scale for each 128 x 128 block (DeepSeek-V3
-technical report, section 3.3), in float32 or, where `scale_fmt` is ue8m0, a power of two. Blocks at
-the edges are filled partly."""
+technical report, section 3.3), in float32 or, if `scale_fmt` is ue8m0, a power of two. Blocks at
+the edges are partial."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from milescli.checkpoint.formats.base import (
 LARGEST = 448.0
 """Largest number of float8_e4m3fn."""
 ROUNDS_TO_LARGEST = 464.0
-"""Numbers up to here lose at most half a step as 448. A power of two that is the smallest to bring
-a block's largest number within it is chosen again for the rounded block, whose largest number is
-then between 240 and 448; measured against 448, a block that rounds to 224 would get half the
-scale."""
+"""Numbers up to this lose at most half a step when rounded to 448. The smallest power of two that
+brings a block's largest number within this is chosen again for the rounded block, whose largest
+number is then between 240 and 448; measured against 448, a block that rounds to 224 would get half
+the scale."""
 BLOCK = (128, 128)
 _SMALLEST_EXPONENT = -6
 _MANTISSA_BITS = 3
 _EXPONENT_BITS = 0x7F800000
-"""Of a float32: what is left is the power of two at or below it."""
+"""Exponent bits of a float32: alone they give the power of two at or below it."""
 
 
 def to_e4m3(scaled: Tensor) -> Tensor:

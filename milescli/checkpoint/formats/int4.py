@@ -18,7 +18,8 @@ GROUP = 32
 
 
 def _fit(weight: Tensor, _: Tensor | None, *, group: int) -> tuple[Tensor, Parts]:
-    """The largest magnitude of a group becomes 7, as in public quantisation-aware training."""
+    """Return the numbers and scales; the largest magnitude of a group becomes 7, as in public
+    quantisation-aware training."""
     grouped = weight.float().unflatten(-1, (-1, group or weight.shape[-1]))
     scale = _storable(block_maxima(weight, (1, group)) / LARGEST)
     numbers = (grouped / scale[..., None].float()).round_().clamp_(SMALLEST, LARGEST)

@@ -1,9 +1,9 @@
 """MXFP8: float8_e4m3fn numbers, and one E8M0 scale for each 32 of a row (OCP Microscaling Formats
 v1.0, section 5.2), as SGLang stores it: `weight_scale_inv` in uint8.
 
-The scale is the smallest power of two by which the largest number loses at most half a step. The
-specification's example (section 6.3) rounds down, and cuts off the largest numbers of most
-blocks."""
+The scale is the smallest power of two with which the largest number loses at most half a step. The
+specification's example (section 6.3) rounds down, and truncates the largest numbers of most blocks.
+"""
 
 from __future__ import annotations
 

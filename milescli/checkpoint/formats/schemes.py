@@ -1,4 +1,4 @@
-"""`quantization_config` of a config.json -> the schemes under which the folder's tensors may be
+"""Maps `quantization_config` of a config.json to the schemes in which the folder's tensors may be
 stored. Knows names, reads no tensor."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FP8 = Scheme(codec=fp8_block.codec(), suffixes=_SCALE_INV)
 FP8_STACKED = Scheme(
     codec=fp8_block.codec(), suffixes={"values": "", "scale": "_scale_inv"}, plain_suffix=""
 )
-"""Experts that lie stacked in one tensor, which has no `.weight`."""
+"""Experts that are stacked in one tensor, which has no `.weight`."""
 MXFP8 = Scheme(codec=mxfp8.CODEC, suffixes=_SCALE_INV)
 NVFP4 = Scheme(codec=fp4.NVFP4, suffixes={**_SCALE, "global_scale": ".weight_scale_2"})
 MXFP4_STACKED = Scheme(
@@ -30,7 +30,7 @@ MXFP4_STACKED = Scheme(
     transposed=True,
     grouped=True,
 )
-"""gpt-oss: [experts, rows, groups, 16], which transformers has as [experts, columns, rows]."""
+"""gpt-oss: [experts, rows, groups, 16], which is [experts, columns, rows] in transformers."""
 _V4_FP8 = Scheme(
     codec=fp8_block.codec(powers=True), suffixes={"values": ".weight", "scale": ".scale"}
 )
@@ -47,7 +47,7 @@ DROPPED = (
     ".activation_scale",
     ".input_global_scale",
 )
-"""Endings of tensors that scale activations or caches, not weights."""
+"""Suffixes of tensors that scale activations or caches, not weights."""
 
 
 def int4_scheme(group: int) -> Scheme:
@@ -65,7 +65,7 @@ SCHEMES: Mapping[Quantised, Scheme] = {
     "nvfp4": NVFP4,
     "mxfp4": MXFP4_STACKED,
 }
-"""What is written."""
+"""Schemes for writing."""
 INPUT_CODECS: Mapping[Quantised, Codec] = {
     "fp8": fp8_block.codec((1, 128)),
     "mxfp8": MXFP8.codec,
@@ -77,7 +77,7 @@ INPUT_CODECS: Mapping[Quantised, Codec] = {
 
 def has_power_scales(config: Mapping[str, object]) -> bool:
     """Return True if a model's config.json says that its FP8 scales are powers of two
-    (DeepSeek-V3.2's `scale_fmt`), which they stay."""
+    (DeepSeek-V3.2's `scale_fmt`); exports keep them so."""
     return (quantization_config(config) or {}).get("scale_fmt") == "ue8m0"
 
 

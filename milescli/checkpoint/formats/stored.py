@@ -1,5 +1,5 @@
-"""Converts plain tensors to those that a quantised folder stores, which are those that engines
-receive: export and publishing share it. Holds the tensors of one fused group at a time."""
+"""Converts plain tensors to those that a quantised folder stores and engines receive: export and
+publishing share it. Holds the tensors of one fused group at a time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ def stored(
     where: str | None = None,
 ) -> Iterator[Named]:
     """Yield (name, tensor) as the format stores them: the tensors that `choices` quantises, by
-    `scheme`, and the others as `plain(name, tensor)` returns them.
-
-    Tensors that share a global scale must be consecutive. With `where`, raises CheckpointError,
-    which names it, for a weight that is not finite in its stored dtype.
-    """
+    `scheme`, and the others as `plain(name, tensor)` returns them. Tensors that share a global
+    scale must be consecutive. With `where`, raises CheckpointError, which names it, for a weight
+    that is not finite in its stored dtype."""
     for unit in _units(
         tensors, choices, together=scheme is not None and scheme.codec.needs_largest
     ):
@@ -44,8 +42,8 @@ def stored(
 def rounded(
     tensors: Iterable[Named], choices: Mapping[str, Choice], scheme: Scheme
 ) -> Iterator[Named]:
-    """Yield the tensors under their own names: those that `choices` quantises rounded to the
-    scheme's numbers, in the dtype that they have."""
+    """Yield the tensors under their own names: those that `choices` quantises are rounded to the
+    scheme's numbers, in their own dtype."""
     codec = scheme.codec
     for unit in _units(tensors, choices, together=codec.needs_largest):
         if _is_plain(unit[0][0], choices):
@@ -64,7 +62,7 @@ def _is_plain(name: str, choices: Mapping[str, Choice]) -> bool:
 def _units(
     tensors: Iterable[Named], choices: Mapping[str, Choice], *, together: bool
 ) -> Iterator[list[Named]]:
-    """Each tensor by itself, or with those that share a global scale with it."""
+    """Yield each tensor alone, or together with those that share its global scale."""
     waiting: list[Named] = []
     for name, tensor in tensors:
         if not together or _is_plain(name, choices):
@@ -105,8 +103,8 @@ def largest_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def matrices(tensor: Tensor, scheme: Scheme) -> Iterator[Tensor]:
-    """Yield [rows, columns] as they are quantised: the tensor itself, or each of stacked experts,
-    transposed."""
+    """Yield the [rows, columns] matrices to quantise: the tensor itself, or each of stacked
+    experts, transposed."""
     if not scheme.transposed:
         yield tensor
         return

@@ -1,6 +1,6 @@
 """Frames one tensor in a `torch_dist` file as torch.save does: a zip archive of stored records.
-Writing by hand reuses known checksums; reading by hand reads a part of a tensor without the rest,
-and executes no pickle. Called by writer and reader."""
+Writing the frame here reuses known checksums; reading it here reads a part of a tensor without the
+rest, and executes no pickle. Called by writer and reader."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from functools import lru_cache
 import torch
 
 _ALIGN = 64
-"""Data begin at a multiple of it, as torch.save has them."""
+"""Data begin at a multiple of this, as in torch.save."""
 _DATA = "archive/data/0"
 _NUM_RECORDS = 6
 """Records of one tensor: five small ones and the data."""
 _MAX32 = 0xFFFFFFFF
 READ_AHEAD = 4096
-"""Bytes at both ends of a frame that `parse` wants to see; what torch.save writes there for one
-tensor is shorter."""
+"""Bytes at both ends of a frame that `parse` needs; what torch.save writes there for one tensor is
+shorter."""
 
 
 class NotFramed(ValueError):
@@ -57,7 +57,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Storage:
-    """Represents the storage in the pickle that is written."""
+    """Represents the storage in the written pickle."""
 
     def __init__(self, dtype: torch.dtype, num_elements: int) -> None:
         self.dtype, self.num_elements = dtype, num_elements
@@ -103,7 +103,7 @@ def _small_records(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[tuple[st
 
 
 def _local(name: str, *, crc32: int, size: int, offset: int) -> bytes:
-    """Local header of a record at `offset`, filled up so that its data are aligned."""
+    """Return the local header of a record at `offset`, padded so that its data are aligned."""
     wide = size >= _MAX32
     extra = struct.pack("<HHQQ", 1, 16, size, size) if wide else b""
     filling = -(offset + 30 + len(name) + len(extra) + 4) % _ALIGN
@@ -176,7 +176,8 @@ def make_framing(dtype: torch.dtype, shapes: Sequence[tuple[int, ...]], *, crc32
 
 @lru_cache(maxsize=1024)
 def _head(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """(the small records, as long as a multiple of the alignment; their lines of the directory)"""
+    """Return (the small records, whose length is a multiple of the alignment; their entries in the
+    directory)."""
     head, directory = b"", b""
     for name, content in _small_records(dtype, shape):
         crc32 = zlib.crc32(content)
@@ -186,8 +187,8 @@ def _head(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
 
 
 def _end(directory: bytes, *, count: int, start: int) -> bytes:
-    """The directory, which begins at `start`, and the ends of the archive: that of wide offsets,
-    its locator, and the plain one."""
+    """Return the directory, which begins at `start`, and the end records of the archive: the one
+    with wide offsets, its locator, and the plain one."""
     end64 = struct.pack(
         "<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, count, count, len(directory), start
     )
@@ -216,9 +217,9 @@ def framing_sizes(
 
 
 def parse(head: bytes, tail: bytes, *, size: int, read: Callable[[int, int], bytes]) -> Frame:
-    """Locate the tensor in a frame. `head` and `tail` are its first and last READ_AHEAD bytes,
-    `size` is that of the frame; `read` maps (offset within the frame, length) to bytes, if more are
-    needed. Raises NotFramed for anything but one tensor as torch.save writes it."""
+    """Locate the tensor in a frame. `head`, `tail`: its first and last READ_AHEAD bytes; `size`: of
+    the frame; `read`: maps (offset within the frame, length) to bytes, if more are needed. Raises
+    NotFramed for anything but one tensor as torch.save writes it."""
     try:
         return _parse(head, tail, size=size, read=read)
     except Exception as error:  # unpacking damaged bytes raises whatever these ask for
@@ -253,7 +254,7 @@ def _parse(head: bytes, tail: bytes, *, size: int, read: Callable[[int, int], by
 
 
 def _directory(content: bytes, count: int) -> dict[str, tuple[int, int]]:
-    """name -> (offset of its local header, size)"""
+    """Return name -> (offset of its local header, size)."""
     records, at = {}, 0
     for _ in range(count):
         if content[at : at + 4] != b"PK\1\2":
@@ -274,7 +275,7 @@ def _directory(content: bytes, count: int) -> dict[str, tuple[int, int]]:
 
 
 def _wide(extra: bytes, *, size: int, offset: int) -> tuple[int, int]:
-    """Sizes and offsets beyond 32 bits: uncompressed, compressed, offset, each only where its
+    """Return size and offset beyond 32 bits: uncompressed, compressed, offset, each only if its
     32-bit field is full."""
     at = 0
     while at < len(extra):
@@ -301,7 +302,7 @@ def _data_of(bytes_at: Callable[[int, int], bytes], offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """Holds what a pickled tensor says about itself."""
+    """What a pickled tensor says about itself."""
 
     dtype: torch.dtype
     key: str
@@ -320,8 +321,8 @@ class _Described:
 
 
 class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
-    """Knows the few names that a pickled tensor uses, and executes none of them. The one in Python:
-    by a single damaged byte that in C takes tens of GB for its memo."""
+    """Knows the few names that a pickled tensor uses, and executes none of them. The unpickler in
+    Python: a single damaged byte makes the one in C allocate tens of GB for its memo."""
 
     def find_class(self, module: str, name: str) -> object:
         if module == "torch._utils" and name in (

@@ -1,4 +1,4 @@
-"""Maps entries of the weight table to keys of a `torch_dist` checkpoint, with the place of each
+"""Maps entries of the weight table to keys of a `torch_dist` checkpoint, with the position of each
 tensor in them. Stock Megatron-Core's model looks up these keys in `sharded_state_dict`; its config
 and modules decide which name it uses, so all names are given."""
 
@@ -41,8 +41,8 @@ class Item:
     """Number of the part; None: all, fused."""
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
-    """The first is what Megatron's own modules ask for, where the layers are alike in one stacked
-    tensor; the others name the same bytes."""
+    """The first is the one that Megatron's own modules look up, if all layers are alike in one
+    stacked tensor; the others name the same bytes."""
 
     @property
     def frame_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -117,8 +117,8 @@ def _boxes(
 
 
 def names_of(entry: Entry) -> tuple[str, ...]:
-    """Return the names of an entry in Megatron's checkpoints, with the layer's number, that of its
-    local modules first; experts are rows of one tensor."""
+    """Return the names of an entry in Megatron's checkpoints, with the layer's number, the name in
+    its local modules first; experts are rows of one tensor."""
     plain = _EXPERT.sub(".experts.", entry.megatron)
     mixer = "full" if entry.layer is None else entry.facts.layers[entry.layer].mixer
     fused = fused_names(plain, mixer=mixer)
@@ -180,7 +180,8 @@ def incomplete(boxes: Iterable[Box]) -> str | None:
 
 
 def _gap(key: str, boxes: list[Box], whole: tuple[int, ...]) -> str | None:
-    """Boxes that end where the next begins, along one dim after the other."""
+    """Return the fault, if boxes do not end where the next begins, along one dim after the
+    other."""
     if not whole:
         return None if len(boxes) == 1 else f"`{key}` has two tensors in one place"
     rows: dict[int, list[Box]] = {}

@@ -41,7 +41,7 @@ _MODULES = (
     "torch.distributed.checkpoint.filesystem",
 )
 _MOST_MEMO = 1_000_000
-"""Entries of a pickle's memo by which one may be ahead of those that are there."""
+"""Most entries by which an index of a pickle's memo may exceed the existing ones."""
 _NAMES = {
     ("torch", "Size"),
     ("torch", "device"),
@@ -67,8 +67,8 @@ _MEGATRONS = {
 
 
 class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
-    """The one in Python: by a single damaged byte that in C takes tens of GB for its memo. What
-    this one reads, Megatron's own reader in C may read, too."""
+    """The unpickler in Python: a single damaged byte makes the one in C allocate tens of GB for its
+    memo. If this one reads a pickle, Megatron's own reader in C may read it, too."""
 
     dispatch: ClassVar = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
 
@@ -134,7 +134,8 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def _require_files(folder: Path, metadata: Metadata) -> None:
-    """A FIFO would be waited for without end. A file that is missing is told by who needs it."""
+    """Raise CheckpointError if a path is no file: opening a FIFO would block for ever. The code
+    that needs a missing file reports it."""
     names = {info.relative_path for info in (metadata.storage_data or {}).values()}
     for name in sorted({*names, COMMON_NAME, CONFIG_NAME}):
         try:
@@ -150,7 +151,8 @@ def _require_files(folder: Path, metadata: Metadata) -> None:
 
 
 def _require_places(metadata: Metadata) -> None:
-    """Raise an error of any type where a field that the reader uses is not what torch writes."""
+    """Raise an error of any type if a field that the reader uses has another form than torch
+    writes."""
     for key, stored in metadata.state_dict_metadata.items():
         if isinstance(stored, TensorStorageMetadata):
             boxes = [stored.size, *(box for c in stored.chunks for box in (c.offsets, c.sizes))]
@@ -199,7 +201,7 @@ class Placed:
 
 
 def make_metadata(placed: Iterable[Placed], *, empty: tuple[str, int]) -> bytes:
-    """Return the bytes of `.metadata`. `empty` is the (file, bytes) of the one extra state that all
+    """Return the bytes of `.metadata`. `empty`: (file, bytes) of the one extra state that all
     modules share."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
@@ -230,9 +232,9 @@ def make_metadata(placed: Iterable[Placed], *, empty: tuple[str, int]) -> bytes:
 
 
 def extra_states(item: Item) -> Iterator[str]:
-    """Yield the keys under which Megatron looks for the extra state of a tensor's module. Its
-    linear layers have one for TransformerEngine's, which keep FP8 scales there; norms and attention
-    of TransformerEngine have one too."""
+    """Yield the keys under which Megatron looks for the extra state of a tensor's module. Linear
+    layers have one for TransformerEngine's, which store FP8 scales there; norms and attention of
+    TransformerEngine have one, too."""
     for box in item.boxes:
         match = _OF_MODULE.match(box.key)
         if match is None:

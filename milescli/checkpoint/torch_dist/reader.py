@@ -1,6 +1,6 @@
-"""Reads tensors, or boxes of them, from a `torch_dist` checkpoint of any layout, without Megatron,
-a process group, or more than is asked for. Called by convert, export, evaluation and the trainer's
-load."""
+"""Reads tensors, or boxes of them, from a `torch_dist` checkpoint of any layout, without Megatron
+or a process group, and only the requested parts. Called by convert, export, evaluation and the
+trainer's load."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hugging Face tensors out of a `torch_dist` checkpoint of any layout, one at a time, through the
-weight table. Called by convert, export, evaluation and the trainer's load."""
+"""Reads Hugging Face tensors from a `torch_dist` checkpoint of any layout, one at a time, through
+the weight table. Called by convert, export, evaluation and the trainer's load."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Conversions on the screen and as JSON: what was shown of them, and what can be done next;
-previews with mapping, sizes, room and time."""
+"""Shows conversions on the screen and as JSON: their proof and what can be done next; and previews
+with mapping, sizes, free space and time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show_conversion(done: Conversion, *, output: Output) -> None:
-    """Show the proof, and the place of the result."""
+    """Show the proof of a conversion, and the place of its result."""
     output.json("conversion", asdict(done))
     proof = done.proof
     resumed = (

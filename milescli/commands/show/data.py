@@ -1,4 +1,4 @@
-"""What `miles data check` found, as pages or as JSON."""
+"""Shows what `miles data check` found, as pages or as JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 40
 MAX_ROWS = 20
-"""Bad ones that are shown."""
+"""Number of bad rows that are shown."""
 MAX_PIECES = 600
-"""Tokens of one prompt that are shown."""
+"""Number of tokens of a prompt that are shown."""
 
 
 def show_data(check: DataCheck, *, output: Output) -> None:
     """Show the data part by part, then what a run would warn about. The command raises the
-    problems, the first in full."""
+    problems, with the first in full."""
     if output.mode is Mode.JSON:
         output.json("data", as_payload(check))
         return
@@ -136,7 +136,7 @@ def _show_file(title: str, look: FileLook, *, output: Output) -> None:
 
 
 def _beside(look: FileLook) -> str:
-    """Return the columns that are read beside the prompt, the label and what is learned."""
+    """Return the columns that are read besides the prompt, the label and the learned ones."""
     named = (look.prompt_key, look.label_key, *(look.learned or "").split(", "))
     return ", ".join(
         f"{column} ({role})" for column, role in look.reads.items() if column not in named

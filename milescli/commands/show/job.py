@@ -1,4 +1,4 @@
-"""`miles launch --emit`: a job script on stdout, what it takes for granted on stderr."""
+"""Shows `miles launch --emit`: a job script on stdout, its assumptions on stderr."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Listings (algorithms, models, plug-ins, recipes, recipe keys, environments, tools) as tables on
-the screen, one entry in full, or either as JSON."""
+"""Shows listings (algorithms, models, plug-ins, recipes, recipe keys, environments, tools) as
+tables on the screen, one entry in full, or either as JSON."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def show_listed(
     output: Output,
 ) -> None:
     """Show one line per item. `packages` are those with their own virtual environments, with the
-    reason if one is not usable here."""
+    reason if one is not usable on this machine."""
     listed: dict[str, Any] = {kind: [asdict(row) for row in rows]}
     if packages:
         listed["packages"] = [_as_json(package, lack) for package, lack in packages]
@@ -364,7 +364,7 @@ def show_checked_environment(name: str, found: Checked, *, output: Output) -> No
 
 
 def settings_of(text: str) -> dict[str, Any]:
-    """Parse --settings. Raises BadParameter if it is no mapping."""
+    """Parse --settings. Raises BadParameter if it is not a mapping."""
     try:
         settings = yaml.safe_load(text)
     except yaml.YAMLError as error:

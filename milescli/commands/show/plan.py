@@ -1,6 +1,6 @@
-"""A Plan on the screen and as JSON. In about one screen: what runs, who set what, and what was
-decided with its reason; with -v also placement, memory by part, next best layouts, every choice and
-every key."""
+"""Shows a Plan on the screen and as JSON. In about one screen: what runs, who set what, and what
+was decided with its reason; with -v also placement, memory by part, next best layouts, every choice
+and every key."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from milescli.recipe.load import LoadedRecipe, value_at
 from milescli.recipe.section import plain
 
 WIDTH = 40
-"""Characters that stand for a device's memory."""
+"""Number of characters of the bar for a device's memory."""
 
 
 def show_forecast(plan: Plan, forecast: Forecast, *, price: float | None, output: Output) -> None:
-    """Show the forecast; nothing in JSON mode, where the plan contains it."""
+    """Show the forecast; in JSON mode nothing, as the plan contains it."""
     for title, parts in (
         ("during training", forecast.training),
         ("during rollout", forecast.rollout),
@@ -110,7 +110,7 @@ def cost(forecast: Forecast, price: float) -> float:
 
 
 SMALL = 8
-"""Slots up to which each has a line of its own."""
+"""Largest number of slots that are shown in a line each."""
 ENVIRONMENT = (
     "MILES_",
     "CUDA_VISIBLE_DEVICES",
@@ -182,7 +182,7 @@ def _show(
 
 
 def _figures(plan: Plan, price: float | None) -> dict[str, object]:
-    """One step and what it takes, a line each."""
+    """Return label -> text for one step and what it needs."""
     batch = _batch(plan)
     sizes = [str(batch[key]) for key in list(batch)[:2]]
     rows: dict[str, object] = {"one step": f"{', '.join(sizes)} tokens"}
@@ -203,7 +203,8 @@ def _figures(plan: Plan, price: float | None) -> dict[str, object]:
 
 
 def _memory_line(parts: list[Part], total: int) -> str:
-    """`126.6 of 140 GiB: optimizer 48.4, ...`, of what takes at least a thousandth of it."""
+    """Format memory as `126.6 of 140 GiB: optimizer 48.4, ...`; parts below a thousandth of the
+    total are not named."""
     taken = [part for part in parts if part.name != "margin"]
     shown = [part for part in taken if part.size_bytes > total / 1000]
     shown.sort(key=lambda part: -part.size_bytes)
@@ -213,8 +214,8 @@ def _memory_line(parts: list[Part], total: int) -> str:
 
 
 def _show_set(loaded: LoadedRecipe, output: Output) -> None:
-    """What differs from the defaults: each of the user's own settings, and the recipe's by
-    section."""
+    """Show what differs from the defaults: each of the user's own settings, and the recipe's
+    settings by section."""
     own, others = list[tuple[object, ...]](), dict[tuple[str, str], list[str]]()
     for name, origin in loaded.origins.items():
         value = value_at(loaded.recipe, name)
@@ -236,12 +237,12 @@ def _show_set(loaded: LoadedRecipe, output: Output) -> None:
 
 
 def _is_telling(name: str, value: object) -> bool:
-    """False for a value that the recipe merely repeats."""
+    """Return False for a value that the recipe repeats although it is the default."""
     return name not in _UNSHOWN and (name not in keys() or value != keys()[name].default)
 
 
 def _show_decided(plan: Plan, output: Output) -> None:
-    """The choices that a reader may want otherwise."""
+    """Show the decisions that a reader may want to change."""
     rows = [
         (choice.key, choice.value, choice.reason.rstrip(":"))
         for choice in plan.decisions
@@ -271,11 +272,11 @@ _DERIVED = (
     "old_logprobs",
     "experts",
 )
-"""Choices that follow from others, or that nobody makes otherwise; shown by -v."""
+"""Decisions that follow from others, or that nobody changes; shown only by -v."""
 _EXCEPTION = ".plain"
-"""Ends the key of a weight that a number format leaves out."""
+"""End of the key for a weight that stays plain in a number format."""
 _NOTHING = ("1", "none", "false", "False")
-"""Values of a choice by which nothing is done."""
+"""Values of a decision that mean that nothing is done."""
 _LONGEST = 60
 
 
@@ -375,8 +376,8 @@ def _batch(plan: Plan) -> dict[str, object]:
 
 
 def _node_rows(plan: Plan) -> list[tuple[object, ...]]:
-    """One row for each node; neighbours that differ in nothing but numbers are not merged, so that
-    every rank can be looked up."""
+    """Return one row for each node; similar nodes are not merged, so that every rank can be looked
+    up."""
     nodes: dict[int, list[Slot]] = {}
     for slot in plan.slots:
         nodes.setdefault(slot.node, []).append(slot)
@@ -398,7 +399,7 @@ def _node_rows(plan: Plan) -> list[tuple[object, ...]]:
 
 
 def _span(numbers: list[int]) -> str:
-    """[4, 5, 6, 7] -> '4-7'"""
+    """Format consecutive numbers: [4, 5, 6, 7] -> '4-7'."""
     if not numbers:
         return ""
     return f"{min(numbers)}-{max(numbers)}" if min(numbers) < max(numbers) else str(numbers[0])

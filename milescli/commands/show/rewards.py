@@ -1,5 +1,5 @@
-"""Two rewards of the same samples on the screen: how far they agree, what the second one pays for,
-and the samples that it judges otherwise."""
+"""Shows two rewards of the same samples: how far they agree, what the second one rewards, and the
+samples that it judges differently."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from milescli.console.output import Output
 from milescli.runtime.evaluation.rescore import Comparison, Rescored
 
 SHOWN_CHARACTERS = 400
-"""Of a response, from its end, where answers are; of a prompt from its beginning."""
+"""Number of characters shown: the last ones of a response, where answers are, and the first ones of
+a prompt."""
 
 
 def show_comparison(compared: Comparison, *, num_flips: int, output: Output) -> None:
-    """Show all of it, with the texts of `num_flips` samples."""
+    """Show the whole comparison, with the texts of `num_flips` samples."""
     output.json("rewards", as_json(compared))
     a, b = compared.names
     output.table(

@@ -1,5 +1,5 @@
-"""`miles simulate`: its candidates as a table, the recommended one with its reason and a picture of
-its last steps, what is assumed, and the command that follows."""
+"""Shows `miles simulate`: its candidates as a table, the recommended one with its reason and a
+picture of its last steps, the assumptions, and the next command."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from milescli.simulate.candidates import Candidate, Comparison, reason, with_mea
 from milescli.simulate.measured import read_measured
 
 WIDTH = 72
-"""Characters of the picture."""
+"""Number of characters of the picture."""
 PICTURED = 4
-"""Steps in the picture, the last ones."""
+"""Number of steps in the picture, the last ones."""
 MARKS = {"train": "█", "wait": "·", "publish": "▒", "replaced": "x"}
 
 
@@ -40,7 +40,7 @@ class Wish:
     sets: Sequence[str]
     flags: Mapping[str, str]
     machine: Machine | None
-    """None: this one."""
+    """None: this machine."""
     run: str | None
     assume: Sequence[str]
     price: float | None
@@ -48,13 +48,13 @@ class Wish:
     seed: int
 
     def varied(self, further: Sequence[str]) -> Recipe:
-        """Return the recipe with further settings. Raises RecipeError."""
+        """Return the recipe with additional settings. Raises RecipeError."""
         sets = [*self.sets, *further]
         return load(self.loaded.source, sets=sets, flags=self.flags, **here()).recipe  # type: ignore[arg-type]
 
 
 def show_simulation(wish: Wish, *, output: Output) -> None:
-    """Simulate and show all. Raises what planning the recipe raises."""
+    """Simulate the recipe, and show the results. Raises what planning the recipe raises."""
     recipe = wish.loaded.recipe
     assume = assumptions(recipe, wish.assume)
     measured = None
@@ -185,7 +185,7 @@ def _legend(best: Candidate) -> str:
 
 def picture(best: Candidate) -> dict[str, object]:
     """Draw the last steps: the share of engines that work, and what the trainer does most, in each
-    of WIDTH equal parts of the time."""
+    of WIDTH equal intervals."""
     begin, end = _window(best)
     part = (end - begin) / WIDTH
     busy, at, num = [0.0] * WIDTH, 0.0, 0
@@ -203,7 +203,7 @@ def picture(best: Candidate) -> dict[str, object]:
 
 
 def _add(parts: list[float], number: float, begin: float, end: float, *, part: float) -> None:
-    """Add `number` times the seconds from begin to end that are in each part of the time."""
+    """Add, to each interval of the picture, `number` times its seconds between begin and end."""
     first, last = max(0, int(begin // part)), min(len(parts), math.ceil(end / part))
     for place in range(first, last):
         parts[place] += number * max(0.0, min(end, (place + 1) * part) - max(begin, place * part))

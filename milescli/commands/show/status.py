@@ -1,4 +1,4 @@
-"""A run's summary on the screen, once or again and again until the run ends."""
+"""Shows a run's summary on the screen, once or repeatedly until the run ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milescli.insight.summary import Course, Phase, Summary, leading, summarize
 
 EVERY_S = 2.0
 LABEL = 10
-"""Columns of the words before the figures."""
+"""Number of columns of the labels before the figures."""
 SPARK, BAR = 40, 40
 SHOWN_MEMORY = 4
 _STATE = {"running": theme.ACCENT, "done": theme.GOOD, "stopped": theme.WARN}
@@ -40,8 +40,8 @@ def show_status(run: RunDir, output: Output) -> None:
 
 
 def watch_status(run: RunDir, output: Output) -> None:
-    """Show the state until the run ends, or Ctrl-C. Without a terminal that can redraw, prints when
-    a step is done, the run ends, or a new problem appears."""
+    """Show the state until the run ends, or Ctrl-C. On a terminal that cannot redraw, prints only
+    when a step is done, the run ends, or a new problem appears."""
     reader, last = RunReader(run), None
     with redrawn(output) as redraw, suppress(KeyboardInterrupt):
         while True:

@@ -1,5 +1,5 @@
-"""Results of runs, evaluations and exports on the screen and as JSON. Units are read off field
-names (`_s`, `_bytes`, accuracy)."""
+"""Shows results of runs, evaluations and exports on the screen and as JSON. Units come from the
+field names (`_s`, `_bytes`, accuracy)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from milescli.core.units import format_bytes, format_duration
 from milescli.recipe.store_url import is_store_url
 
 MOST_SHOWN = 6
-"""Processes or devices whose memory is told."""
+"""Number of processes or devices whose memory is shown."""
 
 
 def show_run_summary(summary: object, *, output: Output) -> None:
@@ -40,8 +40,8 @@ def show_run_summary(summary: object, *, output: Output) -> None:
 
 
 def memory_words(memory: object) -> str:
-    """Format memory: 9.1 GiB at most (9.6 planned): trainer-rank-0 6.0 GiB (6.2 GiB), ...; the
-    largest first. `memory` is that of `RunSummary`; returns an empty text without measurements."""
+    """Format memory, the largest first: `9.1 GiB at most (9.6 planned): trainer-rank-0 6.0 GiB (6.2
+    GiB), ...`. `memory` is a field of `RunSummary`; without measurements, the text is empty."""
     assert isinstance(memory, list), "a field of RunSummary"
     each = [
         f"{one['worker']} {format_bytes(one['peak_bytes'])}"
@@ -56,7 +56,7 @@ def memory_words(memory: object) -> str:
 def _show_adapters(
     adapters: Mapping[str, Mapping[str, object]], *, run: str, steps: int, output: Output
 ) -> None:
-    """What each reached, and what can be done with it."""
+    """Show what each adapter reached, and the next commands."""
     for name, reached in adapters.items():
         output.kv(readable(dict(reached)), title=name)
     name, reached = next(iter(adapters.items()))
@@ -82,7 +82,7 @@ def show_export(summary: object, *, to: str, output: Output) -> None:
 
 
 def readable(fields: dict[str, object]) -> dict[str, object]:
-    """Return names without units, and values with them; leaves out None."""
+    """Return names without units, and values with them; omits None and empty lists."""
     pairs = {}
     for name, value in fields.items():
         if value is not None and value != [] and value != {}:

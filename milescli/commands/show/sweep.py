@@ -1,4 +1,4 @@
-"""A sweep on the screen and as JSON: its trials before they run, and what they found."""
+"""Shows a sweep on the screen and as JSON: its trials before they run, and what they found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from milescli.sweep.results import (
 )
 
 RUNS_OF_PAGE = 6
-"""Trials, the best ones, whose whole runs an HTML report holds."""
+"""Number of the best trials whose whole runs an HTML report contains."""
 
 
 def show_planned(
@@ -121,7 +121,7 @@ def show_results(folder: SweepDir, result: SweepResult, *, output: Output) -> No
 
 def report_sweep(path: Path, *, to: Path | None, force: bool, output: Output) -> None:
     """Show the report of a sweep, or write it to a file. Raises CheckpointError for a page of a
-    sweep that has begun no trial."""
+    sweep that has started no trial."""
     folder = open_sweep(path)
     result = read_results(folder)
     write_results(folder, result)

@@ -1,5 +1,5 @@
-"""The named diagnoses: each a function of a Case that gives a Finding, or None. One file for each
-subject; `ALL` is what a verdict goes through."""
+"""The named diagnoses: functions of a Case that return a Finding, or None. One file for each
+subject; a verdict runs those in `ALL`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ ALL: tuple[Diagnosis, ...] = (
 )
 
 NAMES = tuple(each.__name__.replace("_", "-") for each in ALL)
-"""As findings are called."""
+"""Names of the findings."""
 HINTS = tuple(each.__name__.replace("_", "-") for each in speed.ALL)
-"""Of them those that are hints and nothing more: no event tells of them."""
+"""Names of the findings that are only hints: no event reports them."""

@@ -1,4 +1,5 @@
-"""What engines and ranks do: apart from one another, guessing badly, dying, silent."""
+"""Diagnoses of engines and ranks: engines that differ from the trainer, poor draft models,
+processes that die or are silent."""
 
 from __future__ import annotations
 
@@ -12,25 +13,27 @@ from milescli.train.agreement import CORRECTED_KL, Agreement
 DIFF, LARGEST = "train/logprob_diff_mean", "train/logprob_diff_max"
 GUESSED = "rollout/accept_length"
 FLOORS = 4.0
-"""Times that the mean |engine - trainer| may be above what rounding alone does to this very model,
-as the check before the first step measures it (`train.agreement`)."""
+"""Multiple of the rounding error of this model by which the mean |engine - trainer| may differ; the
+check before the first step measures the rounding error (`train.agreement`)."""
 APART = {"fp32": 0.002, "bf16": 0.05}
-"""The least that is called drift, in nats a token: below, a ratio is off by 0.2 % or 5 %, which
-clips and means take no notice of. SmolLM2-135M rounds by 4e-6 in float32 and 0.05 in bfloat16."""
+"""Smallest difference that is called drift, in nats per token: below it, a ratio is off by 0.2 % or
+5 %, which does not affect clips and means. SmolLM2-135M rounds by 4e-6 in float32 and 0.05 in
+bfloat16."""
 EXPLAINED = 2.0
-"""Times that it may be above what was explained at the start: by number formats, by routing."""
+"""Multiple of the difference at the start, if number formats or routing explained that difference.
+"""
 GROWN = 5.0
 WORSE = 0.8
 DEATHS, DEATH_STEPS = 3, 50
 SILENT = 10.0
-"""Times the usual step."""
+"""Multiple of a usual step."""
 LEAST_SILENT_S = 120.0
 LEAST_GROWTH_S, LEAST_GROWTH, LEAST_GROWTH_BYTES = 1200.0, 0.1, 256 * MIB
 """Memory is judged after so long, and called growing from such a share and size on."""
 
 
 def engine_trainer_drift(case: Case) -> Finding | None:
-    """The engine's log-probs are not the trainer's."""
+    """Detect that the engine's log-probs drift away from the trainer's."""
     if not case.has(DIFF, least=series.LEAST):
         return None
     before, now = case.early(DIFF), case.recent(DIFF)
@@ -66,7 +69,8 @@ def engine_trainer_drift(case: Case) -> Finding | None:
 
 
 def engine_trainer_mismatch(case: Case) -> Finding | None:
-    """The check before the first step found more than rounding alone, and could explain it."""
+    """Detect a difference that the check before the first step found beyond rounding, and could
+    explain."""
     check = case.history.check
     if check is None or check.get("agreement") != Agreement.EXPLAINED:
         return None
@@ -96,7 +100,8 @@ def engine_trainer_mismatch(case: Case) -> Finding | None:
 
 
 def draft_acceptance_falling(case: Case) -> Finding | None:
-    """Speculative decoding guesses worse and worse, as the policy leaves its draft."""
+    """Detect that speculative decoding guesses worse and worse, as the policy moves away from its
+    draft model."""
     if not case.has(GUESSED):
         return None
     before, now = case.early(GUESSED), case.recent(GUESSED)
@@ -117,7 +122,7 @@ def draft_acceptance_falling(case: Case) -> Finding | None:
 
 
 def workers_die(case: Case) -> Finding | None:
-    """Processes are replaced again and again."""
+    """Detect that processes are replaced again and again."""
     last = case.steps[1]
     first = max(case.steps[0], last - DEATH_STEPS + 1)
     lost = [one for one in case.history.healings if one.step >= first - 1]
@@ -138,7 +143,7 @@ def workers_die(case: Case) -> Finding | None:
 
 
 def longest_silence_s(usual_s: float) -> float:
-    """Return how long a run that goes on may write nothing, if a step usually takes `usual_s`."""
+    """Return how long a running run may write nothing, if a step usually takes `usual_s`."""
     return max(SILENT * usual_s, LEAST_SILENT_S)
 
 
@@ -168,8 +173,9 @@ def stalled(case: Case) -> Finding | None:
 
 
 def memory_growing(case: Case) -> Finding | None:
-    """Detect a process whose memory grows on after its start: each quarter of the attempt's time
-    has more than the one before, and the last step up is no smaller than half the one before."""
+    """Detect a process whose memory keeps growing after its start: each quarter of the
+    attempt's time uses more than the previous one, and the last increase is at least half of
+    the one before."""
     rates = dict[str, tuple[float, float, float]]()
     for name, course in case.memory.items():
         times = np.array([time for time, _ in course])

@@ -1,4 +1,5 @@
-"""Is the optimizer at work? Losses that are no number, spikes, no gradient, no learning rate."""
+"""Diagnoses of the optimizer: losses that are not finite, gradient spikes, no gradient, no learning
+rate."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from milescli.insight.case import FEW_STEPS, LOSS, Case, Finding, Level, number
 
 NORM = "train/grad_norm"
 SPIKE = 8.0
-"""Times the median of the steps before it that have a gradient."""
+"""Multiple of the median over the previous steps that have a gradient."""
 BEFORE = 20
 NONE = 1e-9
-"""No parameter's gradient is above the norm of all: a tenth of Adam's epsilon moves nothing."""
+"""Gradient norm that counts as zero: no parameter's gradient exceeds it, and a tenth of Adam's
+epsilon moves nothing."""
 SPIKES = 2
-"""In the newest 50 steps; one is chance."""
+"""Number of spikes in the newest 50 steps; one may be chance."""
 
 
 def not_finite(case: Case) -> Finding | None:
@@ -50,7 +52,7 @@ def not_finite(case: Case) -> Finding | None:
 
 
 def gradient_spikes(case: Case) -> Finding | None:
-    """Steps whose gradient is many times that of the steps before."""
+    """Detect steps whose gradient is many times that of the steps before."""
     norms, steps = case.column(NORM), case.history.columns.steps
     spikes = [
         place
@@ -80,8 +82,9 @@ def gradient_spikes(case: Case) -> Finding | None:
 
 
 def _usual(norms: np.ndarray, place: int) -> float:
-    """Steps whose groups all have equal rewards have none, and say nothing of the others: half of
-    the last steps of a model that has learned its prompts. Infinite before the first that has."""
+    """Return the median norm of the previous steps with a gradient; infinite before the first.
+    Steps whose groups all have equal rewards have none: half of the last steps of a model that has
+    learned its prompts."""
     before = norms[max(0, place - BEFORE) : place]
     usual = series.median(before[before > NONE])
     return math.inf if math.isnan(usual) else usual
@@ -110,7 +113,7 @@ def no_gradient(case: Case) -> Finding | None:
 
 
 def no_learning_rate(case: Case) -> Finding | None:
-    """The schedule has come to zero, or was never above it."""
+    """Detect a learning rate that has decayed to zero, or always was."""
     rates = series.recent(case.column("train/lr"))
     if len(rates) < series.LEAST or rates.max() > 0:
         return None

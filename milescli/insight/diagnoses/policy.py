@@ -1,4 +1,4 @@
-"""How the policy moves: entropy, KL to the reference, ratios and clipping."""
+"""Diagnoses of how the policy moves: entropy, KL to the reference, ratios and clipping."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ KL_FAR, KL_GROWN, KL_LOST = 0.5, 4.0, 2.0
 """Nats a token, where the reference finds each of the policy's tokens 1.6 times as unlikely; times
 what it was halfway; nats a token that are too far (7 times), however it came there."""
 STILL = 2.0**-22
-"""Two spacings of float32 at 1, for the mean of ratios that are all exactly 1. A small rate on many
-tokens (a ratio that is off by 1e-4 each way, 100,000 tokens) moves the mean by 3e-7 only."""
+"""Two spacings of float32 at 1, for the mean of ratios that are all exactly 1. Even a small
+learning rate on many tokens (ratios that are off by 1e-4 either way, 100,000 tokens) moves the mean
+by only 3e-7."""
 CLIPPED_MUCH = {"token": 0.2, "sequence": 0.6, "sequence_token": 0.6}
-"""GSPO clips whole sequences, and two orders more tokens (arXiv 2507.18071, section 5.2)."""
+"""GSPO clips whole sequences, and two orders of magnitude more tokens (arXiv 2507.18071, section
+5.2)."""
 
 
 def entropy_collapse(case: Case) -> Finding | None:
-    """The policy says the same each time, and is not right yet."""
+    """Detect that all samples of a prompt become alike before the policy is right."""
     if not case.has(ENTROPY) or case.is_at_ceiling:
         return None
     before, now = case.early(ENTROPY), case.recent(ENTROPY)
@@ -53,7 +55,7 @@ def entropy_collapse(case: Case) -> Finding | None:
 
 
 def entropy_explosion(case: Case) -> Finding | None:
-    """The policy becomes random."""
+    """Detect that the policy becomes random."""
     if not case.has(ENTROPY):
         return None
     before, now = case.early(ENTROPY), case.recent(ENTROPY)
@@ -76,7 +78,7 @@ def entropy_explosion(case: Case) -> Finding | None:
 
 
 def kl_runaway(case: Case) -> Finding | None:
-    """The policy leaves its reference faster and faster."""
+    """Detect that the policy moves away from its reference faster and faster."""
     if not case.has(KL):
         return None
     values = series.finite(case.column(KL))
@@ -100,7 +102,7 @@ def kl_runaway(case: Case) -> Finding | None:
 
 
 def ratio_stuck(case: Case) -> Finding | None:
-    """Detect that the policy always equals the one that sampled, in spite of several updates a
+    """Detect that the policy always equals the policy that sampled, in spite of several updates a
     step."""
     updates = case.facts.updates_per_step
     if updates < 2 or not case.has(RATIO, least=series.LEAST):
@@ -127,7 +129,7 @@ def ratio_stuck(case: Case) -> Finding | None:
 
 
 def clip_fraction_high(case: Case) -> Finding | None:
-    """Detect that much of a step's learning is clipped."""
+    """Detect that a large part of a step's tokens is clipped."""
     bound = CLIPPED_MUCH.get(str(case.facts.key("train.ratio", "token")), math.inf)
     now = case.recent(CLIPPED) if case.has(CLIPPED, least=series.LEAST) else 0.0
     if now < bound:

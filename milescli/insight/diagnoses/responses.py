@@ -1,4 +1,4 @@
-"""What it says: too long, cut off, over and over the same, one phrase everywhere."""
+"""Diagnoses of responses: too long, truncated, repetitive, or all with one phrase."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ CUT = 0.3
 ENDLESS = 0.95
 """Share of the responses of one evaluation."""
 PIECES = 4
-"""Tokens of an n-gram that repeats."""
+"""Number of tokens of an n-gram whose repetitions are counted."""
 LONG_ENOUGH = 48
-"""Tokens: shorter responses repeat by nature."""
+"""Tokens: shorter responses repeat naturally."""
 DISTINCT = 0.35
-"""Share of a response's n-grams that differ; below it, it goes round in circles."""
+"""Share of a response's n-grams that differ; below it, the response repeats itself."""
 OFTEN = 0.25
 """Share of the kept samples."""
 PHRASE = 6
-"""Words of a phrase."""
+"""Number of words of a phrase."""
 EVERYWHERE, BEFORE = 0.6, 0.2
 PROMPTS = 4
-"""Different ones at least."""
+"""Smallest number of different prompts."""
 
 
 def length_explosion(case: Case) -> Finding | None:
-    """Responses grow, and the reward does not."""
+    """Detect that responses grow without a better reward."""
     if not case.has(LENGTH):
         return None
     before, now = case.early(LENGTH), case.recent(LENGTH)
@@ -99,7 +99,7 @@ def endless_evaluation(case: Case) -> Finding | None:
 
 
 def repetition(case: Case) -> Finding | None:
-    """Responses go round in circles."""
+    """Detect that responses repeat themselves."""
     long = [ids for sample in case.samples if len(ids := _pieces(sample)) >= LONG_ENOUGH]
     circling = [ids for ids in long if _distinct(ids) < DISTINCT]
     if len(circling) < 3 or len(circling) < OFTEN * len(case.samples):
@@ -121,7 +121,8 @@ def repetition(case: Case) -> Finding | None:
 
 
 def one_phrase(case: Case) -> Finding | None:
-    """One phrase has come into most responses to different prompts: what a reward is hacked by."""
+    """Detect a phrase that has spread to most responses to different prompts, a sign of reward
+    hacking."""
     groups = by_group(case.samples)
     if len(groups) < PROMPTS or not case.first_samples:
         return None
@@ -156,7 +157,7 @@ def one_phrase(case: Case) -> Finding | None:
 
 
 def _pieces(sample: KeptSample) -> Sequence[object]:
-    """Its tokens; its words, where these are not kept."""
+    """Return the sample's tokens; its words if the tokens are not stored."""
     return sample.record.get("response_ids") or sample.response.split()
 
 
@@ -166,7 +167,7 @@ def _distinct(pieces: Sequence[object]) -> float:
 
 
 def _phrases(samples: Sequence[KeptSample]) -> Counter[str]:
-    """Phrase -> samples that have it, and whose prompt has not."""
+    """Count for each phrase the samples that have it while their prompt does not."""
     counts = Counter[str]()
     for sample in samples:
         words = sample.response.split()

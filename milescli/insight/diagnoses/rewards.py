@@ -1,4 +1,4 @@
-"""Does the reward say that it is learning? Flat, falling, equal within groups, hacked."""
+"""Diagnoses of the reward: flat, falling, equal within groups, or hacked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DAPO = "Yu et al. (DAPO), arXiv 2503.14476, section 3.2: groups of equal reward
 
 
 def groups_too_hard(case: Case) -> Finding | None:
-    """Nearly all groups have equal rewards, and low ones."""
+    """Detect that nearly all groups have equal and low rewards."""
     if not _are_equal(case) or case.recent(REWARD) > 0.5 * CEILING:
         return None
     return case.finding(
@@ -40,8 +40,8 @@ def groups_too_hard(case: Case) -> Finding | None:
 
 
 def groups_too_easy(case: Case) -> Finding | None:
-    """Nearly all groups have equal rewards, and high ones: from the start, or as it has learned
-    what there is."""
+    """Detect that nearly all groups have equal and high rewards: from the start, or after the run
+    has learned its prompts."""
     if not _are_equal(case) or case.recent(REWARD) <= 0.5 * CEILING:
         return None
     has_learned = case.is_rising and case.is_at_ceiling
@@ -64,7 +64,8 @@ def groups_too_easy(case: Case) -> Finding | None:
 
 
 def reward_falling(case: Case) -> Finding | None:
-    """The reward was better before, for more than noise: over a window, or at the first step."""
+    """Detect that the reward is lower than before by more than noise: compared with its best
+    window, or with the first step."""
     rewards = series.finite(case.column(REWARD))
     if len(rewards) < ENOUGH:
         return None
@@ -178,8 +179,8 @@ def _best_window(rewards: np.ndarray) -> float:
 
 
 def _is_lost_at_once(case: Case, rewards: np.ndarray) -> bool:
-    """The first updates destroyed what the model could: under half of the first step's reward is
-    left, for more than the chance of its groups."""
+    """Return True if the first updates destroyed the model: less than half of the first step's
+    reward is left, by more than the noise of its groups."""
     now, first = float(series.recent(rewards).mean()), float(rewards[0])
     groups = max(1.0, float(case.column("rollout/num_groups")[0]))
     error = float(case.column("rollout/reward_std")[0]) / math.sqrt(groups)

@@ -1,4 +1,4 @@
-"""Runs that learn from rows of a file: the loss stays, or held-out rows get worse."""
+"""Diagnoses of runs that train on rows of a file: the loss stays, or held-out rows get worse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WORSE = 1.05
 
 
 def overfitting(case: Case) -> Finding | None:
-    """The loss falls, that of held-out rows rises."""
+    """Detect that the training loss falls while the held-out loss rises."""
     held = case.history.validations
     if len(held) < 3:
         return None
@@ -38,7 +38,7 @@ def overfitting(case: Case) -> Finding | None:
 
 
 def loss_flat(case: Case) -> Finding | None:
-    """The loss over rows does not fall."""
+    """Detect that the loss over rows does not fall."""
     if not case.history.learns_from_rows or not case.has(LOSS, least=ENOUGH):
         return None
     if case.is_early(least=ENOUGH):

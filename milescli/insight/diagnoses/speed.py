@@ -1,4 +1,4 @@
-"""Where the time goes: what would be faster. Hints; nothing is wrong."""
+"""Hints where the time goes, and what would be faster; nothing is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ SIDE = 0.25
 
 
 def rollout_bound(case: Case) -> Finding | None:
-    """The trainer waits for samples most of the time; how many devices would balance the two."""
+    """Detect that the trainer waits for samples most of the time, and say how many devices would
+    balance the two."""
     title = "Rollout takes most of the time"
     return _side(case, ROLLOUT, "rollout-bound", title, (*_balance(case), *_FASTER_ROLLOUT))
 
@@ -27,26 +28,27 @@ def train_bound(case: Case) -> Finding | None:
 
 
 def publish_slow(case: Case) -> Finding | None:
-    """Weights take a large part of the step to reach the engines."""
+    """Detect that publishing weights to the engines takes a large part of the step."""
     return _side(case, "time/publish_s", "publish-slow", "Publishing weights is slow", _PUBLISH)
 
 
 def save_slow(case: Case) -> Finding | None:
-    """Checkpoints hold the steps up."""
+    """Detect that checkpoints delay the steps."""
     return _side(case, "time/save_s", "save-slow", "Saving is slow", _SAVE)
 
 
 def balanced_engines(rollout_s: float, train_s: float, *, engines: int, trainer: int) -> int:
-    """Of all the devices, how many for rollout make the step shortest, each side being as fast as
-    it has devices. One after the other, the step is R/x + T/(n - x), which is least at
-    x = n sqrt(R) / (sqrt(R) + sqrt(T)); R, T: seconds times devices. At least one for each."""
+    """Return the number of devices for rollout that makes the step shortest, if the speed of each
+    side is proportional to its devices. One after the other, the step is R/x + T/(n - x), which is
+    least at x = n sqrt(R) / (sqrt(R) + sqrt(T)); R, T: seconds times devices. At least one for
+    each."""
     total = engines + trainer
     root_r, root_t = math.sqrt(rollout_s * engines), math.sqrt(train_s * trainer)
     return min(total - 1, max(1, round(total * root_r / (root_r + root_t))))
 
 
 def balanced_overlapping(busy_s: float, train_s: float, *, engines: int, trainer: int) -> int:
-    """The same where rollout runs ahead of the trainer: both take equally long at
+    """Return the same number for rollout that runs ahead of the trainer: both take equally long at
     x = n R / (R + T)."""
     total = engines + trainer
     work_r, work_t = busy_s * engines, train_s * trainer

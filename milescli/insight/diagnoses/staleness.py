@@ -1,4 +1,4 @@
-"""How old the samples are that it learns from."""
+"""Diagnoses of the age of the samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIXED = 0.5
 
 
 def staleness_over_bound(case: Case) -> Finding | None:
-    """Samples are older than the recipe allows."""
+    """Detect samples that are older than the recipe allows."""
     if not case.has(OLDEST, least=1):
         return None
     bound, oldest = case.facts.max_staleness, series.finite(case.column(OLDEST)).max()
@@ -35,7 +35,7 @@ def staleness_over_bound(case: Case) -> Finding | None:
 
 
 def stale_groups_wasted(case: Case) -> Finding | None:
-    """Detect that many samples are discarded for their age."""
+    """Detect that many samples are discarded because of their age."""
     if not case.has(WASTED, least=series.LEAST):
         return None
     wasted = series.recent(case.column(WASTED)).sum()

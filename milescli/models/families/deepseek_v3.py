@@ -1,5 +1,5 @@
-"""DeepSeek-V3 (R1, V3, Moonlight): multi-head latent attention, sigmoid routing in groups, shared
-experts, multi-token prediction."""
+"""Family DeepSeek-V3 (R1, V3, Moonlight): multi-head latent attention, sigmoid routing in groups,
+shared experts, multi-token prediction."""
 
 from __future__ import annotations
 

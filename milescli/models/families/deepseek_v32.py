@@ -1,4 +1,5 @@
-"""DeepSeek-V3.2: V3 whose attention looks at the positions that a small indexer chose (DSA)."""
+"""Family DeepSeek-V3.2: V3 whose attention sees only the positions that a small indexer chooses
+(DSA)."""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ _USUAL = {
     "index_init_tokens": 0,
     "index_local_tokens": 0,
 }
-"""Fields of later models of this kind, by which SGLang chooses other positions."""
+"""Fields of later models of this kind, with the only values that are supported: with others, SGLang
+chooses other positions."""
 
 
 def indexer(config: Mapping[str, object]) -> Indexer:
-    """Parse the sizes of the indexer. Raises CheckpointError for one that pools or adds positions.
-    It rotates its first dims in halves, unlike the attention
-    beside it, unless GLM's key says otherwise: SGLang heeds that key, transformers 5.12.1 does
-    not."""
+    """Parse the sizes of the indexer. Raises CheckpointError if it pools or adds positions. It
+    rotates its first dims in halves, unlike the attention, unless GLM's key says otherwise: SGLang
+    reads that key, transformers 5.12.1 does not."""
     for name, usual in _USUAL.items():
         fields.refuse(config, name, unless=usual, why="the trainer would choose other positions")
     return Indexer(

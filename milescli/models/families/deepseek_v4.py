@@ -1,6 +1,6 @@
-"""DeepSeek-V4 (Flash and Pro): attention over a window and compressed positions, hyper-connections,
-experts in every layer, the first of them chosen by the token's number. Facts from its config, and
-its weight table. Megatron-Core 0.16.1 has no such model: the names are in its style."""
+"""Family DeepSeek-V4 (Flash and Pro): attention over a window and compressed positions,
+hyper-connections, and experts in every layer; in the first layers, the token's id chooses them.
+Facts from its config. Megatron-Core 0.16.1 has no such model: the names are in its style."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _output_groups(config: Mapping[str, object]) -> int:
 
 
 def _rates(config: Mapping[str, object]) -> dict[str, int]:
-    """Positions per entry, by kind of layer."""
+    """Return the number of positions per entry, by kind of layer."""
     rates = {_SPARSE: 4, _HEAVY: 128, **cast("dict[str, int]", config.get("compress_rates") or {})}
     for name, kind in (("compress_rate_csa", _SPARSE), ("compress_rate_hca", _HEAVY)):
         rates[kind] = fields.number(config, name, default=rates[kind], kind=int)
@@ -139,8 +139,8 @@ def _rates(config: Mapping[str, object]) -> dict[str, int]:
 def _layers(
     config: Mapping[str, object], *, num_layers: int, rates: Mapping[str, int]
 ) -> tuple[Layer, ...]:
-    """Kinds and routing, from `layer_types` and `mlp_layer_types` (transformers) or
-    `compress_ratios` and `num_hash_layers` (releases)."""
+    """Return the layers with their kind and routing, from `layer_types` and `mlp_layer_types`
+    (transformers) or `compress_ratios` and `num_hash_layers` (releases)."""
     kinds, ratios = config.get("layer_types"), config.get("compress_ratios")
     if kinds is None:
         # the last ratio of the releases is of the multi-token-prediction layer
@@ -188,7 +188,8 @@ def _rope_head_dim(config: Mapping[str, object], *, head_dim: int) -> int:
 
 
 def _rope(config: Mapping[str, object], kind: str, *, share: float) -> Rope:
-    """`main` of layers that see their window alone, `compress` of the others."""
+    """Return the rotary embedding of a kind of layer: `main` for layers that see only their window,
+    `compress` for the others."""
     nested = config.get("rope_parameters")
     if isinstance(nested, Mapping) and kind in nested:
         return fields.rope(config, layer_type=kind, share=share, interleaved=True)

@@ -1,5 +1,5 @@
-"""DeepSeek-V4's weight table: every tensor under the names of the releases
-(`layers.0.attn.wq_a.weight`), of transformers, and in Megatron's style. The family file calls
+"""Makes DeepSeek-V4's weight table: every tensor with its name in the releases
+(`layers.0.attn.wq_a.weight`), in transformers, and in Megatron's style. The family file calls
 it."""
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ _MODERN: tuple[tuple[str, str], ...] = (
     (r"\.ffn\.", ".mlp."),
     (r"^embed\.", "embed_tokens."),
 )
-"""Names of the releases -> those of transformers' modules, in this order."""
+"""Patterns of names in the releases -> the names of transformers' modules; applied in this order.
+"""
 
 
 def modern_name(released: str) -> str:
-    """Return transformers' name of a tensor of the releases."""
+    """Return transformers' name for a tensor of the releases."""
     name = released
     for pattern, modern in _MODERN:
         name = re.sub(pattern, modern, name)
@@ -111,7 +112,7 @@ def _all_streams(facts: ModelFacts) -> int:
 
 
 def _mixes(facts: ModelFacts) -> int:
-    """Weights to take from the streams, to give to them, and to mix them."""
+    """Return the number of weights that read from the streams, write to them, and mix them."""
     return (2 + _streams(facts)) * _streams(facts)
 
 
@@ -120,7 +121,7 @@ def _sparse(facts: ModelFacts, layer: int) -> bool:
 
 
 def _rule(hf: str | tuple[str, str], megatron: str, *dims: Size, **others: Any) -> Rule:
-    """Return the rule of a tensor of a layer, by the names of the releases and of transformers.
+    """Return the rule of a tensor of a layer, with its names in the releases and in transformers.
     Arguments: as for `tensor_rule`."""
     names = _RELEASED + hf if isinstance(hf, str) else (_RELEASED + hf[0], _RELEASED + hf[1])
     own = tensor_rule(names, _MEGATRON + megatron, *dims, **others)
@@ -132,7 +133,8 @@ def _rule(hf: str | tuple[str, str], megatron: str, *dims: Size, **others: Any) 
 def _compressor(
     hf: str, megatron: str, head: Size, rate: Size, *, width: int, where: Where
 ) -> tuple[Rule, ...]:
-    """What makes entries of positions. `width`: series of entries that it makes at once."""
+    """Return the rules of the module that compresses positions to entries. `width`: how many series
+    of entries it makes."""
 
     def made(facts: ModelFacts) -> int:
         return width * head(facts)
@@ -301,8 +303,8 @@ def _output_layer() -> Rule:
 
 
 def _mtp_rules() -> tuple[Rule, ...]:
-    """Of a multi-token-prediction layer, which sees its window alone. Only releases hold it;
-    transformers leaves it out."""
+    """Return the rules of a multi-token-prediction layer, which sees only its window. Only releases
+    hold it; transformers omits it."""
     hf, megatron = "mtp.{mtp}.", layers.MTP
     within = (*_WINDOW, *(rule for rule in _MLP if rule is not _TOKENS), *_CONNECTIONS)
     rules = [

@@ -1,5 +1,5 @@
-"""Gemma 3: windows over most layers with a rotary embedding of their own, norms around zero before
-and after each part, scaled embeddings. The text model, by itself or within a multimodal release,
+"""Family Gemma 3: windows in most layers, with their own rotary embedding; zero-centered norms
+before and after each part; scaled embeddings. The text model alone, or within a multimodal release,
 whose vision tower is passed through."""
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from milescli.models.facts import Layer, Mixer, ModelFacts, Rope
 from milescli.models.families import llama
 
 _NESTED = "language_model."
-"""Before every name of the text model in a multimodal release."""
+"""Prefix of the text model's names in a multimodal release."""
 _TOWERS = (r"^(model\.)?vision_tower\.", r"^(model\.)?multi_modal_projector\.")
 _UNUSED = (r"^(model\.)?vision_tower\.(vision_model\.)?head\.",)
-"""What a SigLIP tower has for its own training: nothing of it reaches the decoder."""
+"""Patterns of tensors that a SigLIP tower has for its own training; the decoder does not use them.
+"""
 _CHECKED = "releases of this family have it so, and nothing else was checked"
 
 _SIZES = {
@@ -118,7 +119,8 @@ def table(facts: ModelFacts) -> WeightTable:
 
 
 def _as_released(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The names of multimodal releases; as a second form those that transformers has in memory."""
+    """Return the rules with the names of multimodal releases, and as an alternative with those that
+    transformers has in memory."""
     in_memory = layers.prefixed(rules, "model.language_model.")
     return tuple(
         replace(rule, hf=tuple(_NESTED + name for name in rule.hf), alternatives=(other,))
@@ -138,8 +140,8 @@ def _mixers(config: Mapping[str, object], *, num_layers: int) -> tuple[Mixer, ..
 
 
 def _ropes(config: Mapping[str, object]) -> tuple[Rope, Rope]:
-    """Of full and of sliding layers. Old configs have the former's where all families have it, and
-    a base for the latter."""
+    """Return the rotary embeddings of full and of sliding layers. Old configs hold that of full
+    layers in the usual fields, and only a base for that of sliding layers."""
     nested = config.get("rope_parameters")
     if isinstance(nested, Mapping) and any(isinstance(value, Mapping) for value in nested.values()):
         by_kind = {"full_attention": {}, "sliding_attention": {}, **nested}

@@ -1,6 +1,6 @@
-"""Gemma 4 (26B-A4B, 31B): Gemma 3's layers with heads of their own where a layer looks at all
-positions, values normalised, experts beside the MLP. The text model, by itself or within a
-multimodal release, whose towers are passed through."""
+"""Family Gemma 4 (26B-A4B, 31B): Gemma 3's layers, but layers that attend to all positions have
+other heads, values are normalised, and experts are parallel to the MLP. The text model alone, or
+within a multimodal release, whose towers are passed through."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def _with_experts(model: ModelFacts, config: Mapping[str, object]) -> ModelFacts
 
 
 def _fuse_qk(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """q [heads * d, hidden] and k [groups * d, hidden] -> [groups, heads / groups + 1, d, hidden]
-    flattened."""
+    """Interleave q [heads * d, hidden] and k [groups * d, hidden] to [groups, heads / groups + 1,
+    d, hidden], flattened."""
     query, key = tensors
     groups = key.shape[0] // facts.head_dim
     parts = [part.unflatten(0, (groups, -1, facts.head_dim)) for part in (query, key)]
@@ -127,7 +127,7 @@ def _fuse_qk(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
 
 
 def _split_qk(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `_fuse_qk`."""
+    """Split a fused tensor into q and k; inverts `_fuse_qk`."""
     per_group = facts.num_query_heads_per_group
     grouped = tensor.unflatten(0, (-1, per_group + 1, facts.head_dim))
     return [part.flatten(0, 2) for part in grouped.split([per_group, 1], dim=1)]

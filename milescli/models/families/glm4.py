@@ -1,4 +1,4 @@
-"""GLM-4, dense: Llama whose parts are normalised before and after, with half of each head rotated
+"""Family GLM-4, dense: Llama with norms before and after each part, and half of each head rotated
 in neighbouring pairs."""
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""GLM-4.5, 4.6 and 4.7: dense layers first, then experts chosen by sigmoid with a correction, and
-one shared; layers that predict further tokens (MTP) at the end."""
+"""Family GLM-4.5, 4.6 and 4.7: first dense layers, then layers with one shared expert and
+experts that are chosen by sigmoid with a correction; at the end, layers that predict further
+tokens (MTP)."""
 
 from __future__ import annotations
 

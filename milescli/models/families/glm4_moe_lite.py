@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: DeepSeek-V3's architecture in GLM's sizes."""
+"""Family GLM-4.7-Flash: DeepSeek-V3's architecture in GLM's sizes."""
 
 from __future__ import annotations
 

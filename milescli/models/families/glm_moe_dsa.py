@@ -1,5 +1,5 @@
-"""GLM-5 and 5.1: DeepSeek-V3.2's architecture in GLM's sizes; layers may share the choice of
-positions of the layer before."""
+"""Family GLM-5 and 5.1: DeepSeek-V3.2's architecture in GLM's sizes; a layer may reuse the
+positions that the layer before chose."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def _shares_choice(config: Mapping[str, object], *, num_layers: int) -> tuple[bool, ...]:
-    """[num_layers] from `indexer_types`, or `index_topk_pattern`, or the step `index_topk_freq`
-    from layer `index_skip_topk_offset`."""
+    """Return [num_layers] which layers reuse the positions of the layer before, from
+    `indexer_types`, or `index_topk_pattern`, or the step `index_topk_freq` from layer
+    `index_skip_topk_offset`."""
     listed = config.get("indexer_types") or config.get("index_topk_pattern")
     if listed is None:
         step = max(fields.number(config, "index_topk_freq", default=1, kind=int), 1)

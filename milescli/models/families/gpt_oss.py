@@ -1,6 +1,6 @@
-"""gpt-oss: experts everywhere, biases everywhere, attention with sinks, every other layer over a
-sliding window. Facts from its config, and its weight table. The releases hold the experts as MXFP4;
-the names here are those of their bfloat16 form."""
+"""Family gpt-oss: experts and biases in every layer, attention with sinks, and a sliding window in
+every other layer. Facts from its config, and its weight table. The releases hold the experts as
+MXFP4; the names here are those of their bfloat16 form."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SIZES = {
 }
 """transformers' defaults for fields that a config omits."""
 _LIMIT = 7.0
-"""Both halves of an expert's activation are clamped at it."""
+"""Limit to which both halves of an expert's activation are clamped."""
 _EXPERT = _MEGATRON + "mlp.experts.local_experts.{expert}."
 
 
@@ -75,21 +75,21 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def _untangle(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Input times (gate 0, up 0, gate 1, up 1, ...), or a bias of these -> gate [f, hidden] and up
-    [f, hidden], or [f] and [f]."""
+    """Split an expert's tensor [hidden, 2 * f], with columns gate 0, up 0, gate 1, up 1, ..., into
+    gate [f, hidden] and up [f, hidden]; split a bias [2 * f] into [f] and [f]."""
     (tensor,) = tensors
     rows = tensor.mT if tensor.dim() == 2 else tensor
     return [rows[0::2], rows[1::2]]
 
 
 def _tangle(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `_untangle`."""
+    """Interleave gate and up to the form on disk; inverts `_untangle`."""
     rows = join([part.unsqueeze(1) for part in parts], dim=1).flatten(0, 1)
     return [rows.mT if rows.dim() == 2 else rows]
 
 
 def _turn(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Input times output <-> output times input."""
+    """Transpose the tensors: [input, output] <-> [output, input]."""
     return [tensor.mT for tensor in tensors]
 
 

@@ -1,5 +1,5 @@
-"""Hunyuan 3: GLM-4.5's layers under other names, with queries and keys normalised per head. A
-multi-token-prediction layer, which transformers does not have, is carried through conversions."""
+"""Family Hunyuan 3: GLM-4.5's layers under other names, with queries and keys normalised per head.
+Conversions copy a multi-token-prediction layer, which transformers does not have."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kimi K2 (`kimi_k2`), and the text tower of K2.5 and K2.6 (`kimi_k25`): DeepSeek-V3's architecture
-in Kimi's sizes."""
+"""Family Kimi K2 (`kimi_k2`), and the text tower of K2.5 and K2.6 (`kimi_k25`): DeepSeek-V3's
+architecture in Kimi's sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def table(facts: ModelFacts) -> WeightTable:
 
 
 def _nested(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The output layer too lies within `language_model`."""
+    """Return the rules with all names within `language_model`, including that of the output
+    layer."""
     return tuple(
         replace(
             rule,

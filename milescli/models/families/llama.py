@@ -1,5 +1,5 @@
-"""Llama (Llama 3.x and models distilled into it): grouped attention, gated MLP. Also what the plain
-families share with it."""
+"""Family Llama (Llama 3.x and models distilled into it): grouped attention, gated MLP. Also holds
+what other plain families share with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from milescli.models.base import Rule, WeightTable
 from milescli.models.facts import ModelFacts, plain_layers
 
 OLD_BUFFERS = r"\.rotary_emb\.inv_freq$"
-"""Frequencies that follow from config.json, and that old releases hold in every layer."""
+"""Pattern of rotary frequencies, which old releases store in every layer although they follow from
+config.json."""
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:

@@ -1,6 +1,6 @@
-"""MiMo-7B: a Qwen2 decoder with multi-token-prediction layers. transformers lacks it: the names of
-those layers are as SGLang reads them (models/mimo_mtp.py), and the decoder is compared with
-Qwen2."""
+"""Family MiMo-7B: a Qwen2 decoder with multi-token-prediction layers. transformers lacks it: the
+names of those layers are as SGLang reads them (models/mimo_mtp.py), and the decoder is compared
+with Qwen2."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""MiniMax-M2, M2.5 and M2.7: experts in every layer, chosen by sigmoid with a correction, none
-shared; queries and keys are normalised over all heads of a position together; half of each head
-turns."""
+"""Family MiniMax-M2, M2.5 and M2.7: experts in every layer, chosen by sigmoid with a correction,
+without a shared one; queries and keys are normalised over all heads of a position together; half of
+each head is rotated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama whose layers may all look at a window."""
+"""Family Mistral: Llama, with a sliding window in all layers or in none."""
 
 from __future__ import annotations
 

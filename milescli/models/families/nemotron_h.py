@@ -1,6 +1,6 @@
-"""Nemotron-H (arXiv 2504.03624), which Nemotron 3 is too: layers of one part each, Mamba-2,
-attention without positions, MLP or experts, in the order of a pattern. Facts from its config; its
-weight table is in `nemotron_h_table`."""
+"""Family Nemotron-H (arXiv 2504.03624), which includes Nemotron 3: each layer has one part
+(Mamba-2, attention without positions, MLP or experts), in the order of a pattern. Facts from its
+config; its weight table is in `nemotron_h_table`."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def _require_free_time_steps(config: Mapping[str, object]) -> None:
 
 
 def _pattern(config: Mapping[str, object], listed: str, symbols: str) -> tuple[str, ...]:
-    """Kinds of layers, from a list of words (transformers 5) or a string of symbols (the releases);
-    empty where there is neither."""
+    """Return the kinds of layers, from a list of words (transformers 5) or a string of symbols (the
+    releases); empty if there is neither."""
     words = config.get(listed)
     kinds = (
         words

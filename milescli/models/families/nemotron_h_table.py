@@ -1,5 +1,5 @@
-"""Nemotron-H's weight table, with the names of Megatron's MambaModel: layers of one part each. The
-family file calls it."""
+"""Makes Nemotron-H's weight table, with the names of Megatron's MambaModel: each layer has one
+part. The family file calls it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS: dict[str, Layer] = {
     "mlp": Layer(mixer="none", mlp="dense"),
     "moe": Layer(mixer="none", mlp="moe"),
 }
-"""Kinds of layers, as transformers calls them."""
+"""Kinds of layers, by transformers' names."""
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
 _PREFIX = "backbone."
@@ -45,7 +45,7 @@ def _latent(facts: ModelFacts) -> int:
 
 
 def _expert_width(facts: ModelFacts) -> int:
-    """What goes into an expert, and comes out."""
+    """Return the width of an expert's input and output."""
     return facts.moe_latent_size or facts.hidden_size
 
 
@@ -54,7 +54,8 @@ def _has_latent(facts: ModelFacts, layer: int) -> bool:
 
 
 def _expert(hf: str, megatron: str, *dims: Size, sharding: Sharding) -> Rule:
-    """Of each expert; transformers holds all in one in memory."""
+    """Return the rule of a tensor of each expert; transformers holds all experts in one tensor in
+    memory."""
     name = "mlp.experts.local_experts.{expert}." + megatron
     single = _rule(
         "mixer.experts.{expert}." + f"{hf}.weight", name, *dims, where=moe_layers, sharding=sharding
@@ -136,7 +137,8 @@ _MOE = (
 )
 _OF_KIND = {"mamba": mamba2.RULES, "attention": _ATTENTION, "mlp": _MLP, "moe": _MOE}
 _SPELT_BY_TRANSFORMERS = replace(layers.EMBEDDING, hf=("backbone.embedding.weight",))
-"""transformers 5.12.1 reads `backbone.embeddings.weight` and writes this."""
+"""Rule with the name `backbone.embedding.weight`, which transformers 5.12.1 writes; it reads
+`backbone.embeddings.weight`."""
 
 
 def table(facts: ModelFacts) -> WeightTable:
@@ -153,14 +155,16 @@ def table(facts: ModelFacts) -> WeightTable:
 
 
 def _either_prefix(rule: Rule) -> Rule:
-    """The rule under the releases' names, with those that begin with `model.` as another form."""
+    """Return the rule with the releases' names, and as an alternative with names that begin with
+    `model.`."""
     (released,) = layers.prefixed((rule,), _PREFIX)
     return replace(released, alternatives=(*released.alternatives, rule, *rule.alternatives))
 
 
 def _mtp_rules(facts: ModelFacts) -> tuple[Rule, ...]:
-    """Of a multi-token-prediction layer, under the names of the releases, which count the layers
-    within it. Megatron-Core 0.16.1 gives MambaModel none; the names are those of later versions."""
+    """Return the rules of a multi-token-prediction layer, with the names of the releases, which
+    number the layers within it. Megatron-Core 0.16.1 gives MambaModel no such layer; the names are
+    those of later versions."""
     last = len(facts.mtp_layers) - 1
     rules: list[Rule] = []
     for number, layer in enumerate(facts.mtp_layers):

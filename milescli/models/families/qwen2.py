@@ -1,5 +1,5 @@
-"""Qwen2 (Qwen2.5, DeepSeek-R1-Distill-Qwen): Llama with biases of queries, keys and values, and
-windows in late layers if asked for."""
+"""Family Qwen2 (Qwen2.5, DeepSeek-R1-Distill-Qwen): Llama with biases of queries, keys and values,
+and sliding windows in late layers if the config asks for them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Qwen2.5-VL: the decoder of Qwen2 with multimodal rotary positions, behind a tower whose blocks
-attend within windows."""
+"""Family Qwen2.5-VL: the decoder of Qwen2 with multimodal rotary positions, after a vision tower
+whose blocks attend within windows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from milescli.models.families import qwen2
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """Parse the ModelFacts of a `qwen2_5_vl` config, whose text fields may stand in a `text_config`
-    or beside the `vision_config`. Raises CheckpointError for what the trainer cannot compute."""
+    """Parse the ModelFacts of a `qwen2_5_vl` config, whose text fields may be in a `text_config` or
+    beside the `vision_config`. Raises CheckpointError for what the trainer cannot compute."""
     text = hybrid.text_config(config)
     model = qwen2.facts(vision.text_rope_config(text), family="qwen2_5_vl")
     return replace(

@@ -1,5 +1,5 @@
-"""Qwen3: grouped attention with per-head query and key norms, gated MLP. Facts from its config, and
-its weight table."""
+"""Family Qwen3: grouped attention with per-head query and key norms, gated MLP. Facts from its
+config, and its weight table."""
 
 from __future__ import annotations
 

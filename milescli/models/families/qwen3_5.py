@@ -1,5 +1,5 @@
-"""Qwen3.5 and Qwen3.6, dense: gated delta nets with gated full attention every few layers. The text
-model, by itself or within a multimodal release, whose vision tower is passed through."""
+"""Family Qwen3.5 and Qwen3.6, dense: gated delta nets, with gated full attention every few layers.
+The text model alone, or within a multimodal release, whose vision tower is passed through."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Qwen3.5 and Qwen3.6 with experts: Qwen3.5 whose layers have routed experts and a gated shared
-one."""
+"""Family Qwen3.5 and Qwen3.6 with experts: Qwen3.5 whose layers have routed experts and a gated
+shared one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Qwen3-MoE: Qwen3 whose layers (all, or those that the config names) have routed experts without a
-shared one."""
+"""Family Qwen3-MoE: Qwen3 whose layers (all, or those that the config names) have routed experts
+without a shared one."""
 
 from __future__ import annotations
 

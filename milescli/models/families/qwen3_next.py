@@ -1,6 +1,6 @@
-"""Qwen3-Next: gated delta nets (linear attention) with gated full attention every few layers,
-experts with a gated shared one. Facts from its config, and its weight table. What it shares with
-Qwen3.5 is in `hybrid`."""
+"""Family Qwen3-Next: gated delta nets (linear attention), with gated full attention every few
+layers, and experts with a gated shared one. Facts from its config, and its weight table. What it
+shares with Qwen3.5 is in `hybrid`."""
 
 from __future__ import annotations
 

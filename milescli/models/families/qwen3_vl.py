@@ -1,5 +1,5 @@
-"""Qwen3-VL, dense and with experts: the decoder of Qwen3 with interleaved multimodal rotary
-positions, behind a tower whose inner layers speak to the decoder's first layers, too."""
+"""Family Qwen3-VL, dense and with experts: the decoder of Qwen3 with interleaved multimodal rotary
+positions, after a vision tower whose inner layers are added to the decoder's first layers."""
 
 from __future__ import annotations
 
@@ -63,23 +63,24 @@ def table(facts: ModelFacts) -> WeightTable:
 
 
 def _turn(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """Input times output <-> output times input."""
+    """Transpose the tensors: [input, output] <-> [output, input]."""
     return [tensor.mT for tensor in tensors]
 
 
 def _turn_and_split(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """[hidden_size, 2 * width] -> gate and up, [width, hidden_size] each."""
+    """Split [hidden_size, 2 * width] into gate and up, [width, hidden_size] each."""
     return split_halves(_turn(tensors, facts), facts)
 
 
 def _join_and_turn(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """The inverse."""
+    """Join gate and up, and transpose; inverts `_turn_and_split`."""
     return [join(parts, dim=0).mT]
 
 
 def _released(rule: Rule) -> Rule:
-    """Experts as releases and engines have them, [experts, input, output]; transformers writes
-    [experts, output, input] under the same names, and quantised releases store each by itself."""
+    """Return the rule of experts as releases and engines have them, [experts, input, output].
+    Alternatives: transformers writes [experts, output, input] under the same names, and quantised
+    releases store each expert separately."""
     (stacked,) = (form for form in rule.alternatives if form.stacked)
     is_up = len(rule.hf) == 2
     turned = replace(

@@ -1,5 +1,5 @@
-"""SmolLM3: Llama whose every fourth layer (or those that the config names) does not turn queries
-and keys."""
+"""Family SmolLM3: Llama whose every fourth layer (or the layers that the config names) does not
+rotate queries and keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def _turned(config: Mapping[str, object]) -> list[bool]:
-    """[num_layers] whether a layer turns queries and keys."""
+    """Return [num_layers] which layers rotate queries and keys."""
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     named = config.get("no_rope_layers")
     if named is None:

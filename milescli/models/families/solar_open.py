@@ -1,5 +1,5 @@
-"""Solar Open: GLM-4.5 with experts in every layer, whole heads turned and no norm of queries and
-keys."""
+"""Family Solar Open: GLM-4.5 with experts in every layer, whole heads rotated, and no norm of
+queries and keys."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from milescli.recipe.imports.shell import Command, Word
 CALL = "execute_train"
 _ARGUMENT, _SCRIPT = "train_args", "train_script"
 _FALSE = "get_env_enable_infinite_run"
-"""A function of Miles's that is false unless a variable of the environment says otherwise."""
+"""A function of Miles that returns False unless an environment variable is set."""
 _FLAGS = re.compile(r"\{.*(?:args\(|--)")
-"""A place that stands for flags, not for a value."""
+"""A placeholder for flags rather than for a value."""
 _INHERITED = {"num_nodes": 1, "output_dir": "/root/shared_data", "extra_args": ""}
 """Defaults of the class that Miles's settings classes derive from."""
 _MOST_STEPS, _MOST_DEPTH, _LONGEST, _MOST_BITS = 200_000, 40, 1_000_000, 1_000
@@ -53,7 +53,7 @@ _METHODS = ("strip", "lower", "upper", "startswith", "endswith", "replace", "spl
 
 
 _ONE_WORD = str.maketrans({" ": "\u00a0", "\n": "\u00a0", "'": "\u2019", '"': "\u201d", "\\": None})
-"""Keeps what stands for a value one word of a shell."""
+"""Keeps a placeholder one word for the shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +67,22 @@ class Unknown:
 
 
 _RAISED = Unknown("raise")
-"""What a function gives that raises instead."""
+"""Result of a function that raises."""
 
 
 class _Returned(Exception):
-    """Ends the evaluation of a function; holds its value."""
+    """Ends the evaluation of a function; holds the returned value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class _TooMuch(Exception):
-    """Reports that a bound was met."""
+    """Reports that the evaluation reached a bound."""
 
 
 class _Object(dict[str, Any]):
-    """An object of one of the file's data classes, by its fields."""
+    """An instance of one of the file's data classes: field name -> value."""
 
     def __init__(self, kind: ast.ClassDef | None, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -91,14 +91,14 @@ class _Object(dict[str, Any]):
 
 @dataclass(slots=True)
 class _Launcher:
-    """One file."""
+    """State of the evaluation of one file."""
 
     names: dict[str, Any] = field(default_factory=dict)
     """Values of the names of the module."""
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     text: str | None = None
-    """What was handed to the call."""
+    """Text of arguments that the file passes to `execute_train`."""
     script: str = CALL
     """What the call runs."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
@@ -162,7 +162,7 @@ def _is_call(node: ast.AST) -> bool:
 
 
 def _line_of(flag: str, lines: list[str], ranges: list[tuple[int, int]]) -> int:
-    """Return the last evaluated line that has the flag; 0 if none has: it is put together."""
+    """Return the last evaluated line with the flag; 0 if none has it, as code assembles it."""
     found = 0
     for number, line in enumerate(lines, 1):
         at = line.find(flag)
@@ -204,7 +204,7 @@ def _made(
     *,
     inherited: Mapping[str, Any] | None = None,
 ) -> _Object:
-    """Make an object of a data class with its defaults, and with `changes` of its fields."""
+    """Create an instance of a data class from its defaults and `changes` of its fields."""
     made = _Object(kind, inherited or {})
     for one in kind.body:
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
@@ -218,7 +218,7 @@ def _made(
 
 
 def _called(launcher: _Launcher, function: ast.FunctionDef, given: list[Any]) -> Any:
-    """Evaluate a function of the file; parameters without a value have their defaults."""
+    """Evaluate a function of the file; missing arguments get their defaults."""
     launcher.depth += 1
     if launcher.depth > _MOST_DEPTH:
         raise _TooMuch
@@ -403,7 +403,7 @@ def _either(of: Callable[[ast.expr], Any], node: ast.BoolOp, unknown: Unknown) -
 
 
 def _joined(left: Any, op: ast.operator, right: Any, unknown: Unknown) -> Any:
-    """Of texts the known parts stay; numbers are not repeated, nor are texts."""
+    """Compute a binary operation. A text keeps its known parts; texts are not repeated."""
     if isinstance(op, ast.Add) and (isinstance(left, str) or isinstance(right, str)):
         return f"{left}{right}"
     if isinstance(left, Unknown) or isinstance(right, Unknown):

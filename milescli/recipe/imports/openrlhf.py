@@ -8,13 +8,13 @@ from milescli.recipe.imports.reading import Foreign
 from milescli.recipe.imports.tables import NOTE, WARNS, Said, data_name, part_of, path_of, updates
 
 LONGEST_PROMPT = 4096
-"""Of a bound on prompt and response together, no more is left to the prompt."""
+"""The most tokens of the prompt where one bound covers prompt and response together."""
 _LEAST, _UNBOUNDED = 1e-6, 1e9
 KL, FIX = "algo.kl", "algo.advantage.is_correction"
 
 
 def fits(found: Foreign) -> str:
-    """Return by what a configuration of OpenRLHF is known."""
+    """Return how the configuration was recognised as OpenRLHF's; empty if it was not."""
     if "openrlhf" in found.program or _is_of(found, "ppo_ray"):
         return f"the script runs {found.program}"
     name = next((one for one in found.settings if one.startswith("algo.advantage.")), None)
@@ -22,17 +22,17 @@ def fits(found: Foreign) -> str:
 
 
 def is_sft(found: Foreign) -> bool:
-    """Return True if it learns from rows."""
+    """Return True if the run trains on rows."""
     return _is_of(found, "sft")
 
 
 def is_dpo(found: Foreign) -> bool:
-    """Return True if it learns from pairs."""
+    """Return True if the run trains on pairs."""
     return _is_of(found, "dpo")
 
 
 def is_rm(found: Foreign) -> bool:
-    """Return True if it trains a reward model."""
+    """Return True if the run trains a reward model."""
     return _is_of(found, "rm")
 
 
@@ -45,7 +45,7 @@ def _is_rl(found: Foreign) -> bool:
 
 
 def trains_rows(found: Foreign) -> Said:
-    """Return the keys of a run without rollout."""
+    """Return the recipe keys of a run without rollout; empty for RL."""
     if _is_of(found, "sft"):
         return {"train.objective": "supervised"}
     if _is_of(found, "kd"):
@@ -76,7 +76,7 @@ def lora(found: Foreign) -> bool:
 
 
 def kl(value: Any, found: Foreign) -> Said:
-    """In the loss or in the reward."""
+    """Map the KL coefficient, and choose whether the loss or the reward has the KL term."""
     if not value:
         return {}
     in_loss = found.value(f"{KL}.use_loss")
@@ -95,7 +95,8 @@ WHITENED = ("gae", "reinforce", "reinforce_baseline")
 
 
 def estimator(value: Any, found: Foreign) -> Said:
-    """Some whiten advantages, and all sum the KL term of the reward over the tokens behind."""
+    """Map the advantage estimator. Some estimators whiten advantages; with a KL term in the reward,
+    all sum it over the later tokens."""
     said = ESTIMATORS.get(str(value))
     if said is None:
         return f"estimates advantages by `{value}`"
@@ -111,7 +112,7 @@ def estimator(value: Any, found: Foreign) -> Said:
 
 
 def row_tokens(value: Any, found: Foreign) -> Said:
-    """Of RL it bounds prompt and response together."""
+    """Map `data.max_len`, which in RL bounds prompt and response together."""
     if not _is_rl(found):
         return {"data.max_row_tokens": value}
     new = found.value("rollout.max_new_tokens")
@@ -123,12 +124,12 @@ def row_tokens(value: Any, found: Foreign) -> Said:
 
 
 def chat_template(value: Any, found: Foreign) -> Said:
-    """Without it, prompts are texts as they are."""
+    """Turn the chat template off if prompts are plain text."""
     return {} if value else {"data.chat_template": "none"}
 
 
 def split(value: Any, found: Foreign) -> Said:
-    """Of a data set on the hub; of a file, there is none."""
+    """Map the split of a data set on the hub; a file has no split."""
     for name in ("data.prompt_dataset", "data.dataset"):
         data = data_name(found.value(name, ""))
         if isinstance(data, str) and data.startswith("hf:"):
@@ -137,13 +138,14 @@ def split(value: Any, found: Foreign) -> Said:
 
 
 def asynchronous(value: Any, found: Foreign) -> Said:
-    """The queue is what rollout runs ahead; the trainer computes the old log-probs."""
+    """Map asynchronous training: rollout runs ahead by the queue's size, and the trainer computes
+    the old log-probs."""
     ahead = int(found.value("train.async_queue_size", 1))
     return {"rollout.max_staleness": ahead, "train.old_logprobs": "trainer"} if value else {}
 
 
 def clip(value: Any, found: Foreign) -> Said:
-    """Bounds of a reward model's score."""
+    """Map the symmetric bounds of a reward model's score."""
     low, high = value
     if -low != high:
         return "bounds rewards on two sides that differ: see rollout.reward_model.clip"
@@ -151,12 +153,12 @@ def clip(value: Any, found: Foreign) -> Said:
 
 
 def pairs(value: Any, found: Foreign) -> Said:
-    """The loss of a reward model."""
+    """Check that the loss of a reward model is the sigmoid loss."""
     return {} if value == "sigmoid" else f"takes the loss `{value}`: miles takes -log sigmoid"
 
 
 def epochs(value: Any, found: Foreign) -> Said:
-    """Of rows they are the length."""
+    """Map the epochs of a run on rows; in RL they repeat samples, and `batch` checks them."""
     return {} if _is_rl(found) else {"train.epochs": value}
 
 
@@ -171,7 +173,7 @@ def batch(value: Any, found: Foreign) -> Said:
 
 
 def remote(value: Any, found: Foreign) -> Said:
-    """A server, or a file of Python."""
+    """Map a reward server; a Python file gives a note only."""
     if not str(value).startswith("http"):
         return f"{WARNS}scores by a file of Python: adapt it to miles's signature, and set " + (
             "rollout.reward to its import path"
@@ -180,14 +182,15 @@ def remote(value: Any, found: Foreign) -> Said:
 
 
 def reward_model(value: Any, found: Foreign) -> Said:
-    """A model that scores, unless something else does."""
+    """Map the path of a reward model, unless another reward is set."""
     if found.value("reward.remote_url"):
         return "reward.remote_url scores"
     return {"rollout.reward": "reward_model", "rollout.reward_model.path": path_of(str(value))}
 
 
 def filter(value: Any, found: Foreign) -> Said:
-    """Groups whose mean is within bounds, and not at them."""
+    """Map dynamic filtering, which keeps groups whose mean reward lies strictly between two
+    bounds."""
     if not value:
         return {}
     low, high = found.value("algo.dynamic_filtering_range", [0, 1])
@@ -199,7 +202,7 @@ def filter(value: Any, found: Foreign) -> Said:
 
 
 def correction(value: Any, found: Foreign) -> Said:
-    """Weights between trainer and engine."""
+    """Map the importance weights between trainer and engine."""
     if not value:
         return {}
     kind = found.value(f"{FIX}_type", "tis")
@@ -227,12 +230,12 @@ def correction(value: Any, found: Foreign) -> Said:
 
 
 def overlong(value: Any, found: Foreign) -> Said:
-    """Long responses are punished."""
+    """Map the penalty on long responses."""
     return {"rollout.shaping": "overlong", "rollout.overlong_buffer": int(value)}
 
 
 def min_lr(value: Any, found: Foreign) -> Said:
-    """A share of the learning rate."""
+    """Map the minimum of the learning rate, a share of its peak."""
     if not str(found.value("actor.lr_scheduler")).startswith("cosine"):
         return {}
     lr = float(found.value("actor.adam.lr"))

@@ -9,11 +9,11 @@ from milescli.recipe.imports.tables import NOTE, Said, data_name, ratio
 
 SOURCE = "orchestrator.train.source"
 LONGEST_PROMPT = 4096
-"""Of a bound on prompt and response together, no more is left to the prompt."""
+"""The most tokens of the prompt where one bound covers prompt and response together."""
 
 
 def fits(found: Foreign) -> str:
-    """Return by what a configuration of prime-rl is known."""
+    """Return how the configuration was recognised as prime-rl's; empty if it was not."""
     if found.program.startswith("prime-rl "):
         return f"the script runs {found.program.removeprefix('prime-rl ')}"
     begins = ("orchestrator.", "trainer.", "inference", "deployment.")
@@ -25,14 +25,14 @@ def fits(found: Foreign) -> str:
 
 
 def is_sft(found: Foreign) -> bool:
-    """Return True if it learns from rows."""
+    """Return True if the run trains on rows."""
     names = found.settings
     has_rows = any(name.startswith("data.") and name != "data.fake" for name in names)
     return has_rows and not any(name.startswith("orchestrator.") for name in names)
 
 
 def trains_rows(found: Foreign) -> Said:
-    """Return the keys of a run without rollout."""
+    """Return the recipe keys of a run without rollout; empty for RL."""
     return {"train.objective": "supervised"} if is_sft(found) else {}
 
 
@@ -62,13 +62,13 @@ def has_lora(found: Foreign) -> bool:
 
 
 def batch(value: Any, found: Foreign) -> Said:
-    """Prompts of a step: their batch counts samples."""
+    """Map the batch size, which counts samples, to prompts per step."""
     prompts = ratio(float(value), float(found.value("orchestrator.group_size", 1)))
     return prompts if isinstance(prompts, str) else {"rollout.prompts_per_step": prompts}
 
 
 def bound(value: Any, found: Foreign) -> Said:
-    """Prompt and response together; a response has what the prompt leaves."""
+    """Map the bound on prompt and response together: the prompt gets at most half of it."""
     prompt = min(LONGEST_PROMPT, int(value) // 2)
     turn = int(found.value("orchestrator.train.sampling.max_completion_tokens", 0))
     return {
@@ -78,7 +78,7 @@ def bound(value: Any, found: Foreign) -> Said:
 
 
 def staleness(value: Any, found: Foreign) -> Said:
-    """A step takes the groups that are done, and drops what is older."""
+    """Map the staleness bound: a step takes the groups that are finished, and drops stale ones."""
     if not value:
         return {"rollout.max_staleness": 0}
     return {
@@ -89,7 +89,7 @@ def staleness(value: Any, found: Foreign) -> Said:
 
 
 def environment(value: Any, found: Foreign) -> Said:
-    """Its environment has the prompts, too; of several, the first counts."""
+    """Map the first environment, which also supplies the prompts; note any further ones."""
     options = _below(found, f"{SOURCE}.0.env")
     arguments = {name: one for name, one in options.pop("taskset", {}).items() if name != "id"}
     said: dict[str, Any] = {
@@ -121,12 +121,12 @@ def _below(found: Foreign, prefix: str) -> dict[str, Any]:
 
 
 def filter(value: Any, found: Foreign) -> Said:
-    """Groups that teach nothing."""
+    """Map the filter that drops groups whose rewards are all equal."""
     return {"rollout.filter": "zero_variance" if value else "none"}
 
 
 def rows(value: Any, found: Foreign) -> Said:
-    """A data set with its subset and split."""
+    """Map a data set with its subset and split."""
     parts = [found.value(name) for name in ("data.subsets", "data.splits")]
     named = [str(one[0]) for one in parts if isinstance(one, list) and len(one) == 1]
     return {"data.prompts": ":".join([str(data_name(value)), *named])}

@@ -26,7 +26,8 @@ _AROUND = 4
 _OTHERS = ("BitsAndBytesConfig", "GenerationConfig", "AutoConfig", "PeftConfig", "basicConfig")
 _ADAPTERS = ("LoraConfig", "get_peft_model")
 _OF_PARTS = {*_ADAPTERS, "ModelConfig"}
-"""Classes of configurations that are not of a training, and of its parts."""
+"""Configuration classes of a part of the training (an adapter, a model), not of the training
+itself."""
 _SCORES = ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer")
 """Trainers whose second argument scores"""
 _SECRET = re.compile(
@@ -38,12 +39,12 @@ _WRITTEN = re.compile(
     r"\bcat\s*>\s*[\"']?([^\s\"']+)[\"']?\s*<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n(.*?)^\s*\2\s*$",
     re.DOTALL | re.MULTILINE,
 )
-"""A file that a script writes."""
+"""A here-document with which a script writes a file."""
 _SOURCED = re.compile(r"^\s*(?:source|\.)\s+[\"']?([^\s\"';&|]+)", re.MULTILINE)
 _INTERPOLATION = re.compile(r"\$\{([^{}]+)\}")
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 _ENDS_FLAG = re.compile(r"--[A-Za-z][\w.-]*(=|$)|\+{0,2}[A-Za-z_]\w*\.[\w.]+=")
-"""What is no value of the flag before it: another flag, and an override of Hydra's."""
+"""A word that cannot be the value of the flag before it: another flag, or an override."""
 _OVERRIDE = re.compile(r"(?:\+{1,2}|~)?([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 
 
@@ -54,7 +55,7 @@ class Setting:
     name: str
     value: Any
     where: str
-    """`run.sh:12`, or whose default it is."""
+    """`run.sh:12`, or the class or program whose default this is."""
 
 
 @dataclass(slots=True)
@@ -64,20 +65,21 @@ class Foreign:
     form: str = ""
     """shell, yaml, toml or python"""
     program: str = ""
-    """What a script runs: `verl.trainer.main_ppo`; the class that Python calls."""
+    """The program that a script runs, as `verl.trainer.main_ppo`; the class that a Python file
+    calls."""
     settings: dict[str, Setting] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     """What could not be read."""
     text: str = ""
     objective: str = ""
-    """What a run over rows minimises, by `trains_rows`; empty for RL."""
+    """The objective of a run on rows, from `trains_rows`; empty for RL."""
     files: list[tuple[str, str]] = field(default_factory=list)
-    """Files that a command names as its configuration, each with the place of its keys."""
+    """Configuration files that a command names, each with the prefix of its keys."""
     places: list[str] = field(default_factory=list)
-    """Names of the files and of the folders that they are in, the nearest first."""
+    """Names of the files and of their folders, the nearest first."""
 
     def add(self, name: str, value: Any, where: str) -> None:
-        """The later of two counts."""
+        """Set a key; a later value replaces an earlier one."""
         self.settings[name] = Setting(name, value, where)
 
     def value(self, name: str, default: Any = None) -> Any:
@@ -184,7 +186,7 @@ def _add_sourced(script: Path, text: str, variables: dict[str, list[Word]]) -> N
 
 
 def _is_file(path: Path) -> bool:
-    """Return False for a name that can be none, too."""
+    """Return True if the path is a file; False also for a text that cannot be a path."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -192,7 +194,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _name_words(variables: dict[str, list[Word]], file: str) -> None:
-    """Let the words of a file that was read know it."""
+    """Record in the words of a file which file they come from."""
     for name, words in variables.items():
         variables[name] = [one if one.file else replace(one, file=file) for one in words]
 
@@ -270,7 +272,8 @@ def _add_named(found: Foreign, script: Path, text: str) -> None:
 
 
 def _add_yaml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> None:
-    """`prefix`: where the keys belong, as Hydra's `folder@place: name` says."""
+    """Add the keys of a YAML file below `prefix`, and of the files that its defaults name
+    (`folder@place: name`)."""
     root = reader.read(text, source=path.name)
     if not isinstance(root.value, dict):
         raise RecipeError(
@@ -338,7 +341,7 @@ def _add_toml(found: Foreign, text: str, path: Path, *, prefix: str = "") -> Non
 
 
 def _lines_of_toml(text: str) -> dict[str, int]:
-    """Return the line of each key by its dotted name, numbers of tables aside."""
+    """Return the line of each key by its dotted name, without the numbers of array tables."""
     above, lines = "", dict[str, int]()
     for number, line in enumerate(text.splitlines(), 1):
         if match := re.match(r"\s*\[{1,2}\s*([\w.\"-]+)\s*\]", line):
@@ -396,9 +399,9 @@ def _lines_of(cell: Sequence[str]) -> str:
 
 
 def _add_python(found: Foreign, text: str, file: str, overrides: Sequence[str]) -> None:
-    """The arguments of a launcher; else the keywords of `SomethingConfig(...)`, of
-    `SomethingTrainer(...)` as `trainer.NAME`, and of `load_dataset(...)`; names stand for what the
-    module assigns to them."""
+    """Add the arguments of a launcher to `found`. If the module is not one, add the keywords of
+    `SomethingConfig(...)`, of `SomethingTrainer(...)` as `trainer.NAME`, and of
+    `load_dataset(...)`; names are replaced by what the module assigns to them."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -480,8 +483,8 @@ def _arguments(
 
 
 def _configs_of(called: set[str]) -> set[str]:
-    """Return the classes of the training's configuration, of all that a module calls: those that
-    are named as its trainer is, if there are such."""
+    """Return those of the called classes that configure the training: named after the trainer, or
+    else no class of a part."""
     configs = {one for one in called if one.endswith("Config")} - set(_OTHERS)
     of_trainer = {one.removesuffix("Trainer") + "Config" for one in called}
     return (configs & of_trainer or configs) | _OF_PARTS | {"TrainingArguments"}
@@ -516,14 +519,15 @@ def _names_of(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def _changes(value: ast.expr, name: str) -> bool:
-    """Return True for `f(NAME, ...)`, whose value is still NAME's for this purpose."""
+    """Return True for a call `f(NAME, ...)`, which is read as the value of NAME."""
     given = value.args[:1] if isinstance(value, ast.Call) else []
     return [ast.unparse(one) for one in given] == [name]
 
 
 def _literal(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 4) -> Any:
-    """The value of a constant, of a name that stands for one, or of what a model is loaded from;
-    else the source, Unknown. Of a list, each: its unknown ones as texts."""
+    """Return the value of a constant, of a name that is assigned one, or the path that a model is
+    loaded from; otherwise Unknown, with the source. For a list, return that of each item, with
+    unknown ones as text."""
     source = ast.unparse(node)
     name = re.sub(r"^\w*args\.", "args.", source)
     if name in known and depth:

@@ -22,7 +22,7 @@ OF_STEPS = {
 
 
 def fits(found: Foreign) -> str:
-    """Return by what a configuration of ROLL is known."""
+    """Return how the configuration was recognised as ROLL's; empty if it was not."""
     begins = ("actor_train.", "actor_infer.", "sft_train.", "student")
     name = next((one for one in found.settings if one.startswith(begins)), None)
     has_model = {"pretrain", "student_pretrain"} & {*found.settings}
@@ -30,7 +30,7 @@ def fits(found: Foreign) -> str:
 
 
 def trains_rows(found: Foreign) -> Said:
-    """Return the keys of a run without rollout."""
+    """Return the recipe keys of a run without rollout; empty for RL."""
     if distils_rows(found):
         return {"train.objective": "distillation"}
     if any(name.startswith("sft_train.") for name in found.settings):
@@ -41,38 +41,38 @@ def trains_rows(found: Foreign) -> Said:
 
 
 def is_preference(found: Foreign) -> bool:
-    """Return True if it learns from pairs."""
+    """Return True if the run trains on pairs."""
     return found.objective == "preference"
 
 
 def is_gigpo(found: Foreign) -> bool:
-    """Return True if turns have credit of their own."""
+    """Return True if the estimator is GiGPO, which gives turns their own advantages."""
     return found.value("adv_estimator") == "gigpo"
 
 
 def has_validation(found: Foreign) -> bool:
-    """Return True if it is evaluated."""
+    """Return True if the run is evaluated."""
     return any(name.startswith("validation.") for name in found.settings)
 
 
 def distils_rows(found: Foreign) -> bool:
-    """Return True if a student learns from a teacher on rows; on its own samples it is RL."""
+    """Return True if a student is distilled on rows; distillation on its own samples is RL."""
     return "teacher_pretrain" in found.settings
 
 
 def teacher(value: Any, found: Foreign) -> Said:
-    """The teacher, of whom a student learns alone."""
+    """Map the teacher's path; in RL the teacher replaces the reward."""
     said = {"train.distill.teachers": [{"path": path_of(str(value))}]}
     return said if distils_rows(found) else {**said, "rollout.reward": "none"}
 
 
 def of_teacher_alone(value: Any, found: Foreign) -> Said:
-    """Weight of the teacher's loss, beside that of the rows."""
+    """Map the weight of the teacher's loss beside the loss on the rows."""
     return {} if value == 1 else "adds the loss of the rows: here the teacher alone teaches"
 
 
 def at_one(value: Any, found: Foreign) -> Said:
-    """Temperature of a distance."""
+    """Check that the temperature of the distillation loss is 1."""
     return {} if value == 1 else "changes both distributions: here the distance is at temperature 1"
 
 
@@ -92,8 +92,8 @@ def in_reward(found: Foreign) -> bool:
 
 
 def estimator(value: Any, found: Foreign) -> Said:
-    """Rewards are centred and scaled by norm_*_type, then summed over the tokens behind. A teacher
-    judges each token by itself."""
+    """Map the estimator: ROLL centres and scales rewards by norm_*_type, then sums them over the
+    later tokens. With a teacher there is nothing to map: the teacher judges each token."""
     if TEACHER in found.settings:
         return {}
     if value == "gae":
@@ -120,7 +120,7 @@ def estimator(value: Any, found: Foreign) -> Said:
 
 
 def _norms(found: Foreign) -> tuple[str | None, str | None]:
-    """Over what rewards are centred, and over what they are scaled."""
+    """Return over which samples rewards are centred, and over which they are scaled."""
     if not is_agentic(found):
         return found.value("norm_mean_type"), found.value("norm_std_type")
     method = found.value("reward_normalization.method", "identity")
@@ -135,17 +135,17 @@ def _norms(found: Foreign) -> tuple[str | None, str | None]:
 
 
 def turn_weight(value: Any, found: Foreign) -> Said:
-    """Relative to the episode's."""
+    """Map the weight of a turn's advantage, relative to the episode's weight."""
     return {"train.turn_weight": value / found.value("episode_reward_weight", 1.0)}
 
 
 def dual_clip(value: Any, found: Foreign) -> Said:
-    """ROLL's second bound is not one of its own."""
+    """Map ROLL's second clip, which lies at 1 + 2 `pg_clip`."""
     return {"train.dual_clip": 1.0 + 2.0 * found.value("pg_clip", 0.2)} if value else {}
 
 
 def loss(value: Any, found: Foreign) -> Said:
-    """The losses of its worker for off-policy samples."""
+    """Map the policy losses of ROLL's worker for off-policy samples."""
     if value == "ppo":
         return {"train.surrogate": "clip"}
     if value == "vanilla":
@@ -166,7 +166,7 @@ def loss(value: Any, found: Foreign) -> Said:
 
 
 def correction(value: Any, found: Foreign) -> Said:
-    """Weights between trainer and engine."""
+    """Map the importance weights between trainer and engine."""
     level = found.value(f"{WEIGHT}.weight_type", "token")
     if not value or level == "segment":
         return f"{WARNS}weights turns by trainer and engine" if value else {}
@@ -179,7 +179,7 @@ def correction(value: Any, found: Foreign) -> Said:
 
 
 def bound(value: Any, found: Foreign) -> Said:
-    """Prompt and response together; of rows, the row."""
+    """Map the bound on prompt and response together; on rows, the bound on a row."""
     if found.objective:
         return {"data.max_row_tokens": value}
     prompt = int(found.value("prompt_length", 1024))
@@ -191,7 +191,8 @@ def bound(value: Any, found: Foreign) -> Said:
 
 
 def new_tokens(value: Any, found: Foreign) -> Said:
-    """Of a turn; without turns, ROLL bounds prompt and response together instead."""
+    """Map the bound on a turn or a response; ROLL's bound on prompt and response together has
+    precedence."""
     if is_agentic(found):
         return {"rollout.max_turn_tokens": value} if isinstance(value, int) else {}
     is_bounded = {"response_length", "sequence_length"} & set(found.settings)
@@ -199,14 +200,14 @@ def new_tokens(value: Any, found: Foreign) -> Said:
 
 
 def epochs(value: Any, found: Foreign) -> Said:
-    """Of SFT and distillation they are the length."""
+    """Map the epochs where they set the run's length: SFT and distillation."""
     if _counts_epochs(found):
         return {"train.epochs": math.ceil(value)}
     return "counts passes over the data: max_steps ends the run"
 
 
 def steps(value: Any, found: Foreign) -> Said:
-    """The length, unless epochs are."""
+    """Map the number of steps, unless epochs set the run's length."""
     return {} if _counts_epochs(found) else {"train.steps": value}
 
 
@@ -215,30 +216,30 @@ def _counts_epochs(found: Foreign) -> bool:
 
 
 def warmup(value: Any, found: Foreign) -> Said:
-    """Count steps: theirs are updates."""
+    """Map the warm-up, which ROLL counts in updates, to steps."""
     times = accumulated(found.value(f"{ARGS}.{ACCUMULATION}", 1), found)
     each = times.get("train.updates_per_step", 1) if isinstance(times, dict) else 1
     return {"train.optimizer.warmup_steps": math.ceil(value / each)}
 
 
 def warmup_share(value: Any, found: Foreign) -> Said:
-    """Of the steps, unless epochs are the length."""
+    """Map the share of the steps that warm up, unless epochs set the run's length."""
     total = None if _counts_epochs(found) else found.value("max_steps")
     return share(value, total, "train.optimizer.warmup_steps")
 
 
 def is_rlvr(found: Foreign) -> bool:
-    """Return True if it answers prompts."""
+    """Return True if each sample answers a prompt, without an environment."""
     return not found.objective and not is_agentic(found)
 
 
 def is_agentic(found: Foreign) -> bool:
-    """Return True if it plays episodes."""
+    """Return True if agents play episodes."""
     return any(name.startswith("train_env_manager.") for name in found.settings)
 
 
 def prompts(value: Any, found: Foreign) -> Said:
-    """Of RLVR the batch counts prompts, of agents episodes."""
+    """Map the batch size, which counts prompts; for agents it counts episodes."""
     if not is_agentic(found):
         return {"rollout.prompts_per_step": value}
     size = int(found.value("train_env_manager.group_size", 1))
@@ -246,7 +247,7 @@ def prompts(value: Any, found: Foreign) -> Said:
 
 
 def _ranks(found: Foreign) -> int:
-    """Data-parallel ranks of the trainer."""
+    """Return the number of the trainer's data-parallel ranks."""
     mapping = str(found.value("actor_train.device_mapping", "list(range(0,1))"))
     if match := re.fullmatch(r"list\(range\((\d+),\s*(\d+)\)\)", mapping.replace(" ", "")):
         devices = int(match[2]) - int(match[1])
@@ -274,6 +275,6 @@ def accumulated(value: Any, found: Foreign) -> Said:
 
 
 def staleness(value: Any, found: Foreign) -> Said:
-    """Batches that rollout may run ahead; the trainer computes the old log-probs."""
+    """Map how many batches rollout may run ahead; the trainer then computes the old log-probs."""
     said = {"rollout.max_staleness": math.ceil(value)}
     return {**said, "train.old_logprobs": "trainer"} if value else said

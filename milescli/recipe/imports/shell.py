@@ -24,7 +24,7 @@ _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*")
 _FUNCTION = re.compile(r"^[ \t]*(?:function[ \t]+)?(\w+)[ \t]*\(\)", re.MULTILINE)
 _POSITION = re.compile(r"\$\{?[1-9]\}?")
 _GOES_ON = "\r\n"
-"""A continuation within quotes."""
+"""A line continuation within quotes."""
 _ARGUMENT = re.compile(r"--\w|\$\{\w+\[@\]\}|[\w+]+\.[\w.]+=")
 
 
@@ -35,9 +35,9 @@ class Word:
     text: str
     line: int
     is_end: bool = False
-    """It ends a statement, or opens or closes a list in parentheses."""
+    """True for a word that ends a statement, or opens or closes a list in parentheses."""
     file: str = ""
-    """Where it is, if not in the script that uses it."""
+    """The file of the word, if other than the script that uses it."""
 
 
 @dataclass(slots=True)
@@ -45,15 +45,15 @@ class Command:
     """The command with which a script begins its training."""
 
     program: str = ""
-    """The module or the file that is run."""
+    """The module or the file that it runs."""
     words: list[Word] = field(default_factory=list)
     """The arguments behind it."""
     unknown: list[str] = field(default_factory=list)
-    """Arrays that it uses and that no file defines."""
+    """Arrays that the command uses and no file defines."""
     has_rest: bool = False
-    """It ends with the arguments of the function that it is in: `"$@"`."""
+    """True if the command ends with the arguments of its function: `"$@"`."""
     loops: list[str] = field(default_factory=list)
-    """Names of `for` that it uses: it has the first of their values."""
+    """Names of `for` loops that the command uses; each has the first of its values."""
 
 
 def read_command(text: str, variables: dict[str, list[Word]]) -> Command:
@@ -119,38 +119,39 @@ def _statements(text: str, variables: dict[str, list[Word]]) -> Iterator[list[Wo
 
 @dataclass(slots=True)
 class _Branch:
-    """The branch of an `if` or a `case` that is read or not."""
+    """One branch of an `if` or a `case`, which is read or skipped."""
 
     is_read: bool = False
     chosen: bool | None = False
-    """Whether a branch before it was chosen; None if only a shell can decide."""
+    """Whether an earlier branch was chosen; None if only a shell can decide."""
     test: bool | None = None
-    """Whether its own test chooses it."""
+    """Whether the branch's own test chooses it."""
     is_test: bool = False
-    """The test may go on, with `&&` or `||`."""
+    """True while the test may continue, with `&&` or `||`."""
     subject: str | None = None
     """What a `case` compares."""
     patterns: list[str] | None = None
-    """Those of a `case` up to the next `)`; None behind it."""
+    """Patterns of a `case` up to the next `)`; None after it."""
 
     def decide(self, test: bool | None) -> None:
-        """Read it, or not."""
+        """Record whether the branch is read."""
         self.test = test
         self.is_read = self.chosen is not True and test is not False
 
 
 @dataclass(slots=True)
 class _Branches:
-    """The branches of `if`, `case`, `&&` and `||` that a place in the script is in. A test that
-    only a shell can decide leaves all of its branches readable."""
+    """The branches of `if`, `case`, `&&` and `||` around a place in the script. All branches of a
+    test that only a shell can decide are read."""
 
     open: list[_Branch] = field(default_factory=list)
     last: bool | None = None
-    """How the command before ended."""
+    """Whether the previous command succeeded."""
     link: str = ""
-    """What stands between it and this one: `&&`, `||`, or one character of another end."""
+    """What separates the previous command from this one: `&&`, `||`, or the first character of
+    another separator."""
     depth: int = 0
-    """How many functions and `{}` it is in."""
+    """Number of functions and `{}` around this place."""
 
     @property
     def is_read(self) -> bool:
@@ -159,7 +160,7 @@ class _Branches:
         )
 
     def _texts(self, words: Sequence[Word]) -> list[str]:
-        """Return words as they are where a script has no arguments; a function may have some."""
+        """Return the texts of words as in a script without arguments; a function may have some."""
         known = {"$#": "0", "${#}": "0"} if not self.depth else {}
         texts = [known.get(one.text, one.text) for one in words]
         return texts if self.depth else ["" if _POSITION.fullmatch(one) else one for one in texts]
@@ -211,7 +212,7 @@ class _Branches:
         return True
 
     def ends(self, words: Sequence[Word], end: str, *, is_done: bool) -> None:
-        """Keep how a statement ended, and by which character."""
+        """Record whether a statement succeeded, and the separator that ends it."""
         if not words and self.link in ("&", "|") and end == self.link:
             self.link = end * 2
         elif words or self.link not in ("&&", "||"):  # else it goes on in the next line
@@ -226,11 +227,11 @@ class _Branches:
 
 _COMPARES = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _TESTS = {"[": "]", "[[": "]]", "test": ""}
-"""Commands that compare, and how they end."""
+"""Commands that compare -> the word that closes them."""
 
 
 def _verdict(words: Sequence[str]) -> bool | None:
-    """Decide `[ a = b ]`, `[ -z a ]` and their kin; None if only a shell can."""
+    """Evaluate `[ a = b ]`, `[ -z a ]` and similar tests; None if only a shell can."""
     end = _TESTS.get(words[0], "") if words else None
     if end is None or (end and words[-1] != end) or words[0] not in _TESTS:
         return None
@@ -250,8 +251,9 @@ def _verdict(words: Sequence[str]) -> bool | None:
 
 
 def _without_assignments(words: list[Word], variables: dict[str, list[Word]]) -> list[Word]:
-    """`A=1 B=2` sets both; `A=1 python x.py` sets A for x.py alone, which is as good. `for A in 1`
-    sets the first."""
+    """Store the assignments at the start of a command in `variables`, and return the remaining
+    words. `A=1 B=2` sets both; `A=1 python x.py` sets A only for x.py, which makes no difference
+    here. `for A in 1` sets A to the first value."""
     if [one.text for one in words[:3:2]] == ["for", "in"] and len(words) > 3:
         values = [one for word in words[3:] for one in _spread(word, variables) or [word]]
         if not re.search(r"[$*]", values[0].text):
@@ -270,7 +272,7 @@ def _without_assignments(words: list[Word], variables: dict[str, list[Word]]) ->
 
 
 def _spread(word: Word, variables: dict[str, list[Word]]) -> list[Word] | None:
-    """Return the words of a variable that stands alone; None if this is none that is known."""
+    """Return the words of a variable that stands alone; None if the word is no known variable."""
     match = re.fullmatch(r"\$\{?(\w+)(?:\[[@*]\])?\}?", word.text)
     return variables.get(match[1]) if match is not None else None
 
@@ -301,7 +303,7 @@ def _command(words: Sequence[Word], variables: dict[str, list[Word]]) -> Command
 
 
 def _words(text: str, variables: dict[str, list[Word]]) -> Iterator[Word]:
-    """Yield words with quotes removed and variables replaced, and the ends of statements."""
+    """Yield words, with quotes removed and variables replaced, and the ends of statements."""
     at, line, current, has_word = 0, 1, "", False
     begin = 1
     while at < len(text):
@@ -349,7 +351,7 @@ def _words(text: str, variables: dict[str, list[Word]]) -> Iterator[Word]:
 
 
 def _piece(text: str, at: int, variables: dict[str, list[Word]]) -> tuple[str, int]:
-    """Return the value of what begins at `at`, and where it ends."""
+    """Return the value of the word part that begins at `at`, and the index where it ends."""
     char = text[at]
     if char == "'":
         end = text.find("'", at + 1)
@@ -376,7 +378,7 @@ def _piece(text: str, at: int, variables: dict[str, list[Word]]) -> tuple[str, i
 
 
 def _expanded(text: str, at: int, variables: dict[str, list[Word]]) -> tuple[str, int]:
-    """Of `$NAME`, `${NAME:-default}`, `$((sum))`; `$(command)` stays."""
+    """Expand `$NAME`, `${NAME:-default}` or `$((sum))`; `$(command)` stays."""
     if text.startswith("$((", at):
         end = _closing(text, at + 1, "()")
         return _sum(text[at + 3 : end - 2], text[at:end], variables), end
@@ -402,7 +404,7 @@ def _expanded(text: str, at: int, variables: dict[str, list[Word]]) -> tuple[str
 
 
 def _text(text: str, variables: dict[str, list[Word]]) -> str:
-    """With quotes removed and variables replaced."""
+    """Return the text with quotes removed and variables replaced."""
     parts, at = "", 0
     while at < len(text):
         piece, at = _piece(text, at, variables) if text[at] in "$\"'" else (text[at], at + 1)

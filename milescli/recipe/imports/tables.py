@@ -72,27 +72,29 @@ class Framework:
 
     name: str
     fits: Callable[[Foreign], str]
-    """Returns by what its configuration is known; empty if it is another's."""
+    """Returns how a configuration was recognised as this framework's; empty if it was not."""
     trains_rows: Callable[[Foreign], Said]
-    """Returns the keys of a run without rollout; none for RL."""
+    """Returns the recipe keys of a run without rollout; empty for RL."""
     of_program: Callable[[Foreign], dict[str, Any]]
-    """Returns the keys that the program itself decides, whatever it is told."""
+    """Returns the keys that the program itself decides, whatever its settings."""
     rows: Mapping[str, Row]
     """Their key -> row; a later row overrides the keys of an earlier one."""
     groups: Mapping[str, str]
-    """Beginning of keys that have no row -> what all of them do."""
+    """Prefix of keys that have no row -> what all these keys do."""
     defaults: Mapping[str, Any]
-    """Their defaults, where a recipe may have others."""
+    """The framework's defaults that differ from those of a recipe."""
     kinds: Sequence[tuple[Callable[[Foreign], object], Mapping[str, Any]]] = ()
-    """A test, and the defaults that differ where it is true."""
+    """Tests, each with the defaults that differ where the test is true."""
     aliases: Mapping[str, str]
-    """Another name of a key -> its row; of a section, whose name ends with a dot, the same."""
+    """Another name of a key -> the name that has the row. A name that ends with a dot renames a
+    section."""
     notes: tuple[str, ...]
-    """What holds for every configuration of it."""
+    """Notes that hold for every configuration of this framework."""
     rl_notes: tuple[str, ...]
-    """What holds for those of RL."""
+    """Notes that hold for every RL configuration of this framework."""
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of a recipe of RL that must be set, where theirs have no such bound."""
+    """Recipe keys that RL requires and the framework has no counterpart for -> miles import's
+    choice."""
 
     def renamed(self, name: str) -> str:
         """Return the name under which a key has its row."""
@@ -102,7 +104,7 @@ class Framework:
         return name
 
     def defaults_of(self, found: Foreign) -> dict[str, Any]:
-        """Return the defaults of what the configuration trains; null: it has none."""
+        """Return the defaults for what the configuration trains; null: the key has no default."""
         made = dict(self.defaults)
         for test, values in self.kinds:
             if test(found):
@@ -110,7 +112,7 @@ class Framework:
         return {name: value for name, value in made.items() if value is not None}
 
     def group_of(self, name: str) -> str:
-        """Return what a key without a row does; empty if that is not known."""
+        """Return what a key without a row does; empty if unknown."""
         begins = [one for one in self.groups if _begins(name, one)]
         return self.groups[max(begins, key=len)] if begins else ""
 
@@ -120,7 +122,8 @@ def _begins(name: str, begin: str) -> bool:
 
 
 def load_table(name: str, module: ModuleType) -> Framework:
-    """Load templates/imports/NAME.yaml. `module`: its `fits`, `trains_rows` and functions."""
+    """Load templates/imports/NAME.yaml. `module`: defines its `fits`, `trains_rows` and the
+    functions that rules name."""
     text = (templates_dir() / "imports" / f"{name}.yaml").read_text(encoding="utf-8")
     table = parse_yaml(text)
     rules = _Rules(module, table.get("choices", {}), table.get("conditions", {}))
@@ -158,11 +161,12 @@ class _Rules:
     conditions: Mapping[str, str]
 
     def test(self, name: str) -> Callable[[Foreign], object]:
-        """Return the function of that name, or one that returns the value of a key of theirs."""
+        """Return the function with that name, or a function that returns the value of the
+        framework's key."""
         return getattr(self.module, name, lambda found: found.value(name))
 
     def row(self, rule: str) -> Row:
-        """Return the row of a rule. Raises LookupError for a function that there is not."""
+        """Return the row of a rule. Raises LookupError if the rule names an unknown function."""
         word, _, rest = rule.partition(" ")
         if word == "if":
             name, _, inner = rest.partition(": ")
@@ -230,14 +234,14 @@ _OF_MEGATRON = {
     "linear_fc2": _MLP[2:],
     "experts": _MLP,
 }
-"""Modules of an adapter by other names."""
+"""Megatron's module name -> the names in a model folder."""
 _SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow", ".txt")
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w./-]+)*")
 
 
 def data_name(value: Any) -> Any:
-    """Return what names data here: files as they are, with `[0:10]` for `@[0:10]`; names on the hub
-    with `hf:`."""
+    """Return the recipe's name for data: files as they are, with `[0:10]` for `@[0:10]`; names on
+    the hub with `hf:`."""
     if isinstance(value, list):
         names = [data_name(one) for one in value]
         return names[0] if len(names) == 1 else names
@@ -248,8 +252,7 @@ def data_name(value: Any) -> Any:
 
 
 def path_of(text: str) -> str:
-    """Return a path with `~` for the home folder, and from the folder in which it runs: what the
-    shell calls HOME and PWD."""
+    """Return a path with `~` in place of `$HOME`, and without a leading `$PWD/`."""
     text = re.sub(r"^\$(PWD|\{PWD\}|\(pwd\))/", "", text)
     return re.sub(r"^\$(HOME\b|\{HOME\})", "~", text)
 
@@ -268,20 +271,20 @@ def part_of(whole: float, share: float) -> float:
 
 
 def ratio(whole: float, part: float) -> int | str:
-    """Return how often `part` goes into `whole`; a reason where it does not."""
+    """Return how often `part` goes into `whole`; a reason if it does not divide it."""
     if part > 0 and whole % part == 0:
         return int(whole // part)
     return f"{whole:g} does not divide by {part:g}"
 
 
 def updates(whole: float, part: float) -> Said:
-    """Return the optimizer updates of a step of `whole` samples or prompts, `part` an update."""
+    """Return the updates per step: `whole` samples or prompts a step, `part` an update."""
     number = ratio(whole, part)
     return number if isinstance(number, str) else {"train.updates_per_step": max(1, number)}
 
 
 def names_of(value: Any) -> list[str]:
-    """Return modules for train.lora.targets: Megatron's by the names of a model folder."""
+    """Return the modules for train.lora.targets, Megatron's by their names in a model folder."""
     words = value if isinstance(value, list) else str(value).split(",")
     names = [str(one).strip(" ,").rpartition(".")[2] for one in words]
     names = [one.replace("all_linear", "all-linear") for one in names if one]
@@ -290,12 +293,12 @@ def names_of(value: Any) -> list[str]:
 
 
 def trackers(value: Any, found: Foreign) -> Said:
-    """A row of the places that they log to."""
+    """Map the trackers that the framework logs to."""
     named = value if isinstance(value, list) else [value]
     known = [one for one in ("tensorboard", "wandb", "mlflow", "trackio") if one in named]
     return {"run.trackers": known} if known else {}
 
 
 def recompute(value: Any, found: Foreign) -> Said:
-    """A row of what is computed again in the backward pass."""
+    """Map the activation recomputation of the backward pass."""
     return {"train.recompute": "full"} if value == "full" else TEXTS["KERNELS"]

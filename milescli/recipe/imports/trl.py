@@ -19,7 +19,7 @@ from milescli.recipe.imports.tables import (
 )
 
 _TOLD = re.compile(r"\btrl (sft|dpo|grpo|kto|reward|rloo)\b")
-"""What a comment says of the use of a YAML file."""
+"""The `trl` command that a comment in a YAML file names."""
 _KEYS = {"num_generations", "max_completion_length", "per_device_train_batch_size"}
 CLIP = "vllm_importance_sampling_clip"
 _SCHEDULES = {
@@ -76,7 +76,7 @@ _LOSSES = {
 
 
 def kind(found: Foreign) -> str:
-    """Return what it trains by, of the names above; GRPO where nothing says it."""
+    """Return the training method, one of the names above; GRPO by default."""
     told = found.value("trainer") or next(iter(_TOLD.findall(found.text)), found.program)
     program = re.sub(r"config$|trainer$|\.py$", "", str(told).lower().rpartition("/")[2])
     bare = program.replace("_", "")
@@ -88,7 +88,7 @@ def kind(found: Foreign) -> str:
 
 
 def fits(found: Foreign) -> str:
-    """Return by what a configuration of TRL is known."""
+    """Return how the configuration was recognised as TRL's; empty if it was not."""
     if found.form == "python" and re.search(r"Config$|Trainer$|TrainingArg", found.program):
         return f"it calls {found.program}"
     if found.program.startswith("trl "):
@@ -101,7 +101,7 @@ def fits(found: Foreign) -> str:
 
 
 def is_rl(found: Foreign) -> bool:
-    """Return True if it samples."""
+    """Return True if the trainer samples."""
     return kind(found) in ("grpo", "gspo", "rloo")
 
 
@@ -116,28 +116,28 @@ def is_async(found: Foreign) -> bool:
 
 
 def is_sft(found: Foreign) -> bool:
-    """Return True if it learns from rows."""
+    """Return True if the run trains on rows."""
     return kind(found) == "sft"
 
 
 def is_reward(found: Foreign) -> bool:
-    """Return True if it trains a reward model."""
+    """Return True if the run trains a reward model."""
     return kind(found) in ("reward", "_rm")
 
 
 def learns_from_pairs(found: Foreign) -> bool:
-    """Return True if it learns from pairs."""
+    """Return True if the run trains on pairs."""
     return kind(found) in _PAIRS
 
 
 def has_lora_config(found: Foreign) -> bool:
-    """Return True if Python makes the configuration of an adapter."""
+    """Return True if a Python file creates the configuration of an adapter."""
     has_keys = any(name.startswith("lora_") for name in found.settings)
     return found.form == "python" and has_keys and "use_peft" not in found.settings
 
 
 def of_program(found: Foreign) -> dict[str, Any]:
-    """Return what the trainer itself decides."""
+    """Return the keys that the trainer itself decides."""
     if not is_rloo(found):
         return {"train.old_logprobs": "trainer"} if is_async(found) else {}
     return {
@@ -148,7 +148,7 @@ def of_program(found: Foreign) -> dict[str, Any]:
 
 
 def trains_rows(found: Foreign) -> Said:
-    """Return the keys of a run without rollout."""
+    """Return the recipe keys of a run without rollout; empty for RL."""
     name = kind(found)
     if name != "grpo":  # before defaults are among the keys
         found.program = found.program or name
@@ -181,7 +181,7 @@ def lora(found: Foreign) -> bool:
 
 
 def batch(value: Any, found: Foreign) -> Said:
-    """Prompts and updates of a step; of a run over rows their number."""
+    """Map the batch size to prompts and updates per step; for a run on rows, to rows per step."""
     accumulated = int(found.value("gradient_accumulation_steps", 1))
     samples = int(value) * int(found.value("num_processes", 1))
     if not is_rl(found):
@@ -198,13 +198,14 @@ def batch(value: Any, found: Foreign) -> Said:
 
 
 def _updates(found: Foreign) -> int:
-    """Optimizer updates of a step."""
+    """Return the optimizer updates per step."""
     said = batch(found.value("per_device_train_batch_size", 8), found) if is_rl(found) else {}
     return int(said.get("train.updates_per_step", 1)) if isinstance(said, dict) else 1
 
 
 def kl(value: Any, found: Foreign) -> Said:
-    """In the loss; RLOO's in the reward; of pairs it is another number."""
+    """Map beta: a KL coefficient in the loss; for RLOO in the reward. For pairs beta has another
+    meaning."""
     if not is_rl(found) or value <= 0:
         return {}
     if not is_rloo(found):
@@ -219,13 +220,14 @@ def kl(value: Any, found: Foreign) -> Said:
 
 
 def clip_high(value: Any, found: Foreign) -> Said:
-    """CISPO's bound is that of the ratio itself."""
+    """Map the upper clip bound; CISPO gives the bound of the ratio itself, not its distance from
+    1."""
     is_cispo = found.value("loss_type") == "cispo"
     return {"train.clip_high": round(value - 1.0, 9) if is_cispo else value}
 
 
 def loss(value: Any, found: Foreign) -> Said:
-    """Of groups, or of pairs."""
+    """Map the loss of groups or of pairs."""
     if is_rloo(found) and _updates(found) > 1:
         return {NOTE: "TRL's RLOO clips the ratio of the whole response, a product"}
     if is_rloo(found) or is_sft(found) or is_reward(found) or kind(found) == "cpo":
@@ -239,12 +241,12 @@ def loss(value: Any, found: Foreign) -> Said:
 
 
 def iterations(value: Any, found: Foreign) -> Said:
-    """How often a sample is used."""
+    """Check that each sample is used once."""
     return {} if value == 1 else f"uses each sample {value} times; miles uses it once"
 
 
 def dataset(value: Any, found: Foreign) -> Said:
-    """A data set of the hub with subset and split, or a file."""
+    """Map a file, or a data set on the hub with subset and split."""
     name = data_name(value)
     split = found.value("dataset_train_split")
     parts = [str(one) for one in (found.value("dataset_config"), split) if one]
@@ -258,13 +260,13 @@ def dataset(value: Any, found: Foreign) -> Said:
 
 
 def mixer(value: Any, found: Foreign) -> Said:
-    """The first split of each of several data sets, which other keys name."""
+    """Map several data sets, each with its first split; `dataset_mixer` names them."""
     names = [f"{data_name(name)}:{value[0]}" for name in found.settings_below("dataset_mixer")]
     return {"data.prompts": names[0] if len(names) == 1 else names} if names else {}
 
 
 def min_lr(value: Any, found: Foreign) -> Said:
-    """A number, or a share of the learning rate."""
+    """Map the minimum of the learning rate: a number, or a share of the peak."""
     told = value if isinstance(value, dict) else {"min_lr_rate": value}
     if "min_lr_rate" in told:
         rate = float(told["min_lr_rate"])
@@ -273,7 +275,7 @@ def min_lr(value: Any, found: Foreign) -> Said:
 
 
 def mixture(value: Any, found: Foreign) -> Said:
-    """Data sets with subset and split; their weights are in data.mix."""
+    """Map data sets with subset and split; note that weights belong in data.mix."""
     names = [
         ":".join(
             [str(data_name(one["id"])), *(str(one[k]) for k in ("config", "split") if k in one)]
@@ -287,7 +289,7 @@ def mixture(value: Any, found: Foreign) -> Said:
 
 
 def correction(value: Any, found: Foreign) -> Said:
-    """Weights between trainer and engine, which it has with vLLM alone."""
+    """Map the importance weights between trainer and engine, which TRL has only with vLLM."""
     if not value or not found.value("use_vllm") or is_rloo(found):
         return {}
     low = found.value(f"{CLIP}_min")
@@ -302,19 +304,19 @@ def correction(value: Any, found: Foreign) -> Said:
 
 
 def schedule(value: Any, found: Foreign) -> Said:
-    """Of the learning rate."""
+    """Map the schedule of the learning rate."""
     if (name := _SCHEDULES.get(str(value))) is None:
         return f"schedules the learning rate by `{value}`, which miles does not have"
     return {"train.optimizer.schedule": name}
 
 
 def smoothing(value: Any, found: Foreign) -> Said:
-    """Of the labels of pairs."""
+    """Map the label smoothing of a loss over pairs."""
     return {"train.preference.label_smoothing": value} if learns_from_pairs(found) else {}
 
 
 def warmup(value: Any, found: Foreign) -> Said:
-    """A number of updates; below 1, a share of them."""
+    """Map the warm-up: a number of updates, or below 1 a share of them."""
     updates = _updates(found)
     if value >= 1 or not value:
         return {"train.optimizer.warmup_steps": math.ceil(value / updates)}
@@ -323,7 +325,7 @@ def warmup(value: Any, found: Foreign) -> Said:
 
 
 def optimizer(value: Any, found: Foreign) -> Said:
-    """AdamW in its many forms, or another rule."""
+    """Map the optimizer: any form of AdamW, Lion or SGD."""
     name = re.sub(r"^(paged|ademamix|bnb)_", "", str(value)).partition("_")[0]
     rules = {"adamw": "adamw", "lion": "lion", "sgd": "sgd"}
     known = {"train.optimizer.rule": rules[name]} if name in rules else None
@@ -331,24 +333,25 @@ def optimizer(value: Any, found: Foreign) -> Said:
 
 
 def steps(value: Any, found: Foreign) -> Said:
-    """Count steps: theirs are updates."""
+    """Map the number of updates to steps."""
     return {"train.steps": math.ceil(value / _updates(found))}
 
 
 def epochs(value: Any, found: Foreign) -> Said:
-    """Of rows they are the length; of RL the number of rows decides."""
+    """Map the epochs of a run on rows; in RL the number of rows decides, so a note replaces
+    them."""
     if found.value("max_steps", 0) > 0:
         return {}
     return TEXTS["EPOCHS"] if is_rl(found) else {"train.epochs": math.ceil(value)}
 
 
 def evaluates(value: Any, found: Foreign) -> Said:
-    """When it evaluates."""
+    """Map the evaluation interval."""
     return _interval("eval.every", value, found.value("eval_steps", 500), found)
 
 
 def saves(value: Any, found: Foreign) -> Said:
-    """When it saves."""
+    """Map the checkpoint interval."""
     return _interval("checkpoint.every", value, found.value("save_steps", 500), found)
 
 

@@ -32,7 +32,7 @@ _REJECTS = {level: level for level in _LEVELS} | {
 
 
 def fits(found: Foreign) -> str:
-    """Return by what a configuration of verl is known."""
+    """Return how the configuration was recognised as verl's; empty if it was not."""
     if "verl" in found.program or "main_dapo" in found.program or "main_ppo" in found.program:
         return f"the script runs {found.program}"
     begins = ("actor_rollout_ref.", "algorithm.filter_groups", "data.gen_batch_size")
@@ -53,19 +53,19 @@ def _is_sft(found: Foreign) -> bool:
 
 
 def is_fsdp_sft(found: Foreign) -> bool:
-    """Return True for the older of verl's trainers of SFT."""
+    """Return True for the older of verl's SFT trainers."""
     return _is_sft(found) and not is_engine_sft(found)
 
 
 def is_engine_sft(found: Foreign) -> bool:
-    """Return True for the newer of verl's trainers of SFT."""
+    """Return True for the newer of verl's SFT trainers."""
     newer = ("engine", "data.max_token_len_per_gpu", "data.pad_mode")
     is_named = found.program.endswith((".sft_trainer", "/sft_trainer.py", "sft_trainer_ray"))
     return _is_sft(found) and (is_named or _has(found, *newer))
 
 
 def trains_rows(found: Foreign) -> Said:
-    """Return the keys of a run without rollout."""
+    """Return the recipe keys of a run without rollout; empty for RL."""
     return {"train.objective": "supervised"} if _is_sft(found) else {}
 
 
@@ -75,12 +75,13 @@ def is_asynchronous(found: Foreign) -> bool:
 
 
 def is_synchronous(found: Foreign) -> bool:
-    """Return True for another one."""
+    """Return True unless the trainer is the fully asynchronous one."""
     return not is_asynchronous(found)
 
 
 def has_null_clip(found: Foreign) -> bool:
-    """Return True if clip_ratio counts: verl's defaults set the bounds of both sides."""
+    """Return True if clip_ratio applies, because both bounds, which verl's defaults set, are
+    null."""
     bounds = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
     return all(one in found.settings and found.settings[one].value is None for one in bounds)
 
@@ -115,7 +116,7 @@ def is_constant(found: Foreign) -> bool:
 
 
 def has_correction(found: Foreign) -> bool:
-    """Return True if weights correct between trainer and engine."""
+    """Return True if importance weights correct for the difference between trainer and engine."""
     return found.value(f"{FIX}.rollout_is") in _LEVELS
 
 
@@ -140,14 +141,14 @@ def lora(found: Foreign) -> bool:
 
 
 def epochs(value: Any, found: Foreign) -> Said:
-    """Of SFT they are the length; of RL the number of rows decides."""
+    """Map the epochs of SFT; in RL the number of rows decides, so a note replaces them."""
     if found.value("trainer.total_training_steps"):
         return {}
     return {"train.epochs": value} if found.objective else TEXTS["EPOCHS"]
 
 
 def minibatch(value: Any, found: Foreign) -> Said:
-    """Count updates: both batches are prompts."""
+    """Map the minibatch, which counts prompts as the batch does, to updates per step."""
     times = found.value(f"{ACTOR}.ppo_epochs", 1)
     if times != 1:
         return f"with ppo_epochs={times}, each sample is used {times} times; miles uses it once"
@@ -158,24 +159,25 @@ def minibatch(value: Any, found: Foreign) -> Said:
 
 
 def _batches(found: Foreign) -> int:
-    """Minibatches between two updates of the engines."""
+    """Return the number of minibatches between two updates of the engines."""
     parts = ("require_batches", "trigger_parameter_sync_step")
     return math.prod(int(found.value(f"async_training.{one}", 1)) for one in parts)
 
 
 def staleness(value: Any, found: Foreign) -> Said:
-    """A share of the samples between two updates of the engines."""
+    """Map the staleness threshold, a share of the samples between two updates of the engines."""
     return {"rollout.max_staleness": math.ceil(value)}
 
 
 def rollouts(value: Any, found: Foreign) -> Said:
-    """All prompts of the run."""
+    """Map the number of prompts of the whole run to steps."""
     prompts = int(found.value(f"{ACTOR}.ppo_mini_batch_size")) * _batches(found)
     return {"train.steps": max(1, int(value) // prompts)}
 
 
 def of_program(found: Foreign) -> dict[str, Any]:
-    """Return what the program itself decides: one of verl's trainers samples a step ahead."""
+    """Return the keys that the program itself decides: one of verl's trainers samples a step
+    ahead."""
     if "one_step_off" not in found.program:
         return {}
     is_engines = bool(found.value(f"{FIX}.bypass_mode"))
@@ -184,31 +186,32 @@ def of_program(found: Foreign) -> dict[str, Any]:
 
 
 def old_logprobs(value: Any, found: Foreign) -> Said:
-    """Those that the trainer computes count, if it does."""
+    """Choose the engine's log-probs as old ones, unless the trainer computes them."""
     is_engines = value and not found.value("async_training.compute_prox_log_prob")
     return {"train.old_logprobs": "engine" if is_engines else "trainer"}
 
 
 def clip_low(value: Any, found: Foreign) -> Said:
-    """A ratio is never negative."""
+    """Map the lower clip bound; for CISPO at most 1, as a ratio is never negative."""
     return {"train.clip_low": min(value, 1.0) if _loss(found) == "cispo" else value}
 
 
 def warmup_share(value: Any, found: Foreign) -> Said:
-    """A number of steps counts instead, if there is one."""
+    """Map the share of the steps that warm up, unless a number of steps is set."""
     if found.value(f"{ACTOR}.optim.lr_warmup_steps", -1) > 0:
         return {}
     return share(value, found.value("trainer.total_training_steps"), "train.optimizer.warmup_steps")
 
 
 def min_lr(value: Any, found: Foreign) -> Said:
-    """A share of the learning rate."""
+    """Map the minimum of the learning rate, a share of its peak."""
     lr = found.value(f"{ACTOR}.optim.lr")
     return {"train.optimizer.min_lr": part_of(lr, value)} if value else {}
 
 
 def kl_in_reward(value: Any, found: Foreign) -> Said:
-    """Of groups, verl takes it from the reward before the group's mean."""
+    """Map the KL coefficient of the reward. With groups, verl subtracts the KL before the group's
+    mean."""
     said: dict[str, Any] = {"train.kl_coef": value, "train.kl_in": "reward"}
     name = str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower()
     if name not in ("gae", "reinforce_plus_plus"):
@@ -217,31 +220,32 @@ def kl_in_reward(value: Any, found: Foreign) -> Said:
 
 
 def warmup(value: Any, found: Foreign) -> Said:
-    """Updates of the trainer, of which the engines may skip some."""
+    """Map the warm-up from updates to steps, as engines may be updated only after several
+    updates."""
     each = int(found.value("async_training.trigger_parameter_sync_step", 1))
     return {"train.optimizer.warmup_steps": math.ceil(value / each)}
 
 
 def replay(value: Any, found: Foreign) -> Said:
-    """R3 is the engine's routing."""
+    """Map the replay of the engine's routing (R3)."""
     if value in ("disabled", False):
         return {}
     return {"train.routing_replay": True} if value == "R3" else "replays the trainer's own routing"
 
 
 def adaptive(value: Any, found: Foreign) -> Said:
-    """The controller of the KL term."""
+    """Check that the KL coefficient is fixed."""
     return {} if value == "fixed" else "adapts the KL coefficient to a target"
 
 
 def turns(value: Any, found: Foreign) -> Said:
-    """Tools or users."""
+    """Note that the run takes turns with tools or users."""
     why = "takes turns with tools or users: see rollout.agent, rollout.tools and docs/agents.md"
     return f"{WARNS}{why}" if value else {}
 
 
 def config(value: Any, found: Foreign) -> Said:
-    """A file with further keys: one of verl's own has its defaults."""
+    """Note a further configuration file that was not read, unless verl ships it."""
     stem = str(value).removesuffix(".yaml")
     is_read = any(one.where.startswith(f"{stem}.yaml:") for one in found.settings.values())
     if is_read or stem.endswith(_OWN_CONFIGS):
@@ -250,19 +254,19 @@ def config(value: Any, found: Foreign) -> Said:
 
 
 def bypassed(value: Any, found: Foreign) -> Said:
-    """The loss in bypass mode."""
+    """Note a loss in bypass mode that is not the clipped one."""
     if not found.value(f"{FIX}.bypass_mode") or value == "ppo_clip":
         return {}
     return f"{WARNS}is REINFORCE with weights, without a clip: see train.surrogate"
 
 
 def prompt_field(value: Any, found: Foreign) -> Said:
-    """A field within the column."""
+    """Map the field of the prompt within its column."""
     return _field("prompt", value, found)
 
 
 def response_field(value: Any, found: Foreign) -> Said:
-    """A field within the column."""
+    """Map the field of the response within its column."""
     return _field("response", value, found)
 
 
@@ -274,26 +278,27 @@ def _field(name: str, value: Any, found: Foreign) -> Said:
 
 
 def generated(value: Any, found: Foreign) -> Said:
-    """Prompts that are sampled for a batch."""
+    """Map the prompts sampled per batch to a ratio of over-sampling."""
     return {"rollout.over_sampling": max(1.0, value / found.value("data.train_batch_size"))}
 
 
 def samples(value: Any, found: Foreign) -> Said:
-    """Of a group; a sample that has no other to compare with gets its reward."""
+    """Map the samples per prompt; with one sample and a group estimator, the advantage is the
+    reward."""
     said = {"rollout.samples_per_prompt": value}
     name = str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower()
     return {**said, "train.advantage": "reinforce"} if value == 1 and name in _OF_GROUPS else said
 
 
 def group_std(value: Any, found: Foreign) -> Said:
-    """Only GRPO's estimator reads it."""
+    """Map the division by the group's std, which only GRPO's estimator reads."""
     if str(found.value("algorithm.adv_estimator")).rpartition(".")[2].lower() != "grpo":
         return {}
     return {"train.normalize_std": "group" if value else "none"}
 
 
 def correction(value: Any, found: Foreign) -> Said:
-    """Weights between trainer and engine."""
+    """Map the importance weights between trainer and engine."""
     if found.value(f"{FIX}.bypass_mode"):
         return "in bypass mode the ratio of the loss corrects already"
     if value not in _LEVELS:
@@ -302,8 +307,8 @@ def correction(value: Any, found: Foreign) -> Said:
 
 
 def rejection(value: Any, found: Foreign) -> Said:
-    """Samples or tokens that are left out where trainer and engine differ, by their ratio: k1. A
-    bound without another is that above; its inverse bounds below."""
+    """Map the rejection of samples or tokens by the ratio between trainer and engine (k1). A single
+    threshold is the upper bound, and its inverse the lower one."""
     if found.value(f"{FIX}.bypass_mode"):
         return "miles does not reject samples where the ratio of the loss is to the engine's"
     if value in ("null", False):
@@ -325,12 +330,12 @@ def rejection(value: Any, found: Foreign) -> Said:
 
 
 def reward_path(value: Any, found: Foreign) -> Said:
-    """Its weights."""
+    """Map the path of the reward model."""
     if not found.value("reward_model.enable"):
         return "reward_model.enable is false"
     return {"rollout.reward_model.path": path_of(str(value))}
 
 
 def val_temperature(value: Any, found: Foreign) -> Said:
-    """Without do_sample evaluations are greedy."""
+    """Map the temperature of evaluation; without do_sample, evaluation is greedy."""
     return {"eval.temperature": value if found.value(f"{ROLLOUT}.val_kwargs.do_sample") else 0.0}

@@ -29,7 +29,7 @@ _ROWS = {
     "data.eval": "data.validation",
     "rollout.prompts_per_step": "train.batch_size",
 }
-"""What a run over rows calls them."""
+"""Keys of RL -> their names in a run on rows."""
 _OF_ROWS = ("model.", "data.", "train.optimizer.", "train.lora.", "train.steps", "train.epochs")
 _OF_ROWS += (
     "train.batch_size",
@@ -43,7 +43,7 @@ _OF_ROWS += (
     *LAYOUT,
 )
 _PLACES = {"model.path": "MODEL", "data.prompts": "ROWS.jsonl", "data.train": "ROWS.jsonl"}
-"""What stands for a value that a recipe needs."""
+"""Required key -> the placeholder for its value."""
 _UNRESOLVED = re.compile(r"\$\{?\(?\w+|^\{.+\}$")
 _REFUSED = "miles refuses, for the reasons at the end:"
 _QUOTED = re.compile(r"`([\w.-]+)`")
@@ -78,16 +78,16 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
-    """A recipe, and what was said of its making."""
+    """A recipe, and what the import reports about it."""
 
     framework: str
     reason: str
-    """By what the framework was recognised."""
+    """How the framework was recognised."""
     entries: dict[str, Entry] = field(default_factory=dict)
     layout: dict[str, Entry] = field(default_factory=dict)
-    """Keys that the recipe has in comments alone."""
+    """Keys that the recipe contains only as comments."""
     without: list[tuple[Setting, str]] = field(default_factory=list)
-    """Keys of theirs without a counterpart, and what they did."""
+    """Keys of the framework without a counterpart, and what they did."""
     notes: list[str] = field(default_factory=list)
     text: str = ""
     """The recipe."""
@@ -100,8 +100,8 @@ def import_files(
     overrides: Sequence[str] = (),
     keep_layout: bool = False,
 ) -> Imported:
-    """Make a recipe. `framework`: whose configuration it is; None: recognised. `overrides`: words
-    that follow the script on its command line. Raises RecipeError."""
+    """Make a recipe from `paths`. `framework`: the framework of the configuration; None: recognise
+    it. `overrides`: words that follow the script on its command line. Raises RecipeError."""
     found = read_files(paths, overrides=overrides)
     table, reason = _chosen(found, framework, paths)
     rows = table.trains_rows(found)
@@ -190,7 +190,7 @@ def _map(found: Foreign, table: Framework, made: Imported) -> None:
 
 
 def _leave(made: Imported, one: Setting, why: str) -> None:
-    """List a key of theirs; a text that begins with WARNS is a note, too."""
+    """List a key without a counterpart; a text that begins with WARNS also becomes a note."""
     text = why.removeprefix(WARNS)
     if text != why:
         made.notes.append(f"{one.name} {text}")
@@ -198,7 +198,7 @@ def _leave(made: Imported, one: Setting, why: str) -> None:
 
 
 def _said_at(one: Setting) -> str:
-    """`run.sh:12: data.train_batch_size=1024`"""
+    """Return `run.sh:12: data.train_batch_size=1024`."""
     shown = json.dumps(one.value, ensure_ascii=False, default=str)
     return f"{one.where}: {one.name}={shown if len(shown) < 80 else '...'}"
 
@@ -215,7 +215,8 @@ def _said(row: Row, one: Setting, found: Foreign) -> Said:
 
 
 def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
-    """A run without rollout has its data, batch and objective under other keys, and no others."""
+    """Rename the keys of data, batch and objective for a run without rollout, and drop the other RL
+    keys."""
     if not rows:
         return
     for old, new in _ROWS.items():
@@ -232,7 +233,7 @@ def _for_rows(made: Imported, rows: dict[str, Any], table: Framework) -> None:
 
 
 def _fill(made: Imported, table: Framework, *, is_of_rows: bool) -> None:
-    """Give what every recipe needs a name that stands for it, and say so."""
+    """Set a placeholder or a default for each required key that is missing, and note it."""
     data = "data.train" if is_of_rows else "data.prompts"
     if not is_of_rows:
         for key, value in table.chosen.items():
@@ -261,8 +262,8 @@ def _note_unresolved(made: Imported) -> None:
 
 
 def _check(made: Imported, *, name: str, source: str) -> None:
-    """Write the text, and load it as a recipe. A key that is refused becomes one without a
-    counterpart. Raises RecipeError for one that nothing of the import has set."""
+    """Write the text and load it as a recipe; move each refused key to the keys without a
+    counterpart. Raises RecipeError for an error that no imported key causes."""
     for _ in range(len(made.entries) + 1):
         made.text = "\n".join(_lines(made, name=name, source=source)) + "\n"
         try:
@@ -295,7 +296,7 @@ def _check(made: Imported, *, name: str, source: str) -> None:
 
 
 def _their(entry: Entry) -> Setting:
-    """Return the key of theirs that an entry is made of."""
+    """Return the framework's key from which an entry was made."""
     where, _, rest = entry.comment.partition(": ")
     key, _, value = rest.partition("=")
     return Setting(key, scalar(value), where)

@@ -43,10 +43,9 @@ class AheadCollector:
     def __init__(
         self, collector: Collector, source: PromptSource, *, max_staleness: int, overlap: bool
     ) -> None:
-        """`overlap`: a batch may begin before the one before it has ended, so that stragglers do
-        not leave engines idle; only where each batch takes a fixed number of prompts, else its
-        place in the source could not be resumed.
-        """
+        """Set the bound on staleness. `overlap`: a batch may begin before the previous one has
+        ended, so that stragglers do not leave engines idle. Allow it only if each batch takes a
+        fixed number of prompts, or its position in the source could not be resumed."""
         self._collector = collector
         self._source = source
         self._max_staleness = max_staleness
@@ -60,7 +59,7 @@ class AheadCollector:
 
     @property
     def stats(self) -> RolloutStats:
-        """Statistics of the last step that `take` returned."""
+        """Return the statistics of the last step that `take` returned."""
         return self._collector.stats
 
     @property
@@ -91,10 +90,9 @@ class AheadCollector:
         return []
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
-        """Begin: `first_step` is trained on at `version`, each later step one version on; nothing
-        is made for steps beyond `last_step`. Called inside the event loop, when the engines hold
-        `version`.
-        """
+        """Begin to collect for `first_step`, which trains at `version`, up to `last_step`; the
+        version rises by one per step. Call it inside the event loop, when the engines hold
+        `version`."""
         assert not self._pending, "started twice"
         self._collector.start(version=version, first_step=first_step, last_step=last_step)
         self._lag = first_step - version
@@ -102,7 +100,7 @@ class AheadCollector:
         self._fill()
 
     def published(self, version: WeightVersion) -> None:
-        """The engines hold `version` now: further batches may begin."""
+        """Record that the engines hold `version`, so that further batches may begin."""
         assert version >= self._version, f"version {version} after {self._version}"
         self._version = version
         self._fill()
@@ -133,8 +131,8 @@ class AheadCollector:
         return groups
 
     async def stop(self) -> None:
-        """Cancel what is on its way and wait until it has ended. What is whole by then is
-        in the journal; the rest is generated again after a resume."""
+        """Cancel the batches in progress and wait until they have ended. The journal has the groups
+        that are complete; a resumed run generates the others again."""
         self._stopped = True
         tasks = [batch.task for batch in self._pending if batch.task is not None]
         for task in tasks:
@@ -174,8 +172,8 @@ def open_collector(
     taken: Collection[int] = (),
     elsewhere: GroupMaker | None = None,
 ) -> Collector | AheadCollector | DoneFirstCollector:
-    """The collector that the recipe's `rollout.max_staleness` and `order` ask for. `taken`:
-    positions at or behind the source's that steps have taken; `elsewhere`: see `Collector`."""
+    """Return the collector that the recipe's `rollout.max_staleness` and `order` ask for. `taken`:
+    positions at or after the source's that steps have taken; `elsewhere`: see `Collector`."""
     collector = Collector(
         source,
         episodes,

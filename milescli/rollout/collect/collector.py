@@ -54,9 +54,9 @@ class Batch:
     refused: list[Group]
     """Groups that the filter rejected."""
     start_position: int
-    """Position of the source before the batch's first prompt was taken."""
+    """Position of the source before the batch took its first prompt."""
     num_lost: int = 0
-    """Groups of which too few samples could be scored."""
+    """Number of groups that were dropped because too few samples could be scored."""
 
 
 @dataclass(slots=True)
@@ -76,12 +76,13 @@ TOO_MANY_UNSCORED = RewardError(
     why="the warnings above say what failed",
     fix="fix the reward, judge, sandbox or environment, then resume the run",
 )
-"""Where other processes collect, each of which has warned; or where nothing is left of a step."""
+"""Raised where other processes collect, each of which has warned, or where a step has no groups
+left."""
 
 
 class Collector:
-    """Gathers groups step by step, strictly when asked. Belongs to one event loop; one `take` at a
-    time."""
+    """Collects groups step by step, each step only when `take` is called. Belongs to one event
+    loop; one `take` at a time."""
 
     def __init__(
         self,
@@ -94,9 +95,9 @@ class Collector:
         journal: Journal | None = None,
         elsewhere: GroupMaker | None = None,
     ) -> None:
-        """`with_greedy`: each group gets the reward of a greedy response as well. `journal`: what
-        is sampled is kept there, and what it has is not sampled again. `elsewhere`: other processes
-        sample, score and keep the groups; None: this one."""
+        """Set up collection. `with_greedy`: each group also gets the reward of a greedy response.
+        `journal`: records the sampled groups; recorded groups are not sampled again. `elsewhere`:
+        other processes sample, score and hold the groups; None: this process does."""
         self._source = source
         self._episodes = episodes
         self._recipe = recipe
@@ -122,7 +123,7 @@ class Collector:
 
     @property
     def stats(self) -> RolloutStats:
-        """Statistics of the last step that `take` returned."""
+        """Return the statistics of the last step that `take` returned."""
         assert self._stats is not None, "nothing was taken yet"
         return self._stats
 
@@ -148,13 +149,11 @@ class Collector:
         """Do nothing: nothing runs (see `AheadCollector.stop`)."""
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
-        """The groups of `step` (`rollout.prompts_per_step` of them, in the order of their prompts);
-        `version` is the trainer's, which the engines hold as well.
-
-        Raises the first error of any sample (RewardError, WorkerDied, ...), with all others
-        cancelled; WaitTimeout after `machine.step_timeout_s`; MilesError where the filter refuses
-        more than `rollout.max_filter_rounds` rounds.
-        """
+        """Return the groups of `step` (`rollout.prompts_per_step` of them, in the order of their
+        prompts); `version` is the version of the trainer and of the engines. Raises the first error
+        of any sample (RewardError, WorkerDied, ...), with all others cancelled; WaitTimeout after
+        `machine.step_timeout_s`; MilesError if the filter refuses more than
+        `rollout.max_filter_rounds` rounds."""
         start = self._source.position
         try:
             return await self.account(await self.collect(step), version=version)
@@ -164,8 +163,8 @@ class Collector:
             raise
 
     async def account(self, batch: Batch, *, version: WeightVersion) -> list[Group]:
-        """The batch's groups, rewards shaped, their staleness held against the recipe's bound, and
-        `stats` set."""
+        """Return the batch's groups with shaped rewards, check their staleness against the recipe's
+        bound, and set `stats`."""
         bound = self._recipe.rollout.max_staleness
         for group in batch.kept:
             age = staleness_of(group, version)
@@ -189,14 +188,15 @@ class Collector:
         return groups
 
     def _unscored_figure(self, batch: Batch) -> dict[str, float]:
-        """Return how many samples are missing from the batch's groups, if any."""
+        """Return the number of samples missing from the batch's groups, if any are."""
         groups = [*batch.kept, *batch.refused]
         wanted = (len(groups) + batch.num_lost) * self._recipe.rollout.samples_per_prompt
         missing = wanted - sum(len(group.samples) for group in groups)
         return {"unscored_samples": float(missing)} if missing else {}
 
     async def collect(self, step: int) -> Batch:
-        """Take prompts, have them sampled and scored, replace what the filter refuses."""
+        """Take prompts, sample and score their groups, and replace those that the filter
+        refuses."""
         progress, bound_s = Progress(step=step), self._recipe.machine.step_timeout_s
         try:
             async with asyncio.timeout(bound_s) as bound:
@@ -208,7 +208,8 @@ class Collector:
             raise waited_too_long([progress], step=step, bound_s=bound_s) from None
 
     async def _collect_again(self, progress: Progress) -> Batch | None:
-        """As a run before this one did it, whose journal has all groups of the step."""
+        """Return the batch as an earlier run collected it, if the journal has all groups of the
+        step."""
         start = self._source.position
         if (record := self._journal.batch(progress.step, start=start)) is None:
             return None
@@ -279,13 +280,13 @@ class Collector:
         return await in_thread(lambda: is_kept(self._keep, group, settings=settings))
 
     def _next(self, count: int) -> list[tuple[int, int, Prompt]]:
-        """The next prompts of the source, each with its position and its epoch."""
+        """Return the next prompts of the source, each with its position and its epoch."""
         first = self._source.position
         taken = self._source.take(count)
         return [(first + n, epoch, prompt) for n, (epoch, prompt) in enumerate(taken)]
 
     async def _draw(self, count: int, draws: list[int]) -> list[tuple[int, int, Prompt]]:
-        """The next prompts to sample; `draws` is told how many the source was asked for."""
+        """Return the next prompts to sample; append to `draws` how many the source gave."""
         data = self._recipe.data
         if data.curriculum == NONE:
             draws.append(count)
@@ -317,9 +318,9 @@ class Collector:
         kept: list[Group],
         refused: list[Group],
     ) -> list[int]:
-        """The first `wanted` groups that the filter keeps, in the order of their prompts; what is
-        not done by then is given up. Returns the places of those that could not be scored. Raises
-        the first error of any."""
+        """Collect the first `wanted` groups that the filter keeps, in the order of their prompts,
+        and cancel the unfinished ones. Return the places of those that could not be scored. Raises
+        the first error of any group."""
         tasks = [asyncio.ensure_future(group) for group in groups]
         waiting, found, lost = set(tasks), dict[int, Group](), list[int]()
         try:
@@ -343,9 +344,9 @@ class Collector:
     async def group(
         self, epoch: int, prompt: Prompt, position: int, progress: Progress
     ) -> Group | None:
-        """The prompt's, sampled and scored; from the journal, where the step may have that one.
-        Samples that could not be scored are not in it; None where fewer than two are left. Raises
-        as `take`."""
+        """Return the prompt's sampled and scored group, from the journal if `step` may use its
+        record. The group lacks samples that could not be scored; None if fewer than two are left.
+        Raises as `take`."""
         if self._elsewhere is not None:
             with self._meter.sample(count := self._recipe.rollout.samples_per_prompt):
                 progress.num_samples += count
@@ -380,7 +381,7 @@ class Collector:
         return group
 
     def _unscored_of(self, step: int) -> Unscored:
-        """Return the count of the step; those before the last few are forgotten."""
+        """Return the counter of the step, and forget all but the last few steps."""
         rollout = self._recipe.rollout
         if step not in self._unscored:
             self._unscored[step] = Unscored(
@@ -396,7 +397,7 @@ class Collector:
     async def _sample(
         self, prompt: Prompt, position: int, index: int, progress: Progress, *, greedy: bool
     ) -> Sample | None:
-        """Play and score one sample; None where what scores it, or its environment, failed."""
+        """Play and score one sample; None if its reward or its environment failed."""
         progress.num_samples += 1
         seed = self._seed_of(self._recipe.run.seed, position, index)
         sample = None
@@ -415,7 +416,7 @@ class Collector:
 
 def sampling_seed(run_seed: int, position: int, sample_index: int) -> int:
     """Return a seed of 31 bits, equal on every machine; `position` counts prompts over all epochs,
-    so a repeated prompt is sampled anew."""
+    so a repeated prompt gets another seed."""
     digest = hashlib.blake2b(
         f"{run_seed}/{position}/{sample_index}".encode(), digest_size=4
     ).digest()
@@ -472,7 +473,7 @@ class FlowMeter:
 
     @contextmanager
     def sample(self, count: int = 1) -> Iterator[None]:
-        """Count so many running samples while the context is open."""
+        """Count `count` running samples while the context is open."""
         self._advance()
         self._num_running += count
         try:
@@ -482,7 +483,7 @@ class FlowMeter:
             self._num_running -= count
 
     def read(self) -> FlowStats:
-        """Statistics since the last read."""
+        """Return the statistics since the last call."""
         self._advance()
         seconds = self._last - self._began
         stats = FlowStats(

@@ -50,29 +50,30 @@ class _Slot:
     prompt: Prompt
     num_retries: int = 0
     began: int = 0
-    """Weight version that the engines held, at least, when its group was begun."""
+    """Lower bound of the weight version that the engines held when the group began."""
     progress: Progress = field(default_factory=lambda: Progress(step=0))
     task: asyncio.Task[None] | None = None
     group: Group | None = None
-    """Scored, and kept by the filter."""
+    """The group, once it is scored and kept by the filter."""
 
     @property
     def oldest(self) -> int:
-        """Return the version of its oldest token, or an upper bound while it is generated."""
+        """Return the version of the group's oldest token, or a lower bound while it is
+        generated."""
         if self.group is None:
             return self.began
         return min(sample.oldest_version for sample in self.group.samples)
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens of its finished samples."""
+        """Return the number of tokens of the finished samples."""
         if self.group is None:
             return self.progress.num_tokens
         return sum(sample.num_loss_tokens for sample in self.group.samples)
 
 
 class DoneFirstCollector:
-    """Collects like `AheadCollector`, but a step takes the groups that are done. Belongs to one
+    """Collects like `AheadCollector`, but a step takes the groups that finish first. Belongs to one
     event loop; one `take` at a time."""
 
     def __init__(
@@ -113,7 +114,7 @@ class DoneFirstCollector:
 
     @property
     def stats(self) -> RolloutStats:
-        """Statistics of the last step that `take` returned."""
+        """Return the statistics of the last step that `take` returned."""
         return self._collector.stats
 
     @property
@@ -140,26 +141,26 @@ class DoneFirstCollector:
 
     @property
     def taken(self) -> list[int]:
-        """Positions behind `position` that steps have trained on, refused or left out."""
+        """Return the positions after `position` that steps have trained on, refused or dropped."""
         position = self.position
         return sorted(place for place in self._settled if place > position)
 
     @property
     def _bound(self) -> int:
-        """Groups that may be in flight: as many as the trainer can still take within the bound of
-        staleness, and will."""
+        """Return how many groups may be in flight: as many as the trainer can still take within the
+        bound of staleness and the remaining steps."""
         ahead = self._version + self._lag - self._next_step + 1 + self._rollout.max_staleness
         left = self._last_step - self._next_step + 1
         return self._rollout.prompts_per_step * min(ahead, left)
 
     @property
     def _max_refused(self) -> int:
-        """Groups that the filter may refuse for one step."""
+        """Return how many groups the filter may refuse for one step."""
         return self._rollout.max_filter_rounds * self._rollout.prompts_per_step
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
-        """Begin: `first_step` is trained on at `version`, each later step one version on; nothing
-        is made for steps beyond `last_step`. Called inside the event loop, when the engines hold
+        """Begin to collect for `first_step`, which trains at `version`, up to `last_step`; the
+        version rises by one per step. Call it inside the event loop, when the engines hold
         `version`."""
         assert not self._slots, "started twice"
         self._collector.start(version=version, first_step=first_step, last_step=last_step)
@@ -175,8 +176,8 @@ class DoneFirstCollector:
         self._fill()
 
     def published(self, version: WeightVersion) -> None:
-        """The engines hold `version` now: what is too old for it is given up, and further groups
-        may begin."""
+        """Record that the engines hold `version`: give up groups that are too old for it, and begin
+        others."""
         assert version >= self._version, f"version {version} after {self._version}"
         self._version = version
         for slot in list(self._slots.values()):
@@ -185,12 +186,10 @@ class DoneFirstCollector:
         self._fill()
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
-        """A step's groups, in the order of their prompts: of those that are done the oldest, and of
-        equally old ones the first that were done. Waits until there are enough.
-
-        Raises the first error of any sample, WaitTimeout after `machine.step_timeout_s`, and
-        MilesError where the filter refuses more than `rollout.max_filter_rounds` rounds.
-        """
+        """Return a step's groups in the order of their prompts: the oldest finished groups, and of
+        equally old ones those that finished first. Wait until there are enough. Raises the first
+        error of any sample, WaitTimeout after `machine.step_timeout_s`, and MilesError if the
+        filter refuses more than `rollout.max_filter_rounds` rounds."""
         assert step == self._next_step and step - version == self._lag, (
             f"step {step} at version {version}: step {self._next_step} is next, {self._lag} ahead"
         )
@@ -228,8 +227,8 @@ class DoneFirstCollector:
         return groups
 
     async def stop(self) -> None:
-        """Cancel what is on its way and wait until it has ended. What is whole by then is in the
-        journal; the rest is generated again after a resume."""
+        """Cancel the groups in progress and wait until they have ended. The journal has the groups
+        that are complete; a resumed run generates the others again."""
         self._stopped = True
         tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
         tasks += self._ending
@@ -243,20 +242,21 @@ class DoneFirstCollector:
     # ------------------------------------------------------------------ rollout's side
 
     def _draw(self) -> _Slot:
-        """The next prompt that no step has settled."""
+        """Return the next prompt that no step has settled."""
         position = self._source.position
         ((epoch, prompt),) = self._source.take(1)
         self._skip_settled()
         return _Slot(position=position, epoch=epoch, prompt=prompt)
 
     def _skip_settled(self) -> None:
-        """So that the source never stands at one: `position` would jump when it is drawn."""
+        """Move the source past settled prompts: `position` would otherwise jump when one is
+        drawn."""
         while self._source.position in self._settled:
             self._source.take(1)
 
     def _fill(self) -> None:
-        """Begin what the bounds allow; nothing while steps are taken from the journal, which may
-        have what is in flight by then."""
+        """Begin as many groups as the bounds allow; none while steps come from the journal, which
+        may have the next ones too."""
         while (
             not (self._stopped or self._again)
             and len(self._slots) < self._bound
@@ -336,7 +336,8 @@ class DoneFirstCollector:
             await self._news.wait()
 
     def _waits_for_old(self) -> bool:
-        """Whether a group is being made that no later step could take, and this one shall."""
+        """Return True if an unfinished group can be used by this step only, and the recipe waits
+        for it."""
         if self._rollout.stale_groups != "wait":
             return False
         last_chance = self._version - self._rollout.max_staleness
@@ -345,7 +346,7 @@ class DoneFirstCollector:
         return num_done < min(len(old), self._rollout.prompts_per_step)
 
     def _chosen(self, step: int) -> tuple[Batch, BatchRecord]:
-        """What the step takes, of what is there now."""
+        """Return the finished groups that the step takes."""
         oldest = sorted(self._done, key=lambda slot: slot.oldest)
         chosen = sorted(oldest[: self._rollout.prompts_per_step], key=lambda slot: slot.position)
         record = BatchRecord(
@@ -366,7 +367,7 @@ class DoneFirstCollector:
         return batch, record
 
     async def _collect_again(self, record: BatchRecord, progress: Progress) -> Batch:
-        """As a run before this one did it, whose journal has all groups of the step."""
+        """Return the batch as an earlier run collected it; the journal has all its groups."""
         while self._source.position <= max([*record.positions, *record.dropped]):
             self._backlog.append(self._draw())
         drawn = {slot.position: slot for slot in self._backlog}
@@ -385,7 +386,7 @@ class DoneFirstCollector:
         )
 
     def _settle(self, record: BatchRecord) -> None:
-        """No step takes these prompts any more."""
+        """Mark the record's prompts as settled: no later step takes them."""
         gone = {*record.positions, *record.dropped}
         self._settled |= gone
         self._slots = {at: slot for at, slot in self._slots.items() if at not in gone}

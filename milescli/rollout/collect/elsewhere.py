@@ -27,32 +27,33 @@ if TYPE_CHECKING:
 
 
 class GroupMaker(Protocol):
-    """Has groups sampled and scored in other processes."""
+    """Samples and scores groups in other processes."""
 
     async def group(
         self, epoch: int, prompt: Prompt, position: int, progress: Progress
     ) -> Group | None:
-        """Return the prompt's group, whose trajectories are `Line`s; None where too few of its
-        samples could be scored. Raises as `Collector.take`."""
+        """Return the prompt's group, whose trajectories are `Line`s; None if too few of its samples
+        could be scored. Raises as `Collector.take`."""
         ...
 
 
 class Line(NamedTuple):
-    """Stands for a Trajectory whose tokens lie elsewhere; named as there."""
+    """Stands in for a Trajectory whose tokens are in another process; fields have the same
+    names."""
 
     num_tokens: int
     num_loss_tokens: int
     version_spans: list[VersionSpan]
-    """One for each weight version; their places mean nothing."""
+    """One span per weight version; their positions have no meaning."""
     role: str | None = None
     rewards: tuple[()] | None = None
-    """Empty where the trajectory has rewards of single turns."""
+    """Empty if the trajectory has rewards of single turns; None: it has none."""
 
 
 @dataclass(slots=True)
 class CountedSample:
-    """Stands for a Sample whose tokens lie elsewhere; named as there. It is not frozen: a step has
-    ten thousands, and a frozen one takes five times as long to make."""
+    """Stands in for a Sample whose tokens are in another process; fields have the same names. It is
+    not frozen: a step makes ten thousands, and a frozen one takes five times as long."""
 
     sample_index: int
     seed: int
@@ -69,13 +70,13 @@ class CountedSample:
 
     @property
     def num_loss_tokens(self) -> int:
-        """Sampled by the policy, over all trajectories."""
+        """Return the number of tokens that the policy sampled, over all trajectories."""
         lines = self.trajectories
         return lines[0][1] if len(lines) == 1 else sum([line[1] for line in lines])
 
     @property
     def oldest_version(self) -> WeightVersion:
-        """Version of the oldest token."""
+        """Return the version of the oldest token."""
         return min(span.version for line in self.trajectories for span in line.version_spans)
 
 
@@ -91,12 +92,11 @@ _USUAL = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNumbers:
-    """Holds what decides of some groups, in arrays: no object is made of each sample on its way.
-    G: groups; N: samples of all of them, group by group; L: their trajectories, sample by
-    sample."""
+    """Holds the numbers of some groups in arrays, so that no object per sample is sent. G: groups;
+    N: samples of all of them, group by group; L: their trajectories, sample by sample."""
 
     tickets: np.ndarray
-    """[G] int64 number of the order."""
+    """[G] int64 ticket of the order for the group."""
     num_samples: np.ndarray
     """[G] int32"""
     greedy_rewards: list[float | None]
@@ -109,7 +109,7 @@ class GroupNumbers:
     rewards: np.ndarray
     """[N] float64"""
     stops: np.ndarray
-    """[N] uint8 place of its reason in StopReason."""
+    """[N] uint8 index of the stop reason in StopReason."""
     num_lines: np.ndarray
     """[N] int32 trajectories of the sample."""
     num_tokens: np.ndarray
@@ -119,16 +119,16 @@ class GroupNumbers:
     versions: np.ndarray
     """[L, 2] int64 weight versions of the oldest and of the newest token."""
     roles: Sequence[str | None]
-    """Those of all trajectories."""
+    """The different roles of all trajectories."""
     marks: np.ndarray
-    """[L, 2] int32 place in `roles`, and 1 where the trajectory has rewards of turns; empty where
-    no trajectory has either."""
+    """[L, 2] int32 index in `roles`, and 1 if the trajectory has rewards of turns; empty if no
+    trajectory has either."""
     rare: Mapping[int, Mapping[str, Any]]
-    """By place of the sample: fields of `Sample` that differ from their defaults."""
+    """Index of a sample -> its fields that differ from their defaults."""
 
     @classmethod
     def of(cls, groups: Mapping[int, Group]) -> GroupNumbers:
-        """Return the numbers of groups, by their tickets."""
+        """Return the numbers of groups, which are given by ticket."""
         samples = [sample for group in groups.values() for sample in group.samples]
         lines = [line for sample in samples for line in sample.trajectories]
         roles = list(dict.fromkeys(line.role for line in lines))
@@ -206,8 +206,8 @@ class GroupNumbers:
 
 
 def with_decisions(group: Group, decided: Group) -> Group:
-    """Return the group with what the driver decided of it: shaped rewards, and which samples are
-    learned."""
+    """Return the group with the driver's decisions: shaped rewards, and which samples are trained
+    on."""
     samples = [
         replace(sample, reward=other.reward, is_learned=other.is_learned)
         for sample, other in zip(group.samples, decided.samples, strict=True)

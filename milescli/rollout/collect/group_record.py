@@ -39,7 +39,7 @@ _TYPES = {
 _TUPLES = frozenset(("grid", "image_spans"))
 """Fields that are tuples; other sequences are lists."""
 FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _TYPES.items()}
-"""What records hold: those of a version of miles that knows others cannot be read by this one."""
+"""Field names of the record types: a version of miles with other fields cannot read the records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +75,13 @@ def encoded(position: int, group: Group) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def head_of(head: Mapping[str, Any]) -> GroupHead:
-    """Raises KeyError or ValueError where it is none."""
+    """Read a GroupHead. Raises KeyError or ValueError for anything else."""
     return GroupHead(**{field.name: int(head[field.name]) for field in fields(GroupHead)})
 
 
 def decoded(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
-    """Decode a group. `body` holds the arrays, one after the other. Raises KeyError, TypeError or
-    ValueError if it is no group of this prompt."""
+    """Decode a group. `body`: the arrays, one after the other. Raises KeyError, TypeError or
+    ValueError if it is not a group of this prompt."""
     if head["prompt_index"] != prompt.index:
         raise ValueError(f"it belongs to prompt {head['prompt_index']}, not to {prompt.index}")
     rest = _Arrays(body)
@@ -102,7 +102,7 @@ def decoded(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
 
 
 def _plain(value: Any, parts: list[bytes]) -> Any:
-    """As JSON has it; arrays go to `parts`, and their size stays."""
+    """Return a value as JSON; append the bytes of arrays to `parts` and keep their size."""
     if isinstance(value, array):
         parts.append(value.tobytes())
         return {"array": value.typecode, "size": len(parts[-1])}
@@ -128,7 +128,7 @@ def _fields(value: Any, parts: list[bytes]) -> dict[str, Any]:
 
 
 class _Arrays:
-    """Takes what a head says from a body, in its order."""
+    """Takes the arrays that a head describes from a body, in their order."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

@@ -1,5 +1,5 @@
 """What a resumed run needs of groups that were sampled and not yet trained on: the interface that
-the collector records to and reads from (Journal), and which records precede a checkpoint
+the collector records to and reads from (Journal), and which records a resumed run may use
 (`usable`). The runtime writes the files."""
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from milescli.rollout.collect.group_record import GroupHead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """How the groups of a step were come by: asked for again, they are the same in the same
+    """Records how a step collected its groups, so that a resumed run collects the same in the same
     order."""
 
     step: int
     start: int
-    """Position of the source before its first prompt."""
+    """Position of the source before the step's first prompt."""
     end: int
-    """The same after its last."""
+    """Position of the source after the step's last prompt."""
     draws: list[int]
-    """Prompts taken from the source at a time."""
+    """Number of prompts of each call to the source."""
     kept: list[int]
     """Positions of the groups that the step trains on, in this order."""
     refused: list[int]
-    """Records of groups that the filter rejected."""
+    """Positions of the groups that the filter rejected."""
     dropped: list[int] = field(default_factory=list)
-    """Positions of prompts that are skipped from this step on, because their groups were too
-    old."""
+    """Positions of prompts that are skipped from this step on, because their groups were too old.
+    """
 
     @property
     def positions(self) -> list[int]:
@@ -39,7 +39,7 @@ class BatchRecord:
 
 
 class Journal(Protocol):
-    """Belongs to one event loop, and holds nothing of it up."""
+    """Records and returns groups. Belongs to one event loop, and never blocks it."""
 
     def keep_group(self, position: int, group: Group) -> None:
         """Record a group that is sampled and scored."""
@@ -48,15 +48,15 @@ class Journal(Protocol):
         """Record that all groups of a step are complete."""
 
     def batch(self, step: int, *, start: int) -> BatchRecord | None:
-        """How this step's groups were come by before; None where that is not known, or its prompts
-        began elsewhere."""
+        """Return how this step collected its groups before; None if unknown, or if its prompts
+        began at another position."""
 
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
-        """Return the group that was sampled for this prompt before, if `step` may train on it."""
+        """Return the recorded group of this prompt, if `step` may train on it."""
 
 
 class NoJournal:
-    """Implements Journal: nothing is kept, and nothing was."""
+    """Implements Journal without recording anything."""
 
     def keep_group(self, position: int, group: Group) -> None:
         """Record nothing."""
@@ -75,15 +75,15 @@ class NoJournal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usable:
-    """What a resumed run may take."""
+    """The records that a resumed run may use."""
 
     newest: int
-    """Weight version up to which the resumed run is going to be the run before, if its training is:
-    what newer weights sampled belongs to a run that cannot be had again."""
+    """Newest weight version that the resumed run will reproduce; groups that newer weights sampled
+    are unusable."""
     groups: frozenset[int]
-    """Positions."""
+    """Positions of the usable groups."""
     batches: Mapping[int, BatchRecord]
-    """By step."""
+    """Step -> the record of its batch."""
 
 
 def usable(
@@ -95,13 +95,11 @@ def usable(
     position: int,
     is_same_line: bool,
 ) -> Usable:
-    """Of what a journal holds, by the position of the prompts.
-
-    A checkpoint of `step` has the weights `version`, and the source stood at `position`. What these
-    or older weights sampled is of its past. The weights after each next step are had again where
-    all groups of that step are: then what they sampled is of the same past, too. `is_same_line`:
-    whether training is bit for bit what it was (layout, code); else nothing newer is.
-    """
+    """Select the usable records of a journal. `heads`: by position of the prompt. The checkpoint of
+    `step` has the weights `version`, and its source was at `position`. Groups sampled by these or
+    older weights are usable. The weights after each next step are reproduced if all groups of that
+    step are recorded; then groups that these weights sampled are usable, too. `is_same_line`: True
+    if training is reproduced bit for bit (same layout, same code); else no newer weights are."""
     by_step = {batch.step: batch for batch in batches}
     newest, after = version, step + 1
     while is_same_line and (batch := by_step.get(after)) is not None:

@@ -19,10 +19,9 @@ def staleness_of(group: Group, version: WeightVersion) -> int:
 def summarise(
     *, kept: Sequence[Group], refused: Sequence[Group], version: WeightVersion
 ) -> RolloutStats:
-    """Counts and staleness are of the groups that are trained on; rewards, lengths, truncation and
-    zero variance are of all that were generated, refused ones included, so that a filter does not
-    make the policy look other than it is.
-    """
+    """Summarise a step. Counts and staleness cover the groups that are trained on; rewards,
+    lengths, truncation and zero variance cover all generated groups, refused ones included, so that
+    a filter does not distort the picture of the policy."""
     assert kept, "a step without groups"
     seen = [*kept, *refused]
     samples = [sample for group in seen for sample in group.samples]
@@ -79,6 +78,6 @@ def mean_figures(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _means(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean for each name, over the rows that have it."""
+    """Return the mean of each name, over the mappings that have it."""
     names = dict.fromkeys(name for figures in told for name in figures)
     return {name: fmean(row[name] for row in told if name in row) for name in names}

@@ -1,8 +1,8 @@
-"""The plug-ins that choose what is trained on, in the order in which a step asks them: a curriculum
-takes prompts, a filter keeps or refuses groups, a sample filter leaves samples out, a selection
-takes groups where over-sampling began more, and shaping makes trained rewards of scored ones. Each
-has a protocol, a function that calls a plug-in and checks its answer, and the built-in plug-ins.
-Called by the collector."""
+"""The plug-ins that choose what is trained on, in the order in which a step calls them: a
+curriculum chooses prompts, a filter keeps or refuses groups, a sample filter excludes samples, a
+selection chooses groups if over-sampling began more, and shaping turns scores into training
+rewards. Each has a protocol, a function that calls a plug-in and checks its answer, and the
+built-in plug-ins. Called by the collector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from milescli.rollout.rewards.scoring import finite_reward
 NONE = "none"
 """The curriculum that takes prompts in their order."""
 FIRST = "first"
-"""The selection that needs no group but those it takes, so that the others can be given up."""
+"""The selection that only needs the groups that it takes, so that the others can be cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Tried:
     """Describes a prompt that the policy has answered."""
 
     reward: float
-    """Mean of its samples' rewards, when it was sampled last."""
+    """Mean reward of its samples, when it was sampled last."""
     times: int
     """How often it was sampled."""
 
@@ -46,9 +46,9 @@ class Curriculum(Protocol):
         count: int,
         settings: Data,
     ) -> Sequence[int]:
-        """Places of the `count` candidates to sample now. `candidates`: the next prompts of the
-        epoch, `data.curriculum_pool` times as many; `history`: by `Prompt.index`, of those tried
-        before."""
+        """Return the places of the `count` candidates to sample now. `candidates`: the next prompts
+        of the epoch, `data.curriculum_pool` times as many; `history`: results of earlier prompts,
+        by `Prompt.index`."""
         ...
 
 
@@ -60,15 +60,15 @@ def chosen(
     count: int,
     settings: Data,
 ) -> list[int]:
-    """Return the chosen places, in the order of the candidates. Raises RecipeError where the
-    curriculum returns none."""
+    """Return the chosen places, in the order of the candidates. Raises RecipeError if the
+    curriculum does not return places."""
     answer = choose(candidates=candidates, history=history, count=count, settings=settings)
     size = len(candidates)
     return sorted(places_of(answer, "curriculum", settings.curriculum, size=size, count=count))
 
 
 def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:
-    """Record the rewards of these groups, refused ones among them."""
+    """Record the rewards of these groups, including refused ones."""
     for group in groups:
         index = group.prompt.index
         before = history[index].times if index in history else 0
@@ -95,9 +95,9 @@ def in_order(
 def learnable(
     *, candidates: Sequence[Prompt], history: Mapping[int, Tried], count: int, settings: Data
 ) -> Sequence[int]:
-    """Take the largest p (1 - p), p: the share of right answers, the variance of a reward of 0 or 1
-    (learnability of Foster et al., arXiv 2502.12272). What was not tried counts as p = 1/2; of
-    equal ones, the earlier."""
+    """Take the prompts with the largest p (1 - p), p: the share of right answers; this is the
+    variance of a reward of 0 or 1 (learnability of Foster et al., arXiv 2502.12272). Untried
+    prompts count as p = 1/2; of equal ones, the earlier is taken."""
 
     def learnability(place: int) -> float:
         tried = history.get(candidates[place].index)
@@ -111,19 +111,20 @@ class GroupFilter(Protocol):
     """Defines a plug-in of `rollout.filter`."""
 
     def __call__(self, *, group: Group, settings: Rollout) -> bool:
-        """Return True to keep the group. Called once a group, when all of its samples are
+        """Return True to keep the group. Called once per group, when all of its samples are
         scored."""
         ...
 
 
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
-    """Ask the filter. Raises RecipeError where its answer is neither yes nor no."""
+    """Call the filter. Raises RecipeError if its answer is neither True nor False."""
     answer = keep(group=group, settings=settings)
     return yes_or_no(answer, "filter", settings.filter, of=f"prompt {group.prompt.index}")
 
 
 def yes_or_no(answer: object, kind: str, name: str, *, of: str) -> bool:
-    """Return the answer of the filter `name` as a bool. Raises RecipeError where it is neither."""
+    """Return the answer of the filter `name` as a bool. Raises RecipeError if it is neither True
+    nor False."""
     if answer in (True, False):
         return bool(answer)
     raise RecipeError(
@@ -139,19 +140,19 @@ def keep_all(*, group: Group, settings: Rollout) -> bool:
 
 
 def zero_variance(*, group: Group, settings: Rollout) -> bool:
-    """Refuses groups whose rewards are all equal: their advantages are zero (dynamic sampling of
+    """Refuse groups whose rewards are all equal: their advantages are zero (dynamic sampling of
     DAPO, arXiv 2503.14476)."""
     return not has_zero_variance(group)
 
 
 def pass_rate(*, group: Group, settings: Rollout) -> bool:
-    """Refuses groups whose mean reward is below `pass_rate_low` or above `pass_rate_high`: prompts
-    that are too hard, or too easy, for the policy of now."""
+    """Refuse groups whose mean reward is below `pass_rate_low` or above `pass_rate_high`: prompts
+    that are too hard, or too easy, for the current policy."""
     return settings.pass_rate_low <= fmean(group.rewards) <= settings.pass_rate_high
 
 
 def has_zero_variance(group: Group) -> bool:
-    """Return whether all rewards of the group are equal, and those of each role."""
+    """Return True if all rewards of the group are equal, and those of each role."""
     of_roles = rewards_by_role(group).values() if has_role_rewards([group]) else ()
     return all(len(set(rewards)) <= 1 for rewards in (group.rewards, *of_roles))
 
@@ -160,14 +161,14 @@ class SampleFilter(Protocol):
     """Defines a plug-in of `rollout.sample_filter`."""
 
     def __call__(self, *, sample: Sample, settings: Rollout) -> bool:
-        """Return True to learn from the sample's tokens. Called once a sample, when its group is
+        """Return True to train on the sample's tokens. Called once per sample, when its group is
         kept."""
         ...
 
 
 def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
-    """Mark the samples of the group as the filter decides. Raises RecipeError where its answer is
-    neither yes nor no."""
+    """Mark the samples of the group as the filter decides. Raises RecipeError if its answer is
+    neither True nor False."""
     name, of = settings.sample_filter, f"prompt {group.prompt.index}"
     kept = [
         yes_or_no(keep(sample=sample, settings=settings), "sample filter", name, of=of)
@@ -183,12 +184,12 @@ def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
 
 
 def keep_sample(*, sample: Sample, settings: Rollout) -> bool:
-    """Leave none out."""
+    """Exclude no sample."""
     return True
 
 
 def truncated(*, sample: Sample, settings: Rollout) -> bool:
-    """Leave out responses that were cut off (overlong filtering of DAPO, arXiv 2503.14476)."""
+    """Exclude responses that were truncated (overlong filtering of DAPO, arXiv 2503.14476)."""
     return sample.stop_reason is not StopReason.LENGTH
 
 
@@ -196,15 +197,15 @@ class Selection(Protocol):
     """Defines a plug-in of `rollout.selection`."""
 
     def __call__(self, *, groups: Sequence[Group], count: int, settings: Rollout) -> Sequence[int]:
-        """Places of the `count` groups to train on. `groups`: those that the filter kept, more than
-        `count`, in the order of their prompts."""
+        """Return the places of the `count` groups to train on. `groups`: those that the filter
+        kept, more than `count`, in the order of their prompts."""
         ...
 
 
 def selected(
     choose: Selection, groups: Sequence[Group], *, count: int, settings: Rollout
 ) -> list[Group]:
-    """Return the chosen groups in the order of their prompts; all where there are no more than
+    """Return the chosen groups in the order of their prompts; all if there are no more than
     `count`. Raises RecipeError."""
     if len(groups) <= count:
         return list(groups)
@@ -215,7 +216,7 @@ def selected(
 
 def places_of(answer: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
     """Return `count` different places of a list of `size`, as a plug-in chose them. Raises
-    RecipeError where they are none."""
+    RecipeError for any other answer."""
     try:
         places = [int(place) for place in answer]  # type: ignore[attr-defined]
     except (TypeError, ValueError):
@@ -230,13 +231,13 @@ def places_of(answer: object, kind: str, name: str, *, size: int, count: int) ->
 
 
 def first(*, groups: Sequence[Group], count: int, settings: Rollout) -> Sequence[int]:
-    """Take those that are done first in a run; the first of a list."""
+    """Take the groups that finish first in a run; the first ones of a list."""
     return range(count)
 
 
 def variance(*, groups: Sequence[Group], count: int, settings: Rollout) -> Sequence[int]:
-    """Take those whose rewards differ most; of equal ones, the earlier. The gradient of a group
-    grows with the spread of its rewards."""
+    """Take the groups whose rewards differ most; of equal ones, the earlier. The gradient of a
+    group grows with the spread of its rewards."""
     return sorted(range(len(groups)), key=lambda place: -pvariance(groups[place].rewards))[:count]
 
 
@@ -244,13 +245,13 @@ class Shaping(Protocol):
     """Defines a plug-in of `rollout.shaping`."""
 
     def __call__(self, *, group: Group, settings: Rollout) -> Sequence[float]:
-        """[samples] the rewards of a group's samples, in their order."""
+        """Return [samples] the rewards of a group's samples, in their order."""
         ...
 
 
 def shaped(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:
-    """Return the group with its rewards shaped. Raises RecipeError where they are not a finite
-    number for each sample."""
+    """Return the group with its rewards shaped. Raises RecipeError unless each sample gets a finite
+    number."""
     rewards = shaping(group=group, settings=settings)
     try:
         numbers = [finite_reward(reward) for reward in rewards]
@@ -274,9 +275,9 @@ def unchanged(*, group: Group, settings: Rollout) -> Sequence[float]:
 
 
 def overlong(*, group: Group, settings: Rollout) -> Sequence[float]:
-    """r + `overlong_penalty` x min(0, (L - B - n) / B); n: trained tokens of the sample; L:
-    `max_response_tokens`; B: `overlong_buffer` (soft overlong punishment of DAPO, arXiv 2503.14476,
-    eq. 13)."""
+    """Add `overlong_penalty` x min(0, max(-1, (L - B - n) / B)) to each reward; n: trained tokens
+    of the sample; L: `max_response_tokens`; B: `overlong_buffer` (soft overlong punishment of DAPO,
+    arXiv 2503.14476, eq. 13)."""
     longest = settings.max_response_tokens
     buffer = settings.overlong_buffer or max(longest // 5, 1)
     return [

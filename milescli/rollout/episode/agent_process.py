@@ -1,5 +1,5 @@
-"""Runs an agent of the user's, or a generation function, in a process of its own: episodes run
-there, and ask for samples of the policy here."""
+"""Runs a user's agent, or a generation function, in a process of its own: episodes run there, and
+request samples of the policy from this process."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class AgentProcess:
     """Implements milescli.rollout.base.Agent. Belongs to one event loop."""
 
     def __init__(self, agent: str, generation: str | None, settings: Rollout) -> None:
-        """`agent`, `generation`: import paths, which were resolved already; None: each call of
-        `session.generate` is one of the engine."""
+        """Take an agent and a generation function. Both are import paths that resolve; `generation`
+        is None if each call of `session.generate` is one call of the engine."""
         self.__name__ = agent
         self._said = (agent, generation, settings)
         memory_bytes = int(settings.reward_memory_gib * 1024**3)
@@ -35,7 +35,8 @@ class AgentProcess:
         )
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Raises what the session raised, or CallFailed with the agent's traceback."""
+        """Play one episode. Raises what the session raised, or CallFailed with the agent's
+        traceback."""
 
         async def answer(asked: Any, tools: Any, max_new_tokens: Any, stop: Any) -> Turn | Reply:
             options = {"max_new_tokens": max_new_tokens, "stop": stop}
@@ -48,12 +49,12 @@ class AgentProcess:
         return await self._process.call(*self._said, prompt, door, answer=answer)
 
     def close(self) -> None:
-        """End its process."""
+        """End the agent's process."""
         self._process.close()
 
 
 class _SessionThere(Served):
-    """The session, as the agent has it in its process. Implements milescli.rollout.base.Session."""
+    """The session on the side of the agent's process. Implements milescli.rollout.base.Session."""
 
     def __init__(self, side: Asking, door: Door | None) -> None:
         self._side, self.door = side, door
@@ -98,7 +99,7 @@ class _SessionThere(Served):
 async def play_there(
     agent: str, generation: str | None, settings: Rollout, prompt: Prompt, door: Door | None
 ) -> Any:
-    """In the agent's process: one episode."""
+    """Play one episode in the agent's process."""
     session: Session = _SessionThere(asking.get(), door)
     if generation is not None:
         way: Any = imported(generation)

@@ -29,24 +29,24 @@ def made(path: str, settings: Rollout) -> Agent:
 
 
 def is_built_in(rollout: Rollout) -> bool:
-    """Return whether neither the agent nor one of its tools is the user's."""
+    """Return True if neither the agent nor any of its tools is the user's."""
     return rollout.agent in AGENTS.builtin and all(name in TOOLS.builtin for name in rollout.tools)
 
 
 def plays_here(rollout: Rollout) -> bool:
-    """Return whether episodes are played in the driver, and not in a process of the user's code."""
+    """Return True if episodes are played in the driver, not in a process for the user's code."""
     return is_built_in(rollout) and rollout.generation in GENERATIONS.builtin
 
 
 def tool_schemas(rollout: Rollout) -> list[Mapping[str, Any]]:
-    """Return the schemas of `rollout.tools` alone, in OpenAI's form. Raises RecipeError where one
-    cannot be loaded, or does not say what it takes."""
+    """Return the schemas of `rollout.tools`, in OpenAI's form. Raises RecipeError if a tool cannot
+    be loaded, or does not declare its parameters."""
     return [schema_of(tool, name=name) for name, tool in named_tools(rollout).items()]
 
 
 def require_agent(rollout: Rollout) -> None:
-    """Raises MilesError where the agent cannot work on this machine: a tool cannot, or cannot be
-    had, or the environment has not the key of an endpoint."""
+    """Raise MilesError if the agent cannot work on this machine: a tool cannot work or be loaded,
+    or the environment lacks the key of an endpoint."""
     for tool in named_tools(rollout).values():
         if require := getattr(tool, "require", None):
             require(rollout)
@@ -55,8 +55,8 @@ def require_agent(rollout: Rollout) -> None:
 
 
 def named_tools(rollout: Rollout) -> dict[str, Any]:
-    """Load `rollout.tools`, by the names that the model calls them by: that of the table, or of the
-    function. Raises RecipeError where one cannot be loaded."""
+    """Load `rollout.tools`, by the names under which the model calls them: the name in the table,
+    or of the function. Raises RecipeError if one cannot be loaded."""
     found = {}
     for name in rollout.tools:
         tool = TOOLS.resolve(name)

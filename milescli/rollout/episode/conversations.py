@@ -18,33 +18,35 @@ from milescli.rollout.base import Parsed, Turn
 
 Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message that clients leave out when they send it back."""
+"""Keys that clients drop when they send a message back."""
 LEFT_OUT = "(image left out: the model does not accept images)"
-"""What such a model reads in the place of an image."""
+"""Text that a model without images reads in place of an image."""
 _SEEN: weakref.WeakValueDictionary[tuple[str, tuple[int, ...], int], Image] = (
     weakref.WeakValueDictionary()
 )
-"""Images in messages, by hash and by how a model cuts them: samples that show the same one share
+"""Images in messages, by their hash and how the model cuts them: samples with the same image share
 its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the policy is asked."""
+    """The prompt of one turn."""
 
     token_ids: list[int]
     """[num_prompt_tokens]"""
     text: str
-    """As the template writes it; in `token_ids` the policy's own turns are as it wrote them."""
+    """Text as the template renders it; in `token_ids` the policy's own turns are the tokens that it
+    sampled."""
     messages: list[dict[str, Any]]
-    """With the policy's own turns as it said them."""
+    """Messages with the policy's own turns as it sampled them."""
     tools: Sequence[Message]
     image_spans: Sequence[ImageSpan] = ()
     """Where images stand in `token_ids`."""
     images: Sequence[Image] = ()
     """One for each span."""
     is_rewritten: bool = False
-    """The template writes earlier turns otherwise than the policy saw and said them."""
+    """True if the template renders earlier turns differently from what the policy saw and sampled.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +56,13 @@ class _Said:
     messages: list[dict[str, Any]]
     tools: str
     prompt: str
-    """What stands before the turn, as the template writes it."""
+    """Text before the turn, as the template renders it."""
     response: str
-    """Text of the turn's tokens, without the one that ended it."""
+    """Text of the turn's tokens, without the token that ended it."""
     ending: str
-    """Text of that one; empty where the turn was cut off."""
+    """Text of the token that ended the turn; empty if the turn was truncated."""
     token_ids: list[int]
-    """All of them."""
+    """All tokens, prompt and response."""
     image_spans: Sequence[ImageSpan] = ()
 
 
@@ -106,7 +108,8 @@ class Conversations:
                     yield message, source
 
     def asked(self, messages: Sequence[Message], tools: Sequence[Message]) -> Asked:
-        """Raises what the template raises. `read_images` has read what the messages hold."""
+        """Return the prompt for the messages, after `read_images` has read their images. Raises
+        what the template raises."""
         known = [self._normal(message) for message in messages]
         before = self._latest(known, json.dumps(list(tools)))
         whole = [*before.messages, *known[len(before.messages) :]] if before else known
@@ -135,8 +138,8 @@ class Conversations:
     def _expanded(
         self, token_ids: list[int], images: Sequence[Image]
     ) -> tuple[list[int], Sequence[ImageSpan]]:
-        """Return the tokens with all those of the images, and where these stand. Raises ValueError
-        if the template wrote fewer of them, or a text spells the token of one."""
+        """Return the tokens with those of the images inserted, and where these are. Raises
+        ValueError if the template rendered fewer images, or a text contains an image token."""
         sees = self.tokenizer.images
         if sees is None:
             return token_ids, ()
@@ -144,7 +147,7 @@ class Conversations:
         return ids, spans
 
     def remember(self, asked: Asked, turn: Turn, message: Message) -> None:
-        """The policy's turn, and the message that it was told as."""
+        """Record the policy's turn, and the message that its client received."""
         response, ending = self.parted(turn)
         self._said.append(
             _Said(
@@ -167,7 +170,7 @@ class Conversations:
         return self.text(ids), ""
 
     def _latest(self, messages: list[dict[str, Any]], tools: str) -> _Said | None:
-        """The longest conversation that the messages go on with; of equal ones the last."""
+        """Return the longest conversation that the messages continue; of equal ones the last."""
         found: _Said | None = None
         for said in self._said:
             length = len(said.messages)
@@ -184,8 +187,8 @@ class Conversations:
     def _added(
         self, before: _Said, whole: list[dict[str, Any]], tools: Sequence[Message], *, text: str
     ) -> str | None:
-        """What follows the tokens of `before` in `text`, the rendering of `whole`; None where it
-        does not begin with what they say."""
+        """Return the text that follows the tokens of `before` in `text`, the rendering of `whole`;
+        None if `text` does not begin with the text of these tokens."""
         said = before.prompt + before.response + before.ending
         if text.startswith(said):
             return text[len(said) :]
@@ -204,10 +207,10 @@ class Conversations:
         return after[len(before.ending) :]
 
     def _placed(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], Sequence[Image]]:
-        """Return messages as chat templates take them, with arguments of calls as mappings and
-        images as parts, and the images in their order. The first marks in texts are those of the
-        prompt's images; later ones, and those that the policy wrote, are text. Raises ValueError
-        if some of the prompt's images are shown and others are not."""
+        """Return the messages in the form of chat templates, with arguments of calls as mappings
+        and images as parts, and the images in their order. The first marks in texts stand for the
+        prompt's images; later marks, and those that the policy wrote, are text. Raises ValueError
+        if only some of the prompt's images are shown."""
         waiting, images, placed = list(self.images), list[Image](), list[dict[str, Any]]()
         own = {said.messages[-1]["content"] for said in self._said}
         for message in messages:
@@ -228,8 +231,8 @@ class Conversations:
         return placed, images
 
     def _normal(self, message: Message) -> dict[str, Any]:
-        """One form of what clients write in several; images that messages hold are parts that name
-        their hash. Raises ValueError for what is no message."""
+        """Return a message in one form, whichever its client uses; images become parts with their
+        hash. Raises ValueError for what is no message."""
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"a message must have a role and content; this is {message!r:.200}")
         known = {key: value for key, value in message.items() if value is not None}
@@ -259,8 +262,8 @@ class Conversations:
 
 
 def told_as(parsed: Parsed, *, number: int) -> dict[str, Any]:
-    """The message of a turn. `number`: of the first call, within the sample; by it the results of
-    calls are told apart."""
+    """Return the message of a turn. `number`: number of its first call within the sample, from
+    which the ids of calls are made."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
@@ -277,7 +280,7 @@ def told_as(parsed: Parsed, *, number: int) -> dict[str, Any]:
 
 
 def _is_same(one: Message, other: Message) -> bool:
-    """Whether a client's message is the `other`, which we know."""
+    """Return True if a client's message is the recorded message `other`."""
     if one["role"] != other["role"] or one["content"] != other["content"]:
         return False
     if _calls(one) != _calls(other):
@@ -294,7 +297,7 @@ def _calls(message: Message) -> list[tuple[Any, Any]]:
 
 
 def _arguments(function: Message) -> Any:
-    """As a mapping, where they are one."""
+    """Return the arguments as a mapping, if they are one."""
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return arguments

@@ -41,17 +41,17 @@ _OF_AGENTS = {
     "verifiers",
     "harbor",
 }
-"""What an agent's process is told of `rollout`."""
+"""Keys of `rollout` that an agent's process receives."""
 _PROCESSES: weakref.WeakValueDictionary[tuple[str, str | None, str], AgentProcess] = (
     weakref.WeakValueDictionary()
 )
-"""Training and evaluation share one."""
+"""Agent processes, which training and evaluation share."""
 
 
 def load_agent(rollout: Rollout) -> Agent:
-    """The agent that `rollout.agent` names, whose responses `rollout.generation` makes; where
-    either is the user's, both run in a process of their own. Raises RecipeError where one cannot be
-    had."""
+    """Load the agent that `rollout.agent` names, with `rollout.generation` making its responses; if
+    either is the user's, both run in a process of their own. Raises RecipeError if one cannot be
+    loaded."""
     AGENTS.resolve(rollout.agent)
     GENERATIONS.resolve(rollout.generation)
     is_plain = rollout.generation in GENERATIONS.builtin
@@ -68,64 +68,65 @@ def load_agent(rollout: Rollout) -> Agent:
 
 
 class Plays(Protocol):
-    """Defines who samples and scores answers to prompts."""
+    """Samples and scores responses to prompts."""
 
     @property
     def agent_name(self) -> str:
-        """As the recipe says it, for errors."""
+        """Return the agent's name in the recipe, for errors."""
 
     async def play(
         self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
     ) -> Sample:
-        """One attempt."""
+        """Play one attempt at the prompt."""
 
     async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
         """Return all attempts at a prompt, with the rewards that need all of them."""
 
 
 class Teaching(Protocol):
-    """Teachers that are asked while the policy samples."""
+    """Queries teachers while the policy samples."""
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The same, each with what the prompt's teacher would have said. Raises MilesError."""
+        """Return the trajectories with the predictions of the prompt's teacher. Raises
+        MilesError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """Implements Plays by an agent and an engine: all that an episode needs beside its prompt and
-    its seed."""
+    """Implements Plays with an agent and an engine: all that an episode needs besides its prompt
+    and its seed."""
 
     agent: Agent
     agent_name: str
-    """As the recipe says it, for errors."""
+    """The agent's name in the recipe, for errors."""
     engine: RolloutEngine
     scorer: Scoring
     decode: Decode
     settings: GenerateRequest
-    """How to sample; prompt and seed are filled in."""
+    """Sampling settings; prompt and seed are filled in."""
     max_tokens: int
     """Largest number of tokens of one trajectory."""
     vocab_size: int
     """Size of the model's vocabulary."""
     teachers: Teaching | None = None
-    """None: nobody is taught, or the trainer's ranks hold them."""
+    """None: there are no teachers, or the trainer's ranks hold them."""
     chat_form: ChatForm | None = None
     """None: no agent chats."""
     policies: Mapping[str, RolloutEngine] = field(default_factory=dict)
     """Engines by role, for roles that have their own model."""
     untrained_roles: frozenset[str] = frozenset()
-    """What the policy says there is not learned."""
+    """Roles whose turns are not trained on."""
     retries: int = 0
-    """How often an episode whose agent fails is played anew, by another seed."""
+    """How often an episode whose agent fails is repeated, with another seed."""
     tell: Callable[[str], None] | None = None
-    """Told of episodes that are played anew."""
+    """Receives a message about each repeated episode."""
 
     async def play(
         self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
     ) -> Sample:
-        """Scored as soon as it has ended, where its reward can be had of it alone; `greedy`: each
-        token the likeliest. Raises AgentError where the agent fails each time, RewardError, or what
-        the engine raises."""
+        """Play one attempt, and score it at once if its reward does not need the other attempts.
+        `greedy`: take the likeliest token each time. Raises AgentError if the agent fails each
+        time, RewardError, or what the engine raises."""
         for attempt in range(self.retries + 1):
             try:
                 sample = await self._played(
@@ -250,15 +251,15 @@ def _repeated(error: AgentError, *, times: int) -> AgentError:
 
 
 def reward_of(outcome: Outcome) -> float | None:
-    """What the agent says of its episode; None: the recipe's reward is asked."""
+    """Return the reward that the agent determined; None: the recipe's reward scores the sample."""
     if outcome.reward is None and outcome.turn_rewards:
         return sum(outcome.turn_rewards)
     return outcome.reward
 
 
 async def score_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> Sample:
-    """The same with its reward, where it lacks one that can be had of it alone. Raises
-    RewardError."""
+    """Return the sample with its reward, unless it has one or its reward needs the whole group.
+    Raises RewardError."""
     own = scorer.of(prompt)
     if sample.reward is not None or own.scores_groups:
         return sample
@@ -302,7 +303,8 @@ def training_episodes(
     policies: Mapping[str, RolloutEngine] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Episodes:
-    """Sampled as the recipe's `rollout` says. `tell`: of episodes that are played anew."""
+    """Make episodes that are sampled as the recipe's `rollout` says. `tell`: receives a message
+    about each repeated episode."""
     rollout = recipe.rollout
     settings = GenerateRequest(
         prompt_ids=(),
@@ -332,7 +334,7 @@ def evaluation_episodes(
     policies: Mapping[str, RolloutEngine] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Episodes:
-    """The same agent, sampled as the recipe's `eval` says."""
+    """Make episodes of the same agent, sampled as the recipe's `eval` says."""
     settings = GenerateRequest(
         prompt_ids=(),
         max_new_tokens=recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens,
@@ -355,7 +357,8 @@ def _episodes(
     decode: Decode,
     vocab_size: int,
 ) -> Episodes:
-    """`settings.max_new_tokens`: of a whole conversation, where a turn may be shorter."""
+    """Make episodes. `settings.max_new_tokens`: bound of a whole conversation; a turn may have a
+    lower one."""
     longest = settings.max_new_tokens
     of_a_turn = min(recipe.rollout.max_turn_tokens or longest, longest)
     return Episodes(

@@ -1,5 +1,5 @@
-"""How one response is made of calls of the engine. `rollout.generation` names a way: built in here,
-an entry point, or an import path; every agent's `session.generate` goes through it."""
+"""Makes one response from calls of the engine. `rollout.generation` names a function: built in
+here, an entry point, or an import path; every agent's `session.generate` goes through it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Generate(Protocol):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Turn:
-        """What is not said is as the agent, or else the recipe, says it."""
+        """Sample a response. Arguments that are not given are those of the agent, or else of the
+        recipe."""
         ...
 
 
@@ -32,15 +33,15 @@ class Generation(Protocol):
     async def __call__(
         self, *, token_ids: Sequence[int], generate: Generate, settings: Rollout
     ) -> Turn:
-        """The response to `token_ids`, of one or more calls of `generate`: prompt and response
-        together are a line of tokens that one of the calls ended. Tokens that the plug-in puts
-        between calls are not trained on; all that a call sampled is, also where the response leaves
-        it out."""
+        """Return the response to `token_ids`, made by one or more calls of `generate`: prompt and
+        response together are a line of tokens that one of the calls ended. Tokens that the plug-in
+        puts between calls are not trained on; all sampled tokens are, even those that the response
+        leaves out."""
         ...
 
 
 async def once(*, token_ids: Sequence[int], generate: Generate, settings: Rollout) -> Turn:
-    """One call."""
+    """Make the response with one call."""
     return await generate(token_ids)
 
 
@@ -54,7 +55,7 @@ class Generating(Served):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """Return the turns so far, in order. Those that the agent was given."""
+        """Return the turns that the agent received so far, in order."""
         return self._turns
 
     async def generate(
@@ -64,8 +65,8 @@ class Generating(Served):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Turn:
-        """Sample a response to the tokens, and record it. Raises AgentError where the response is
-        none that was recorded."""
+        """Sample a response to the tokens, and record it. Raises AgentError if the response was not
+        recorded."""
         most, ends = max_new_tokens, stop
 
         async def generate(

@@ -1,5 +1,5 @@
-"""A response of a chat in pieces, while it is sampled: what is surely a part of its reasoning or of
-its content. The rest comes with the reply, which parses the whole response."""
+"""Streams a chat response in pieces while it is sampled: those that certainly belong to its
+reasoning or its content. The rest comes with the reply, which parses the whole response."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from milescli.core.errors import MilesError
 from milescli.rollout.base import Parsed
 
 OnPiece = Callable[[str, str], None]
-"""Told (`reasoning_content` or `content`, the next piece of its text)."""
+"""Called with `reasoning_content` or `content`, and the next piece of its text."""
 LONGEST_MARKER = 64
-"""Characters of the longest marker of a model family (`<tool_call>`, `</think>`, ...), or more."""
+"""Upper bound on the characters of a model family's markers (`<tool_call>`, `</think>`, ...)."""
 _OPENINGS = "<[{"
 """Each marker begins with one of these, some of them after a word."""
 _LAST_WORD = re.compile(r"\s*\w{0,16}\Z", re.ASCII)
@@ -23,7 +23,7 @@ _LAST_WORD = re.compile(r"\s*\w{0,16}\Z", re.ASCII)
 
 @dataclass(slots=True, kw_only=True)
 class Pieces:
-    """Tells the pieces of one response. Belongs to one event loop."""
+    """Emits the pieces of one response. Belongs to one event loop."""
 
     tell: OnPiece
     decode: Callable[[Sequence[int]], str]
@@ -40,7 +40,7 @@ class Pieces:
     _parsing: asyncio.Task[None] | None = None
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Take all tokens of the response so far. Where an engine was replaced, it may be fewer
+        """Take all tokens of the response so far. After an engine was replaced, they may be fewer
         than before."""
         if len(token_ids) <= self._end:
             return
@@ -56,7 +56,7 @@ class Pieces:
             self._parsing = asyncio.ensure_future(self._parse_all())
 
     async def end(self) -> None:
-        """Wait for the last piece; nothing is told after that."""
+        """Wait for the last piece; no piece comes after that."""
         if self._parsing is not None:
             with suppress(MilesError):  # the reply's own parsing says it
                 await self._parsing
@@ -79,9 +79,9 @@ class Pieces:
 
 
 def sure_parts(parsed: Parsed, *, has_tools: bool) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a response that was parsed before its end, up to where they stay what they
-    are, whatever follows. `has_tools`: all from the first opening bracket on may become a call, and
-    blanks before the content are left away, as parsers leave them away before a call alone."""
+    """Yield the parts of an incomplete response up to where later tokens cannot change them.
+    `has_tools`: everything from the first opening bracket on may become a call, and blanks before
+    the content are dropped, as parsers drop them only before a call."""
     reasoning = parsed.reasoning or ""
     content = parsed.content.lstrip() if has_tools else parsed.content
     yield "reasoning_content", reasoning if content.strip() else _sure(reasoning, LONGEST_MARKER)
@@ -90,7 +90,8 @@ def sure_parts(parsed: Parsed, *, has_tools: bool) -> Iterator[tuple[str, str]]:
 
 
 def _sure(text: str, size: int) -> str:
-    """The beginning of a text in whose last `size` characters a marker may have begun."""
+    """Return the beginning of a text whose last `size` characters may contain the start of a
+    marker."""
     first = max(0, len(text) - size)
     opening = min((at for sign in _OPENINGS if (at := text.find(sign, first)) >= 0), default=None)
     return _LAST_WORD.sub("", text[:opening])

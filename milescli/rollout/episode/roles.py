@@ -1,5 +1,5 @@
-"""What each role of an episode is shown, as messages, and worked episodes as the conversations that
-its roles had. Knows no engine; the agent `multi_agent` and the warm-up call it."""
+"""The messages that each role of an episode sees, and worked episodes as the conversations of their
+roles. Knows no engine; the agent `multi_agent` and the warm-up call it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleTurn:
-    """What a role said."""
+    """One turn of a role."""
 
     role: str
-    """Its name."""
+    """Name of the role."""
     message: Message
-    """As it itself is shown it later; the others are shown its content."""
+    """The message as the role itself sees it later; other roles see its content."""
 
 
 def roles_of(rollout: Rollout) -> Mapping[str, Role]:
@@ -36,8 +36,8 @@ def roles_of(rollout: Rollout) -> Mapping[str, Role]:
 def conversation_of(
     name: str, roles: Mapping[str, Role], *, prompt: Prompt, turns: Sequence[RoleTurn]
 ) -> list[dict[str, Any]]:
-    """The messages that the role `name` is shown after `turns` of all roles. What stands between
-    two of its own turns is one message, as many chat templates want it."""
+    """Return the messages that the role `name` sees after `turns` of all roles. What others say
+    between two of its turns is one message, as many chat templates require."""
     role = roles[name]
     messages = _opening(role, prompt)
     for turn in turns:
@@ -58,10 +58,10 @@ def told_whole(turns: Sequence[RoleTurn]) -> str:
 def role_demonstrations(
     prompt: Prompt, tokenizer: ChatTokenizer, *, roles: Mapping[str, Role]
 ) -> dict[str, Trajectory]:
-    """Role -> its conversation in a worked episode, its own turns on the loss mask; of roles that
-    are trained and speak there. Where the chat template takes several sequences for a conversation,
-    the others are `ROLE (2)` and so on. Raises DataError where a turn says no role's name,
-    ValueError as `marked_chat`."""
+    """Return role -> its conversation in a worked episode, with its own turns on the loss mask, for
+    trained roles that speak there. If the chat template needs several sequences for a conversation,
+    the others are named `ROLE (2)` and so on. Raises DataError if a turn names no role, ValueError
+    as `marked_chat`."""
     turns = _worked_turns(prompt, roles)
     shown = {}
     for name, role in roles.items():

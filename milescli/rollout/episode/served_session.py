@@ -11,7 +11,7 @@ class Served:
     """Implements milescli.rollout.base.Session for a session that may be served at a URL."""
 
     door: Door | None = None
-    """None: it is not had by HTTP."""
+    """None: the session is not served over HTTP."""
 
     @property
     def base_url(self) -> str:

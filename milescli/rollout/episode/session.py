@@ -46,13 +46,13 @@ Decode = Callable[[Iterable[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatForm:
-    """Says how messages become tokens, and a response a message."""
+    """Converts messages to tokens, and a response to a message."""
 
     tokenizer: ChatTokenizer
     parser: ReplyParser | None = None
-    """None: a response is its text, and no tool is called."""
+    """None: the message is the response's text, and no tool is called."""
     doors: Doors | None = None
-    """None: no session is had by HTTP."""
+    """None: no session is served over HTTP."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Line:
     version_spans: list[VersionSpan] = field(default_factory=list)
     routed_experts: RoutedExperts | None = None
     rewards: dict[int, float] = field(default_factory=dict)
-    """Of turns, by the place of their last token."""
+    """Position of a turn's last token -> the turn's reward."""
     role: str | None = None
     """See Trajectory."""
     image_spans: Sequence[ImageSpan] = ()
@@ -73,13 +73,13 @@ class _Line:
     """See Trajectory."""
 
     def append_given(self, token_ids: Sequence[int]) -> None:
-        """Tokens that the policy did not make."""
+        """Append tokens that the policy did not sample."""
         self.token_ids.extend(token_ids)
         self.loss_mask.extend(bytes(len(token_ids)))
         self.logprobs.frombytes(bytes(self.logprobs.itemsize * len(token_ids)))
 
     def append_sampled(self, completion: Completion) -> None:
-        """Tokens that the policy made, after all that is there."""
+        """Append tokens that the policy sampled."""
         start, num_new = len(self.token_ids), len(completion.response_ids)
         self.token_ids += array("i", completion.response_ids)
         self.loss_mask.extend(b"\1" * num_new)
@@ -92,7 +92,7 @@ class _Line:
             self.routed_experts = _extended(self.routed_experts, completion.routed_experts)
 
     def finished(self, *, is_trained: bool) -> Trajectory:
-        """As it will be trained on; else nothing of it is on the loss mask."""
+        """Return the trajectory for training; unless `is_trained`, its loss mask is empty."""
         size = len(self.token_ids)
         return Trajectory(
             token_ids=self.token_ids,
@@ -120,14 +120,14 @@ class _Call:
     prompt_ids: list[int]
     image_spans: Sequence[ImageSpan] = ()
     completion: Completion | None = None
-    """None until it is there."""
+    """None until the engine has answered."""
     turn: int = -1
-    """Which of the session's turns it was."""
+    """Index of the call in the session's turns."""
 
 
 def _extended(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
-    """`new` covers the whole line; rows that are there already stay, for they are of the weights
-    that sampled."""
+    """Return the record of the whole line: the old rows, which come from the weights that sampled
+    them, and the new rows after them."""
     if old is None:
         return new
     row_bytes = len(old.indices) // old.num_tokens
@@ -135,7 +135,7 @@ def _extended(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
 
 
 _NUMBERS = itertools.count(1)
-"""Of the sessions of this process."""
+"""Numbers the sessions of this process."""
 
 
 class RecordingSession(Served):
@@ -154,11 +154,11 @@ class RecordingSession(Served):
         chat_form: ChatForm | None = None,
         others: Mapping[str, RolloutEngine] | None = None,
     ) -> None:
-        """`prompt`: whose images the agent may show. `settings`: how to sample, its prompt and
-        seed aside. `max_tokens`: the longest line that the run was planned for. `vocab_size`: of
-        the model, whose engines a token id beyond would bring down; None: the caller makes none.
-        `chat_form`: None where no chat is asked for. `others`: who plays roles and is not trained,
-        by role."""
+        """Set up a session. `prompt`: the agent may show its images. `settings`: how to sample;
+        prompt and seed are filled in. `max_tokens`: the longest line that the run was planned for.
+        `vocab_size`: size of the model's vocabulary; a larger token id would crash the engines;
+        None: the caller sends none. `chat_form`: None if no chat is used. `others`: role -> the
+        untrained engine that plays it."""
         self._engine = engine
         self._others = others or {}
         self._played_by: dict[str, RecordingSession] = {}
@@ -189,7 +189,7 @@ class RecordingSession(Served):
 
     @property
     def engine_failure(self) -> Exception | None:
-        """What an engine raised last: not the agent's fault."""
+        """Return the last error that an engine raised, which is not the agent's fault."""
         failures = (other.engine_failure for other in self._played_by.values())
         return self._engine_failure or next(filter(None, failures), None)
 
@@ -230,7 +230,8 @@ class RecordingSession(Served):
         stop: Sequence[str] | None,
         on_tokens: Callable[[Sequence[int]], None] | None = None,
     ) -> Turn:
-        """Raises AgentError for tokens of images that have no image."""
+        """Sample the call's response, and record it. Raises AgentError for image tokens without an
+        image."""
         self._require_images(call)
         stop = [stop] if isinstance(stop, str) else stop
         known = self._known_routes(call)
@@ -285,7 +286,8 @@ class RecordingSession(Served):
         stop: Sequence[str] | None = None,
         on_piece: OnPiece | None = None,
     ) -> Reply:
-        """Sample a response to the messages, and record it. `on_piece` is told of it before."""
+        """Sample a response to the messages, and record it. `on_piece` receives parts of it
+        before."""
         form, conversations = self._chat_form, self._conversations
         assert form is not None and conversations is not None, "this session knows no chat"
         try:
@@ -340,7 +342,7 @@ class RecordingSession(Served):
         return Reply(turn=turn, message=message, calls=parsed.calls, malformed=parsed.malformed)
 
     def _spans_in(self, prompt_ids: list[int]) -> Sequence[ImageSpan]:
-        """Return where images stand in tokens that begin as those of which it is known."""
+        """Return where images are in a prompt, if its beginning is one whose images are known."""
         found: Sequence[ImageSpan] = ()
         for known, spans in self._shown:
             end = spans[-1].start + spans[-1].num_tokens
@@ -375,14 +377,14 @@ class RecordingSession(Served):
             )
 
     def _reserved(self) -> frozenset[int]:
-        """Return the tokens that an engine takes for a part of an image."""
+        """Return the tokens that an engine treats as part of an image."""
         own = {known[spans[0].start] for known, spans in self._shown[:1]}
         sees = self._chat_form.tokenizer.images if self._chat_form is not None else None
         return frozenset(own.union(sees.reserved_ids if sees else ()))
 
     def _known_routes(self, new: _Call) -> RoutedExperts | None:
-        """The record of the latest call whose prompt and response this prompt goes on from: of the
-        weights that sampled it, and not to be asked for again."""
+        """Return the routed experts of the latest call that this prompt continues: they come from
+        the weights that sampled it, and need not be requested again."""
         for call in reversed(self._calls):
             done, start = call.completion, len(call.prompt_ids)
             if (
@@ -415,7 +417,8 @@ class RecordingSession(Served):
         return sum((completion.guesses for completion in done), NO_GUESSES)
 
     def _checked(self, token_ids: Sequence[int], max_new_tokens: int | None) -> list[int]:
-        """A copy that the agent cannot change. Raises AgentError where nothing can be sampled."""
+        """Return a copy that the agent cannot change. Raises AgentError if nothing can be sampled
+        from it."""
         who = f"the agent of prompt {self._prompt_index} asked for"
         if max_new_tokens is not None and max_new_tokens < 1:
             raise AgentError(
@@ -454,9 +457,10 @@ class RecordingSession(Served):
         *,
         untrained: Collection[str] = (),
     ) -> list[Trajectory]:
-        """What the policy made, each sampled token once. Calls go on with lines in the order in
-        which they were made, whichever was answered first. `turn_rewards`, `turn_roles`: of
-        `turns`, or none; `untrained`: roles of which nothing is on the loss mask."""
+        """Return the trajectories, with each sampled token once. Lines are continued in the order
+        in which calls were made, whichever was answered first. `turn_rewards`, `turn_roles`: one
+        per turn of `turns`, or empty; `untrained`: roles whose trajectories have an empty loss
+        mask."""
         lines: list[_Line] = []
         for call in self._calls:
             if call.completion is not None:
@@ -475,7 +479,8 @@ class RecordingSession(Served):
 
 
 def _line_of(lines: list[_Line], call: _Call, role: str | None) -> _Line:
-    """The role's longest line that a call's prompt begins with; a new one where there is none."""
+    """Return the role's longest line that the call's prompt begins with; a new one if there is
+    none."""
     tokens = array("i", call.prompt_ids)
     begun = [
         line
@@ -491,7 +496,8 @@ def _line_of(lines: list[_Line], call: _Call, role: str | None) -> _Line:
 
 
 def _begins(spans: Sequence[ImageSpan], earlier: Sequence[ImageSpan]) -> bool:
-    """Return True if the first images are the earlier ones: tokens of all images are equal."""
+    """Return True if the first images are the earlier ones; tokens cannot tell, as those of all
+    images are equal."""
     return list(spans[: len(earlier)]) == list(earlier)
 
 

@@ -12,9 +12,9 @@ from milescli.core.errors import AgentError, MilesError, RewardError, SandboxErr
 from milescli.core.types import Sample, StopReason
 
 INFRASTRUCTURE_ERRORS = (RewardError, AgentError, SandboxError)
-"""Errors of what scores a sample or plays its episode. Engines, teachers and the reward model are
-processes of the run, which replaces them; a model that is evaluated behind an endpoint is asked
-again by the same command."""
+"""Errors of a reward, or of what plays a sample's episode. Engines, teachers and the reward model
+are processes of the run, which replaces them; for a model behind an endpoint, the user repeats the
+evaluation command."""
 KEY = "rollout.max_unscored_share"
 
 
@@ -27,14 +27,14 @@ class Unscored:
     total: int
     """Samples of the step or evaluation."""
     what: str
-    """Names it for the error: `step 3`."""
+    """What is counted, for the error: `step 3`."""
     tell: Callable[[str], None] | None = None
-    """Is told of each sample that is excluded."""
+    """Receives a message about each excluded sample."""
     num: int = 0
 
     def exclude(self, error: MilesError, *, num: int = 1) -> None:
-        """Count `num` samples that `error` left without a score. Raises the error, which then says
-        how many there were, where they are more than `share` of all."""
+        """Count `num` samples that `error` left without a score. Raises the error, with their
+        number, if they are more than `share` of all."""
         self.num += num
         if self.num > self.share * self.total:
             if self.share == 0:
@@ -54,8 +54,8 @@ class Unscored:
 
 
 def no_sample(*, sample_index: int, seed: int) -> Sample:
-    """Stand in for a sample of an evaluation that could not be scored, whose prompt is excluded:
-    a function that chooses among samples is given one for each that it asked for."""
+    """Return a stand-in for a sample that could not be scored in an evaluation: a function that
+    chooses among samples gets one for each that it requested; the prompt is excluded."""
     return Sample(
         sample_index=sample_index,
         seed=seed,

@@ -1,5 +1,6 @@
-"""Compares two rewards of the same samples: whether they call the same ones right, order those of a
-prompt alike, and what the second one pays for beside the first. Pure statistics; knows no run."""
+"""Compares two rewards of the same samples: whether they call the same ones right, whether they
+order those of a prompt alike, and which features the second one rewards more than the first. Pure
+statistics; knows no run."""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ from milescli.rollout.evaluation.statistics import two_sided_p
 from milescli.rollout.rewards.extraction import last_boxed, marked_answers, tagged_answer
 
 LEVEL = 0.01
-"""A feature is suspected where chance alone would show it in fewer tests than this; Bonferroni's
+"""A feature is suspected if chance alone would show it in fewer tests than this; Bonferroni's
 correction over all features."""
 _WORD = re.compile(r"\w+")
 _GRAM = 4
-"""Words that count as a phrase."""
+"""Number of words of a phrase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How far two rewards agree."""
+    """Statistics of how far two rewards agree."""
 
     num_samples: int
     num_groups: int
@@ -36,15 +37,15 @@ class Agreement:
     only_b: int
     both_wrong: int
     kappa: float | None
-    """None where both call all samples the same: then chance explains everything."""
+    """None if both call all samples the same: then chance explains everything."""
     num_pairs: int
     """Pairs of samples of one prompt to which both rewards give different values."""
     pairs_agree: float | None
-    """Share of them that both rewards order alike; None without any."""
+    """Share of these pairs that both rewards order alike; None without any."""
 
     @property
     def share(self) -> float:
-        """Return the share of samples that both call the same."""
+        """Return the share of samples that both rewards call the same."""
         return (self.both_right + self.both_wrong) / self.num_samples
 
 
@@ -54,9 +55,9 @@ class Suspicion:
 
     feature: str
     says: str
-    """What it pays for: `longer responses`."""
+    """The feature in words: `longer responses`."""
     correlation: float
-    """Of the feature and the gain (second reward minus first), within prompts."""
+    """Correlation of the feature with the gain (second reward minus first), within prompts."""
     p_value: float
 
 
@@ -101,7 +102,7 @@ def agreement(a: Groups, b: Groups, *, right_above: float = 0.0) -> Agreement:
 
 
 def repeated_share(text: str) -> float:
-    """Return the share of phrases of four words that stood in the text before."""
+    """Return the share of four-word phrases that occur earlier in the text."""
     words = _WORD.findall(text.lower())
     grams = [tuple(words[at : at + _GRAM]) for at in range(len(words) - _GRAM + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
@@ -117,17 +118,16 @@ FEATURES: dict[str, tuple[str, Callable[[Sample], float]]] = {
     "repetition": ("repeated phrases", lambda one: repeated_share(one.text)),
     "cut_off": ("responses that were cut off", lambda one: one.stop_reason is StopReason.LENGTH),
 }
-"""Name -> what it is to be paid for it, and its value of a sample: what a policy can raise without
-a better answer."""
+"""Name -> the feature in words, and its value of a sample: what a policy can raise without a better
+answer."""
 
 
 def suspicions(samples: Sequence[Sequence[Sample]], a: Groups, b: Groups) -> list[Suspicion]:
-    """Return the features that the second reward pays for beside the first, the surest first.
-
-    Of each: the correlation of the feature with b - a, both as differences from the mean of their
-    group, so that hard prompts with long answers are no reason; its t-test has n - groups - 1
-    degrees of freedom. A reward that is lower where the feature is does not pay for it.
-    """
+    """Return the features that the second reward pays for more than the first, the surest first.
+    Each has the correlation of the feature with b - a, both as differences from the mean of their
+    group, so that hard prompts with long answers do not count; its t-test has n - groups - 1
+    degrees of freedom. A feature whose correlation with the second reward itself is negative is
+    left out."""
     gains = _centred([np.subtract(y, x) for x, y in zip(a, b, strict=True)])
     paid = _centred([np.asarray(one, float) for one in b])
     freedom = len(gains) - len(a) - 1
@@ -146,5 +146,5 @@ def suspicions(samples: Sequence[Sequence[Sample]], a: Groups, b: Groups) -> lis
 
 
 def _centred(groups: Sequence[np.ndarray]) -> np.ndarray:
-    """[num_samples] the difference from the mean of the sample's group."""
+    """Return [num_samples] the difference from the mean of the sample's group."""
     return np.concatenate([group - group.mean() for group in groups])

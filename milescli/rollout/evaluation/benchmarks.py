@@ -25,22 +25,22 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """How it is asked and scored."""
+    """How a benchmark is asked and scored."""
 
     hub: str
-    """As `data.eval` names it."""
+    """Its name in `data.eval`."""
     columns: Sequence[str]
     """Columns that a row must have."""
     question: Callable[[Row, int, Sequence[Row]], Question]
     """Makes the question from a row, its place, and the worked examples."""
     source: str
-    """Where its form is published."""
+    """Publication of this form of the benchmark."""
     num_prompts: int
-    """As published."""
+    """Number of prompts, as published."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Settings by recipe key; the user's own settings win."""
     examples_hub: str | None = None
-    """Worked examples that are put before each question; None: there are none."""
+    """Worked examples to put before each question; None: there are none."""
 
 
 def _gsm8k(row: Row, place: int, examples: Sequence[Row]) -> Question:
@@ -57,7 +57,7 @@ def _math(row: Row, place: int, examples: Sequence[Row]) -> Question:
 
 
 def _gpqa(row: Row, place: int, examples: Sequence[Row]) -> Question:
-    """The four answers stand in an order that depends on the row's place alone."""
+    """Make a question whose four answers are in an order that depends only on the row's place."""
     right = str(row["Correct Answer"]).strip()
     options = [right, *(str(row[f"Incorrect Answer {number}"]).strip() for number in (1, 2, 3))]
     order = random.Random(place).sample(range(4), 4)
@@ -76,7 +76,8 @@ def _text_of(row: Row, key: str) -> str | None:
 
 
 def _mmlu_pro(row: Row, place: int, examples: Sequence[Row]) -> Question:
-    """Five worked examples of its category, then the question (Wang et al. 2024, section 5.1)."""
+    """Put five worked examples of the category before the question (Wang et al. 2024, section
+    5.1)."""
     shots = [other for other in examples if other["category"] == row["category"]][:5]
     parts = [
         f"Here are questions on {row['category']} with several options each. Reason step by step, "
@@ -213,4 +214,5 @@ OF_ALL: Mapping[str, object] = {
     "eval.function": "all",
     "eval.num_prompts": None,
 }
-"""What holds for each of them, unless it or the user says otherwise; no question is left out."""
+"""Settings of every benchmark, unless the benchmark or the user overrides them; no question is left
+out."""

@@ -24,12 +24,13 @@ from milescli.rollout.rewards.scoring import Scoring
 SECTION = "eval.endpoint"
 _MODELS = "/models"
 Reply = dict[str, Any]
-"""`text`, `stop_reason`, `num_tokens`; `elsewhere` where it has no content: the field that has its
-text."""
+"""`text`, `stop_reason`, `num_tokens`; `elsewhere`: the field that has the text of a reply without
+content."""
 
 
 class KeptReplies:
-    """Replies on disk by what was asked, so that who is stopped need not ask, and pay, again."""
+    """Replies on disk by request, so that a stopped evaluation need not request, and pay for, them
+    again."""
 
     def __init__(self, file: Path) -> None:
         """Read `file` if it exists, and remove an incomplete last line."""
@@ -49,18 +50,18 @@ class KeptReplies:
         return len(self._by_request)
 
     def of(self, request: str) -> Reply | None:
-        """Return the recorded reply; None if it was not requested yet."""
+        """Return the recorded reply; None if there is none."""
         return self._by_request.get(request)
 
     def add(self, request: str, reply: Reply) -> None:
-        """Keep one, at once."""
+        """Write a reply to disk at once."""
         self._by_request[request] = reply
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"request": request, **reply}) + "\n")
 
     def remove(self) -> None:
-        """When all that was asked is in the result."""
+        """Delete the file, once all replies are in the result."""
         self._file.unlink(missing_ok=True)
 
 
@@ -92,8 +93,8 @@ class EndpointEpisodes:
     async def play(
         self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
     ) -> Sample:
-        """One request, or its reply that was kept; scored as Episodes does. Raises EndpointError or
-        RewardError."""
+        """Send one request, or take its recorded reply, and score it as Episodes does. Raises
+        EndpointError or RewardError."""
         body: dict[str, Any] = {**self._settings, "messages": list(prompt.messages), "seed": seed}
         if greedy:
             body["temperature"] = 0.0
@@ -124,8 +125,8 @@ class EndpointEpisodes:
         return await score_together(self._scorer, prompt, samples)
 
     def doubt(self) -> str | None:
-        """Return what a reader of the scores should know: how many replies have no content, and
-        where their text went; None: all have."""
+        """Return a warning about the scores: how many replies have no content, and which field has
+        their text; None if all have content."""
         if not self.without_content:
             return None
         fields = [
@@ -178,9 +179,9 @@ def endpoint_of(url: str, settings: EndpointSettings) -> Endpoint:
 
 
 async def served_model(endpoint: Endpoint, wanted: str | None) -> str:
-    """As the endpoint calls it: `wanted`, or the only one that it has. Raises RecipeError where
-    there are several to choose from, or not the wanted one; EndpointError where none is wanted, and
-    the endpoint does not say what it has."""
+    """Return the model's name at the endpoint: `wanted`, or the only one that it serves. Raises
+    RecipeError if it serves several, or not the wanted one; EndpointError if none is wanted and the
+    endpoint does not list its models."""
     try:
         reply = await endpoint.get(_MODELS)
     except EndpointError:

@@ -21,11 +21,11 @@ ALL = "all"
 
 
 class Play(Protocol):
-    """One attempt at a prompt, by the recipe's agent."""
+    """Plays one attempt at a prompt, with the recipe's agent."""
 
     async def __call__(self, place: int, index: int = 0) -> Sample:
-        """`place`: of the prompt; equal place, index and weights give an equal sample. Scored,
-        unless the reward takes whole groups."""
+        """Play one attempt. `place`: index of the prompt; equal place, index and weights give an
+        equal sample. The sample is scored, unless the reward takes whole groups."""
         ...
 
 
@@ -35,7 +35,7 @@ class EvaluationFn(Protocol):
     async def __call__(
         self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
     ) -> Sequence[Sequence[Sample]]:
-        """The samples of each prompt that count, one at least; any number may be played."""
+        """Return the samples of each prompt that count, at least one; any number may be played."""
         ...
 
 
@@ -51,7 +51,7 @@ async def all_prompts(
 
 
 def load_evaluation(settings: Evaluation) -> EvaluationFn:
-    """Load the evaluation. Raises RecipeError where `eval.function` names nothing that fits."""
+    """Load the evaluation. Raises RecipeError if `eval.function` names nothing suitable."""
     function = EVALUATIONS.resolve(settings.function)
     if settings.function in EVALUATIONS.builtin:
         return cast(EvaluationFn, function)
@@ -61,8 +61,8 @@ def load_evaluation(settings: Evaluation) -> EvaluationFn:
 async def played(
     evaluate: EvaluationFn, prompts: Sequence[Prompt], play: Play, *, settings: Evaluation
 ) -> list[list[Sample]]:
-    """Return the samples of each prompt. Raises RecipeError where the function fails, or returns
-    something else; what an episode raises."""
+    """Return the samples of each prompt. Raises RecipeError if the function fails, or returns
+    something else; and what an episode raises."""
     made: Any = await evaluate(prompts=prompts, play=play, settings=settings)
     try:
         rows = [list(samples) for samples in made]
@@ -90,7 +90,7 @@ class EvaluationProcess:
     async def __call__(
         self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
     ) -> Sequence[Sequence[Sample]]:
-        """See EvaluationFn. Raises RecipeError where it fails."""
+        """See EvaluationFn. Raises RecipeError if the function fails."""
         path = self.__name__
         try:
             return await self._process.call(path, list(prompts), settings, answer=play)

@@ -19,14 +19,14 @@ class Metrics(Protocol):
     """Defines a plug-in of `eval.metrics`."""
 
     def __call__(self, *, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
-        """Name -> number, of the samples of each held-out prompt."""
+        """Return name -> number, computed from the samples of all held-out prompts."""
         ...
 
 
 def measured(
     metrics: Metrics, groups: Sequence[Group], *, settings: Evaluation
 ) -> dict[str, float]:
-    """Compute the metrics. Raises RecipeError where they are not a finite number for each name."""
+    """Compute the metrics. Raises RecipeError unless each name has a finite number."""
     said = metrics(groups=groups, settings=settings)
     try:
         return {str(name): finite_reward(value) for name, value in said.items()}

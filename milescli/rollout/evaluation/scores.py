@@ -12,12 +12,12 @@ from milescli.core.types import Group
 from milescli.rollout.evaluation.statistics import Estimate, estimated, majority_at, pass_at
 
 Answer = Callable[[str], str | None]
-"""What a response states; None: nothing."""
+"""Returns the answer that a response states; None: it states none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainScore:
-    """Some of the prompts of a set."""
+    """Score of the prompts of one domain."""
 
     num_prompts: int
     accuracy: Estimate
@@ -32,7 +32,7 @@ class Scores:
     """Number of samples of the prompt that has the fewest."""
     estimates: Mapping[str, Estimate]
     """avg@n, the mean reward; pass@k, one of k samples is right (reward above 0); maj@k, the most
-    frequent answer of k is, where the reward can read answers."""
+    frequent answer of k samples is right, if the reward can extract answers."""
     domains: Mapping[str, DomainScore] = field(default_factory=dict)
     """Scores by domain, in alphabetical order; empty if the prompts have none."""
 
@@ -86,7 +86,7 @@ def _pass_at(k: int, group: Group) -> float:
 
 
 def _majority_at(k: int, group: Group, answer: Answer) -> float:
-    """Right samples gave the one right answer, however they wrote it."""
+    """Compute maj@k; all right samples count as one answer, however they write it."""
     wrong = Counter(
         answer(sample.text)
         for sample, reward in zip(group.samples, group.rewards, strict=True)

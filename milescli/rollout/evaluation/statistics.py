@@ -13,7 +13,7 @@ from statistics import NormalDist
 LEVEL = 0.95
 """Confidence level of every interval."""
 EXACT_GAINS = 18
-"""All choices of their signs are looked at: 2^18."""
+"""Most gains for which all choices of their signs are enumerated: 2^18."""
 NUM_DRAWS = 20_000
 _DRAWS_AT_ONCE = 1_000
 _TINY = 1e-300
@@ -32,22 +32,24 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Holds A's mean less B's over the same prompts."""
+    """Holds A's mean minus B's over the same prompts."""
 
     estimate: Estimate
     p_value: float
-    """The chance of a difference as large as this, either way, between equals."""
+    """Probability of a difference at least this large, in either direction, between equal models.
+    """
     test: str
     """mcnemar or permutation."""
     num_prompts: int
     num_a_better: int
-    """Prompts."""
+    """Number of prompts on which A is better."""
     num_b_better: int
 
 
 def pass_at(k: int, *, num_samples: int, num_right: int) -> float:
-    """The chance that one of k samples at least is right, without bias, of `num_samples` of which
-    `num_right` are: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1)."""
+    """Return the unbiased estimate of the probability that at least one of k samples is right, from
+    `num_samples` of which `num_right` are: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv
+    2107.03374, eq. 1)."""
     assert 1 <= k <= num_samples and 0 <= num_right <= num_samples, (k, num_samples, num_right)
     wrong = num_samples - num_right
     return 1.0 - math.comb(wrong, k) / math.comb(num_samples, k)
@@ -59,12 +61,10 @@ def doublings(most: int) -> list[int]:
 
 
 def majority_at(k: int, *, num_right: int, wrong: Sequence[int], num_silent: int = 0) -> float:
-    """The chance that the most frequent answer of k samples, drawn without putting back, is right
-    (Wang et al. 2022, arXiv 2203.11171); of equally frequent ones each is taken equally often.
-
-    `num_right` samples gave the right answer, `wrong[i]` the i-th wrong one, and `num_silent` none,
-    which is no vote. Exact: a sum over the hypergeometric distribution of votes.
-    """
+    """Return the probability that the most frequent answer of k samples, drawn without replacement,
+    is right (Wang et al. 2022, arXiv 2203.11171); ties are broken uniformly at random. `num_right`
+    samples gave the right answer, `wrong[i]` the i-th wrong one, and `num_silent` none, which is no
+    vote. Exact: a sum over the hypergeometric distribution of votes."""
     num_samples = num_right + sum(wrong) + num_silent
     assert 1 <= k <= num_samples, (k, num_samples)
     total = Fraction(0)
@@ -76,8 +76,8 @@ def majority_at(k: int, *, num_right: int, wrong: Sequence[int], num_silent: int
 
 
 def _ways(left: int, *, most: int, wrong: Sequence[int], num_silent: int) -> dict[int, int]:
-    """In how many ways `left` samples can be drawn of those that are not right, no answer more than
-    `most` times: by the number of answers that come up just so often."""
+    """Count the ways to draw `left` samples from those that are not right, with no answer more than
+    `most` times; key: the number of answers that occur exactly `most` times."""
     ways = {(drawn, 0): math.comb(num_silent, drawn) for drawn in range(left + 1)}
     for size in wrong:
         more: dict[tuple[int, int], int] = {}
@@ -90,12 +90,11 @@ def _ways(left: int, *, most: int, wrong: Sequence[int], num_silent: int) -> dic
 
 
 def estimated(values: Sequence[float], *, samples_per_prompt: int = 1) -> Estimate:
-    """Return the mean of one number per prompt, at least one, and its LEVEL interval.
-
-    Of shares, numbers from 0 to 1, it is Wilson's (1927), which also holds at 0 % and 100 %. Shares
-    of several samples vary less than single ones, so it counts n mean (1 - mean) / variance for the
-    n prompts (Korn and Graubard 1998, Survey Methodology 24:193), and at most all samples. Of other
-    numbers it is Student's t; a single one of them has no interval."""
+    """Return the mean of one number per prompt, at least one, and its LEVEL interval. For shares,
+    numbers from 0 to 1, it is Wilson's (1927), which also holds at 0 % and 100 %. Shares of several
+    samples vary less than single ones, so it counts n mean (1 - mean) / variance for the n prompts
+    (Korn and Graubard 1998, Survey Methodology 24:193), and at most all samples. For other numbers
+    it is Student's t; a single one of them has no interval."""
     num, mean = len(values), math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / (num - 1) if num > 1 else 0.0
     if min(values) < 0 or max(values) > 1:
@@ -135,9 +134,10 @@ def compared(a: Sequence[float], b: Sequence[float]) -> Difference:
 
 
 def _of_gains(gains: Sequence[float]) -> Estimate:
-    """The mean and its interval by Student's t. Gains of shares, -1 to 1, are first joined by half
-    a gain of 1, half a loss of 1 and one tie: of single answers this is the interval of Agresti and
-    Min (2005, Statistics in Medicine 24:729), which ten equal pairs do not make a point."""
+    """Return the mean and its interval by Student's t. To gains of shares, -1 to 1, half a gain of
+    1, half a loss of 1 and one tie are added first: for single answers this is the interval of
+    Agresti and Min (2005, Statistics in Medicine 24:729), which keeps a width for ten equal pairs.
+    """
     num, mean = len(gains), math.fsum(gains) / len(gains)
     squares = math.fsum(gain**2 for gain in gains)
     centre, spread = mean, squares / num - mean**2
@@ -156,9 +156,9 @@ def _of_gains(gains: Sequence[float]) -> Estimate:
 
 def by_signs(gains: Sequence[float]) -> float:
     """Return the two-sided p of the permutation test of paired numbers: the share of all choices of
-    signs, each as likely among equals, with a sum as far from 0 (Fisher 1935, The Design of
-    Experiments, 21). Exact up to EXACT_GAINS that are not 0; of more, NUM_DRAWS choices that depend
-    on nothing but their number."""
+    signs, equally likely between equals, with a sum at least as far from 0 (Fisher 1935, The Design
+    of Experiments, 21). Exact up to EXACT_GAINS gains other than 0; beyond that from NUM_DRAWS
+    choices, which depend only on the number of gains."""
     import numpy as np
 
     sizes = np.abs([gain for gain in gains if gain])
@@ -186,8 +186,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
 
 
 def two_sided_p(t: float, freedom: int) -> float:
-    """Return the chance of a |t| as large as this: I_x(v/2, 1/2) with x = v / (v + t^2) (Abramowitz
-    and Stegun 1964, 26.7.1)."""
+    """Return the probability of a |t| at least as large: I_x(v/2, 1/2) with x = v / (v + t^2)
+    (Abramowitz and Stegun 1964, 26.7.1)."""
     if t * t < freedom:  # else a chance near 1 loses its digits
         return 1 - _beta_share(t * t / (freedom + t * t), 0.5, freedom / 2)
     return _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
@@ -214,8 +214,8 @@ def _t(freedom: int) -> float:
 
 
 def _beta_share(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by its continued fraction (Abramowitz and
-    Stegun 1964, 26.5.8), evaluated by Lentz's method."""
+    """Compute the regularised incomplete beta function I_x(a, b), by its continued fraction
+    (Abramowitz and Stegun 1964, 26.5.8), evaluated by Lentz's method."""
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
     if x > (a + 1) / (a + b + 2):
@@ -248,7 +248,7 @@ def _fraction(x: float, a: float, b: float) -> float:
 
 
 def in_words(difference: Difference, *, a: str, b: str) -> str:
-    """Return a plain sentence on who is better, and how certain that is."""
+    """Return a sentence that says which model is better, and how certain that is."""
     estimate, alpha = difference.estimate, 1 - LEVEL
     test = "McNemar's exact test" if difference.test == "mcnemar" else "a paired permutation test"
     facts = (

@@ -20,13 +20,13 @@ if TYPE_CHECKING:  # worker processes, which begin by the dozen, need no schema
 
 
 def load_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
-    """Load the rewards that `rollout.reward` names, by name. Raises RecipeError where one cannot be
-    loaded, does not have the signature, or lacks a setting."""
+    """Load the rewards that `rollout.reward` names, by name. Raises RecipeError if one cannot be
+    loaded, has another signature, or lacks a setting."""
     return {name: _loaded(name, rollout) for name in rollout.reward_weights}
 
 
 def load_all_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
-    """Load the rewards of roles, too. Raises as `load_rewards`."""
+    """Load all rewards, including those of roles, by name. Raises as `load_rewards`."""
     return {name: _loaded(name, rollout) for name in dict.fromkeys(rollout.reward_names)}
 
 
@@ -39,7 +39,7 @@ def _loaded(name: str, rollout: Rollout) -> RewardFn | BoundedReward:
 
 
 def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
-    """Return a reward of the user's in worker processes, as a run calls it; None for a built-in one
+    """Return a user's reward in worker processes, as a run calls it; None for a built-in reward
     that needs none."""
     reward: Any = REWARDS.resolve(name)
     if not _runs_apart(name):
@@ -56,8 +56,8 @@ def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
 
 
 def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
-    """Make the scorer of the recipe's rewards, bounded and retried as the recipe says; the user's
-    run in processes of their own. `server`: who holds the reward model, where one is named."""
+    """Make the scorer of the recipe's rewards, bounded and retried as the recipe says; users'
+    rewards run in processes of their own. `server`: holds the reward model, if one is named."""
     scorers = {
         name: _scorer(in_processes(name, rollout) or _served(reward, server), name, rollout)
         for name, reward in load_rewards(rollout).items()
@@ -80,8 +80,8 @@ def _scorer(reward: Any, name: str, rollout: Rollout) -> Scorer:
 
 @contextmanager
 def scorers_of_users(rollout: Rollout) -> Iterator[dict[str, Scorer]]:
-    """Give a scorer for each reward that does not ship with miles, those of roles included, by
-    name; ends their processes. Use it in one event loop."""
+    """Yield a scorer for each reward that does not ship with miles, including those of roles, by
+    name; end their processes afterwards. Use it in one event loop."""
     names = [name for name in rollout.reward_names if name not in REWARDS.builtin]
     rewards = {name: in_processes(name, rollout) for name in dict.fromkeys(names)}
     try:
@@ -102,8 +102,8 @@ def role_scorers_of(rollout: Rollout, server: ScoreServer | None = None) -> dict
 
 
 def label_checks(rollout: Rollout) -> dict[str, RewardFn]:
-    """Return the functions that every label is passed to, by the names of the rewards; what a run
-    calls in processes of its own is called in another one."""
+    """Return the functions that check every label, by the names of the rewards; a reward that runs
+    in processes of its own gets another process for this."""
     return {
         name: cast(RewardFn, _apart(name) if _runs_apart(name) else reward)
         for name, reward in load_all_rewards(rollout).items()
@@ -125,15 +125,15 @@ def _apart(name: str) -> Isolated:
 
 
 def answer_of(rollout: Rollout) -> Callable[[str], str | None] | None:
-    """Reads out of a response what it states, as the first of the recipe's built-in rewards that
-    can; None: none can."""
+    """Return the function that extracts the stated answer from a response, of the first of the
+    recipe's built-in rewards that has one; None: none has."""
     rewards = [r for name, r in load_rewards(rollout).items() if not _runs_apart(name)]
     return next((reward.answer for reward in rewards if hasattr(reward, "answer")), None)
 
 
 def needs_label(rollout: Rollout) -> bool | None:
-    """Return whether some reward compares with a label; one of the user's says so by `needs_label`.
-    None: none says that it does, and one does not say."""
+    """Return True if some reward compares with a label; a user's reward declares it by
+    `needs_label`. None: no reward declares that it does, and one declares nothing."""
     said = [
         getattr(reward, "needs_label", False if name in REWARDS.builtin else None)
         for name, reward in load_all_rewards(rollout).items()

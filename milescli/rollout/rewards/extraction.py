@@ -62,7 +62,7 @@ _SAYS = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _NAMES = re.compile(r"\banswers?\b\s*", re.IGNORECASE)
-"""Calls something the answer without a verb: a heading `Answer`, `Answer 72`."""
+"""Matches `answer` without a verb: a heading `Answer`, `Answer 72`."""
 _MAX_SENTENCES, _SENTENCE_CHARS = 20, 2000
 """How many of the last places that name the answer are read, and how far: the time is bounded."""
 _ANSWER_KEYS = ("answer", "final_answer", "final answer", "choice", "result")
@@ -71,12 +71,9 @@ _STARTS_WITH_WORD = re.compile(r"[^\W\d_]{2,}")
 
 
 def after_thinking(response: str) -> str:
-    """Return what follows the thinking: the whole where there is none, nothing where it is not
-    closed.
-
-    A response may begin inside the thinking, as some chat templates write the opening tag. A tag
-    that opens in the middle of a line is a mention of it, and so is one that closes what is not
-    open.
+    """Return what follows the thinking: the whole response if there is none, nothing if it is not
+    closed. A response may begin inside the thinking, as some chat templates write the opening tag.
+    A tag that opens in the middle of a line only mentions it, and so does one that closes nothing.
     """
     start = response.rfind(_FINAL_CHANNEL)
     if start >= 0:
@@ -95,8 +92,8 @@ def after_thinking(response: str) -> str:
 
 
 def answer_after_one_thinking(response: str) -> str | None:
-    """Return what follows the one `</think>`; None where thinking is not closed once, is opened
-    elsewhere than at the start, or is empty."""
+    """Return what follows the one `</think>`; None if thinking is not closed exactly once, is
+    opened elsewhere than at the start, or is empty."""
     text = response.strip()
     thought, closes, rest = text.partition(ENDS_THINKING)
     thought = thought.removeprefix(OPENS_THINKING)
@@ -105,9 +102,9 @@ def answer_after_one_thinking(response: str) -> str | None:
 
 
 def part_of(response: str, where: str) -> str | None:
-    r"""Return the part of a response that is compared; None where it is not there. `where`: whole,
-    tags (the last `<answer>...</answer>`), boxed (the last `\boxed{}`) or last_line (the last with
-    a word). Thinking is never part of it."""
+    r"""Return the part of a response that is compared; None if it is missing. `where`: whole, tags
+    (the last `<answer>...</answer>`), boxed (the last `\boxed{}`) or last_line (the last with a
+    word). Thinking is never part of it."""
     text = after_thinking(response).strip()
     if where == "tags":
         return tagged_answer(text)
@@ -131,12 +128,10 @@ def texts_of(label: str) -> list[str]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what stands in the last complete `\boxed{}` or `\fbox{}` that holds anything, boxes
-    within it opened; None where there is none.
-
-    A box whose brace never closes, or with nothing in it, is no result: `\boxed{7}, as asked in
-    \boxed{}` states 7. One pass over the text, whatever its braces.
-    """
+    r"""Return the content of the last complete `\boxed{}` or `\fbox{}` that is not empty, boxes
+    within it opened; None if there is none. A box whose brace never closes, or with nothing in it,
+    is no result: `\boxed{7}, as asked in \boxed{}` states 7. One pass over the text, whatever its
+    braces."""
     boxes = _boxes(text)
     return boxes[-1].content if boxes else None
 
@@ -163,7 +158,7 @@ class _Box:
 
 
 def _boxes(text: str) -> list[_Box]:
-    """The boxes that hold anything, by where they close; not those within another one."""
+    """Return the boxes that are not empty, by where they close; none within another."""
     open_braces: list[tuple[int, int] | None] = []  # start and content of a box; None: a brace
     boxes = list[_Box]()
     for token in _BOXES.finditer(text):
@@ -195,8 +190,8 @@ def without_markdown(text: str) -> str:
 
 
 def marked_answers(text: str) -> Iterator[str]:
-    """Yield what stands behind each `####`, the last first, without Markdown: the rest of its line,
-    or the next one. A heading (`#### Step 2` with text below) states no answer and is left out."""
+    """Yield what follows each `####`, the last first, without Markdown: the rest of its line, or
+    the next one. A heading (`#### Step 2` with text below) states no answer and is left out."""
     for mark in list(MARK.finditer(text))[: -_MAX_SENTENCES - 1 : -1]:
         after = text[mark.end() : mark.end() + _SENTENCE_CHARS]
         line, _, below = after.lstrip(" \t").partition("\n")
@@ -219,7 +214,7 @@ def _is_heading(line: str) -> bool:
 
 
 def tagged_answer(text: str) -> str | None:
-    """Return what the last `<answer>` or `<final_answer>` encloses; None where there is none."""
+    """Return the content of the last `<answer>` or `<final_answer>`; None if there is none."""
     tags = list(_ANSWER_TAG.finditer(text))
     for opening, closing in reversed(list(pairwise(tags))):
         if closing[1] and not opening[1]:
@@ -228,8 +223,8 @@ def tagged_answer(text: str) -> str | None:
 
 
 def answer_in_json(text: str) -> str | None:
-    """Return the value of `answer` (or `final_answer`, `choice`, `result`) where the text, or a
-    code block at its end, is a JSON object; None where it is none."""
+    """Return the value of `answer` (or `final_answer`, `choice`, `result`) if the text, or a code
+    block at its end, is a JSON object; None if it is not."""
     blocks = _blocks(text)
     for candidate in (text, blocks[-1].text if blocks else ""):
         candidate = candidate.strip()
@@ -272,13 +267,11 @@ _MAX_WORDS = 3
 
 
 def stated(response: str) -> str:
-    r"""Return the text of a response's mathematical answer; empty where there is none.
-
-    The first of these that it has: its last `\boxed{}` (and boxes that `and` or a comma joins to
+    r"""Return the text of a response's mathematical answer; empty if there is none. It is the first
+    of these that the response has: its last `\boxed{}` (and boxes that `and` or a comma joins to
     it), its last `<answer>`, the `answer` of its JSON, what follows its last `####`, what it calls
     the answer, its last formula, its last number. Numbers and formulas that are joined (`7 or 8`)
-    are one answer.
-    """
+    are one answer."""
     text = after_thinking(response)
     if (boxed := joined_boxes(text)) is not None:
         return boxed
@@ -301,13 +294,13 @@ def _said(text: str) -> str:
 
 
 def _bracketed(text: str) -> str:
-    """The text without angle brackets or quotation marks around the whole."""
+    """Return the text without angle brackets or quotation marks around the whole."""
     match = re.fullmatch(r"<([^<>=]+)>|[\"“]([^\"”]+)[\"”]", text.rstrip("."))
     return (match[1] or match[2]).strip() if match else text
 
 
 def _within(text: str, *, is_said: bool) -> str:
-    """The answer in a text; `is_said`: the text is called the answer."""
+    """Return the answer in a text. `is_said`: the response calls the text its answer."""
     text = text.strip()
     formulas = list(_FORMULA.finditer(text))
     if len(formulas) == 1 and formulas[0][0] == text.rstrip("."):
@@ -318,8 +311,8 @@ def _within(text: str, *, is_said: bool) -> str:
 
 
 def _is_bare(text: str, is_said: bool) -> bool:
-    """An answer and nothing else: mathematics, a few words behind a number, or what is called the
-    answer in a few words."""
+    """Return True if the text is only an answer: mathematics, a number and a few words, or a few
+    words that the response calls the answer."""
     words = [
         word
         for word in _NOT_WORDS.sub(" ", _TEXT.sub(" ", text)).split()
@@ -330,7 +323,7 @@ def _is_bare(text: str, is_said: bool) -> bool:
 
 
 def _last_joined(text: str, matches: list[re.Match[str]]) -> str:
-    """The last one, with those before it that `or`, `and` or a comma joins to it."""
+    """Return the last match, with those before it that `or`, `and` or a comma joins to it."""
     if not matches:
         return ""
     taken = [matches[-1]]
@@ -354,18 +347,17 @@ class _Block:
 
 _FENCE = re.compile(r"^(?P<indent>[ \t>]*)(?P<fence>`{3,}|~{3,})(?P<info>[^\n`]*)$", re.MULTILINE)
 _MAX_ENDS = 8
-"""Fences that are tried as the end of a block: more within one program's strings are not code."""
+"""Number of fences to try as the end of a block: more of them within one program's strings are not
+code."""
 _PYTHON = frozenset({"", "python", "py", "python3", "py3", "python2", "pycon", "ipython", "sage"})
 _READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0|\bos\.read\b|\bfileinput\b")
 
 
 def code_of(response: str, *, names: Iterable[str] = ()) -> str:
-    """Return the program of a response: of its Python blocks the last that defines one of `names`,
-    else the last that is a program (that reads standard input, where one does); the whole response
-    where it has no block.
-
-    What stands behind the solution, as a call of it, its output, a command that runs it, is none.
-    """
+    """Return the program of a response: the last of its Python blocks that defines one of `names`,
+    else the last that is a program (preferably one that reads standard input); the whole response
+    if it has no block. Blocks after the solution, as a call of it, its output or a command that
+    runs it, do not count."""
     text = after_thinking(response)
     blocks = _blocks(text)
     if not blocks:
@@ -384,8 +376,8 @@ def code_of(response: str, *, names: Iterable[str] = ()) -> str:
 
 
 def _blocks(text: str) -> list[_Block]:
-    """The fenced blocks, also one that is not closed; a fence within a string of Python closes
-    nothing."""
+    """Return the fenced blocks, including one that is not closed; a fence within a Python string
+    closes nothing."""
     fences, blocks, place = list(_FENCE.finditer(text)), list[_Block](), 0
     while place < len(fences):
         opening = fences[place]
@@ -439,7 +431,7 @@ def _tree(code: str) -> ast.Module | None:
 
 
 def _defined(code: str) -> set[str]:
-    """The names that a program defines at its top level, and the methods of `Solution`."""
+    """Return the names that a program defines at its top level, and the methods of `Solution`."""
     tree = _tree(code)
     names = set[str]()
     for statement in tree.body if tree else ():
@@ -454,7 +446,7 @@ def _defined(code: str) -> set[str]:
 
 
 def _acts(code: str) -> bool:
-    """True if it is a program: it compiles, and calls or defines something."""
+    """Return True if the code is a program: it compiles, and calls or defines something."""
     tree = _tree(code)
     kinds = (ast.Call, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return tree is not None and any(isinstance(node, kinds) for node in ast.walk(tree))

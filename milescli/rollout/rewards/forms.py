@@ -1,5 +1,5 @@
-"""The signatures that a reward may have: one response, all responses to a prompt, or a batch; told
-apart by parameter names. And the call itself, inside the process of a user's reward."""
+"""The signatures that a reward may have: one response, all responses to a prompt, or a batch,
+distinguished by parameter names; and the call itself, inside the process of a user's reward."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Form(Enum):
     SINGLE = ("prompt", "response", "label")
     """One response -> its reward."""
     GROUP = ("prompt", "responses", "label")
-    """All responses to one prompt, when the last is there -> a reward for each."""
+    """All responses to one prompt, once all are complete -> a reward for each."""
     BATCH = ("prompts", "responses", "labels")
-    """What has come since the call before, of any prompts -> a reward for each."""
+    """All responses since the previous call, to any prompts -> a reward for each."""
 
 
 def form_of(reward: object) -> Form:

@@ -16,10 +16,10 @@ from milescli.rollout.base import RewardFn
 from milescli.rollout.rewards.scoring import NUM_THREADS
 
 TIMEOUT_S = 600.0
-"""For all labels of a file. 100,000 different LaTeX labels take `math` about five minutes on two
-cores; plain numbers nothing."""
+"""Bound on the check of all labels of a file. 100,000 different LaTeX labels take `math` about five
+minutes on two cores; plain numbers take next to nothing."""
 MAX_LABELS = 10_000
-"""Different ones of a file too large to be tokenised at the start that are checked."""
+"""Number of different labels to check in a file too large to be tokenised at the start."""
 SAY_AFTER_S = 1.0
 _SHOWN_CHARACTERS = 60
 
@@ -31,12 +31,12 @@ class Labelled(Protocol):
 
     @property
     def index(self) -> int:
-        """Its line, counted from 0."""
+        """Return its line, counted from 0."""
         ...
 
     @property
     def label(self) -> Label:
-        """What the reward compares with."""
+        """Return the label, with which the reward compares."""
         ...
 
 
@@ -51,14 +51,11 @@ def check_labels(
     timeout_s: float = TIMEOUT_S,
     say_after_s: float = SAY_AFTER_S,
 ) -> None:
-    """Does nothing where the reward has no `check_label` (see RewardFn). Equal labels are checked
-    once.
-
-    `name` as the recipe says it; `path` of the file that the prompts come from; `say` is given a
-    line where the check takes longer than `say_after_s`, or where the file has more different
-    labels, `num_labels`, than are checked. Raises DataError with the first bad rows,
-    RewardError where the reward's own code fails, and WaitTimeout after `timeout_s`.
-    """
+    """Check all different labels; do nothing if the reward has no `check_label` (see RewardFn).
+    `name`: of the reward in the recipe; `path`: file of the prompts; `say`: receives a line if the
+    check takes longer than `say_after_s`, or if the file has more different labels (`num_labels`)
+    than are checked. Raises DataError with the first bad rows, RewardError if the reward's own code
+    fails, and WaitTimeout after `timeout_s`."""
     check = getattr(reward, "check_label", None)
     if check is None:
         return
@@ -106,8 +103,8 @@ def check_labels(
 
 
 class _Checks:
-    """The different labels of some prompts, put before a reward by threads that end with the
-    process, so that a check that hangs keeps nothing alive."""
+    """Checks the different labels of some prompts in daemon threads, so that a check that hangs
+    does not keep the process alive."""
 
     def __init__(
         self, check: Callable[[Label], Label], prompts: Sequence[Labelled], *, num_threads: int

@@ -31,8 +31,8 @@ class ProcessReward:
         max_concurrency: int | None = None,
         takes_images: bool = False,
     ) -> None:
-        """`path`: import path, which was resolved already; `timeout_s`: what the reward is told,
-        where it has `within`; `max_concurrency`: as it says itself; `takes_images`: a reward of one
+        """Set up the workers. `path`: import path that resolves; `timeout_s`: passed to a reward
+        with `within`; `max_concurrency`: as the reward declares; `takes_images`: a reward of one
         response with a parameter `images`."""
         self.__name__ = path
         self.form = form
@@ -69,8 +69,8 @@ class ProcessReward:
         timeout_s: float,
         images: Sequence[bytes] = (),
     ) -> object:
-        """Score one response. Raises CallFailed, or TimeoutError with the lines it was at after
-        `timeout_s`."""
+        """Score one response. Raises CallFailed, or TimeoutError with the lines that it was
+        executing after `timeout_s`."""
         if self.form is not Form.BATCH:
             shown = {"images": list(images)} if self.takes_images else {}
             return await self._call((prompt, response, label), timeout_s, **shown)
@@ -87,7 +87,7 @@ class ProcessReward:
         return await self._call((prompt, responses, label), timeout_s)
 
     async def _score_batches(self, timeout_s: float) -> None:
-        """Score batches; what arrives while one is scored is the next."""
+        """Score batches; responses that arrive meanwhile form the next batch."""
         await asyncio.sleep(0)
         while self._batch:
             taken, self._batch[:] = self._batch[:CALLS_AT_ONCE], self._batch[CALLS_AT_ONCE:]

@@ -36,8 +36,8 @@ class ReasoningGym:
     runs_apart = True
 
     def made_for(self, rollout: Rollout) -> ReasoningGym:
-        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid.
-        Raises RecipeError where the library is not installed."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid, or
+        if the library is not installed."""
         if find_spec("reasoning_gym") is None:
             raise RecipeError(
                 "the reward `reasoning_gym` is not available",
@@ -78,7 +78,8 @@ def _answer(response: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _task(label: str) -> tuple[str, dict[str, Any]]:
-    """Name of its data set, and its entry. Raises ValueError with what is wrong with the label."""
+    """Return the data set's name and the entry of a label. Raises ValueError with what is wrong
+    with the label."""
     from reasoning_gym.factory import DATASETS
 
     try:
@@ -95,8 +96,8 @@ def _task(label: str) -> tuple[str, dict[str, Any]]:
 
 
 def _as_it_was(name: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples, and some scorers compare with them: the entry in the form in which its
-    own answer scores more."""
+    """Return the entry in the form in which its own answer scores more: JSON has no tuples, and
+    some scorers compare with tuples."""
     scorer, with_tuples = _scorer(name), {**entry, "metadata": _tupled(entry["metadata"])}
     try:
         scores = [scorer(answer=entry["answer"], entry=one) for one in (entry, with_tuples)]
@@ -113,7 +114,7 @@ def _tupled(value: Any) -> Any:
 
 @lru_cache(maxsize=128)
 def _scorer(name: str) -> Any:
-    """Raises ValueError where the data set has none by itself."""
+    """Return the scorer of a data set. Raises ValueError if it has none of its own."""
     from reasoning_gym import get_score_answer_fn
 
     try:

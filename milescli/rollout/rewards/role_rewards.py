@@ -1,6 +1,5 @@
-"""Rewards that roles have of their own, beside the episode's: scored from what each said, and
-figures of the step. Called by `episode`; `core.role_views` says whose
-advantages they make."""
+"""Rewards of single roles beside the episode's reward: scored from what each role said, with
+metrics of the step. Called by `episode`; `core.role_views` says whose advantages they make."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from milescli.rollout.rewards.scoring import Response, Score, Scoring
 
 
 class ByRole:
-    """The episode's reward is another's matter; roles have rewards of their own."""
+    """Scores roles that have rewards of their own; another scorer scores the episode."""
 
     def __init__(self, episodes: Scoring, roles: Mapping[str, Scoring]) -> None:
-        """Score `roles`, by name, that have a reward of their own."""
+        """Set the scorer of episodes, and the scorers of `roles` by name."""
         self._episodes, self.roles = episodes, roles
 
     def of(self, prompt: Prompt) -> Scoring:
-        """Return the scorer of this prompt. Who scores the episode."""
+        """Return the scorer of this prompt's episodes."""
         return self._episodes.of(prompt)
 
     @property
@@ -29,16 +28,17 @@ class ByRole:
         return self._episodes.scores_groups
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
-        """Score one response. The episode's."""
+        """Score one response with the episode's reward."""
         return await self._episodes.scored(prompt, response)
 
     async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
-        """Score all responses to a prompt. The episode's."""
+        """Score all responses to a prompt with the episode's reward."""
         return await self._episodes.scored_group(prompt, responses)
 
 
 async def score_roles_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> Sample:
-    """The same with the rewards of its roles that can be had of it alone. Raises RewardError."""
+    """Return the sample with those rewards of its roles that do not need the other samples. Raises
+    RewardError."""
     asked = {
         role: own
         for role, own in _asked(scorer, sample).items()
@@ -69,7 +69,7 @@ async def score_roles_together(
 
 
 def _asked(scorer: Scoring, sample: Sample) -> dict[str, Scoring]:
-    """By role that spoke, who scores it; without those that are scored."""
+    """Return role -> its scorer, for roles that spoke and have no reward yet."""
     if not isinstance(scorer, ByRole):
         return {}
     return {
@@ -93,7 +93,7 @@ def _with_scores(sample: Sample, scores: Mapping[str, Score]) -> Sample:
 
 
 def with_role_rewards(sample: Sample, rewards: Mapping[str, float]) -> Sample:
-    """The same with them, and with figures that tell them."""
+    """Return the sample with the rewards, and with metrics that report them."""
     if not rewards:
         return sample
     return replace(

@@ -1,5 +1,5 @@
-"""Scores responses off the event loop: each call bounded, retried as the recipe says, then refused
-with its traceback. Of one reward (Scorer), or of several with weights (WeightedScorer)."""
+"""Scores responses off the event loop: each call is bounded, retried as the recipe says, and then
+refused with its traceback. For one reward (Scorer), or several with weights (WeightedScorer)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from milescli.workers.worker import CallFailed
 
 T = TypeVar("T")
 NUM_THREADS = 32
-"""Plain rewards that run at once."""
+"""Number of plain rewards that run at once."""
 _SHOWN_CHARACTERS = 200
 _OF_SERVICE = re.compile(
     r"^[\w.]*(OSError|Connect|Timeout|HTTP|URLError|RateLimit|Unavailable|SSL|gaierror|"
     r"Disconnected|APIError|IncompleteRead)\w*(:|$)",
     re.MULTILINE,
 )
-"""The last line of a traceback where a service did not answer, by whatever library asked it."""
+"""Matches the last line of a traceback of a service that did not answer, whatever library called
+it."""
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Return True if a reward failed because a service did not answer, which another call may
-    survive; False for a mistake in its code."""
+    """Return True if a reward failed because a service did not answer, so that a retry may succeed;
+    False for a mistake in its code."""
     if error is None:
         return False
     text = str(error) if isinstance(error, CallFailed) else user_traceback(error)
@@ -40,7 +41,7 @@ def may_pass(error: BaseException | None) -> bool:
 
 
 def is_async(reward: object) -> bool:
-    """True if its calls are awaited."""
+    """Return True if calls of the reward are awaited."""
     call = getattr(reward, "__call__", reward)  # noqa: B004 - an object's own `async def __call__`
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
 
@@ -53,7 +54,8 @@ class Response:
     num_tokens: int = 0
     """Number of tokens that the policy sampled."""
     token_ids: Sequence[int] = ()
-    """Prompt and response, as the policy saw and made them; of several trajectories the last."""
+    """Prompt and response, as the policy saw and sampled them; the last trajectory, if there are
+    several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +64,11 @@ class Score:
 
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Where several rewards were asked: what each gave, before its weight."""
+    """With several rewards: the value of each, before its weight."""
 
 
 class Scoring(Protocol):
-    """What an episode asks for its reward."""
+    """Scores the responses of an episode."""
 
     def of(self, prompt: Prompt) -> Scoring:
         """Return the scorer of this prompt."""
@@ -74,7 +76,7 @@ class Scoring(Protocol):
 
     @property
     def scores_groups(self) -> bool:
-        """Return True if it takes all responses to a prompt at once: `scored_group`."""
+        """Return True if the reward takes all responses to a prompt at once: `scored_group`."""
         ...
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
@@ -82,7 +84,7 @@ class Scoring(Protocol):
         ...
 
     async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
-        """One for each response to a prompt. Raises RewardError."""
+        """Return one score per response to a prompt. Raises RewardError."""
         ...
 
 
@@ -99,11 +101,9 @@ class Scorer:
         retries: int = 0,
         num_threads: int = NUM_THREADS,
     ) -> None:
-        """`name` as the recipe says it, for errors; `timeout_s` bounds one call, not the wait for a
-        free thread.
-
-        A reward may lower `num_threads` by an attribute `max_concurrency`.
-        """
+        """Set the bounds. `name`: the reward's name in the recipe, for errors; `timeout_s`: bound
+        on one call, not on the wait for a free thread. A reward may lower `num_threads` by an
+        attribute `max_concurrency`."""
         self._reward = reward
         self._name = name
         self._timeout_s = timeout_s
@@ -130,11 +130,12 @@ class Scorer:
         return getattr(self._reward, "scores_groups", False)
 
     async def score(self, prompt: Prompt, response: str) -> float:
-        """The reward of a text. Raises as `scored`."""
+        """Return the reward of a text. Raises as `scored`."""
         return (await self.scored(prompt, Response(text=response))).reward
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
-        """Score one response. Raises RewardError after `retries` + 1 failures, of the last one."""
+        """Score one response. Raises RewardError with the last failure after `retries` + 1
+        failures."""
 
         async def call() -> float:
             return finite_reward(await self._call(prompt, response))
@@ -149,7 +150,7 @@ class Scorer:
         return [Score(reward=reward) for reward in rewards]
 
     async def score_group(self, prompt: Prompt, responses: list[str]) -> list[float]:
-        """One for each response, where `scores_groups`. Raises as `score`."""
+        """Return one reward per response, if `scores_groups`. Raises as `score`."""
 
         async def call() -> list[float]:
             async with self._threads:
@@ -217,11 +218,11 @@ class Scorer:
 
 
 class WeightedScorer:
-    """Scores the same responses by several rewards at once, and returns their weighted sum. A
-    failing reward is named by its own scorer's error."""
+    """Scores the same responses with several rewards at once, and returns their weighted sum. The
+    error of a failing reward names it."""
 
     def __init__(self, parts: Mapping[str, tuple[Scorer, float]]) -> None:
-        """Name -> scorer and weight."""
+        """Set the scorer and the weight of each name."""
         self._parts = dict(parts)
 
     def of(self, prompt: Prompt) -> Scoring:
@@ -230,7 +231,7 @@ class WeightedScorer:
 
     @property
     def scores_groups(self) -> bool:
-        """Where one of them does."""
+        """Return True if one of the rewards takes all responses to a prompt at once."""
         return any(scorer.scores_groups for scorer, _ in self._parts.values())
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
@@ -257,7 +258,7 @@ def _shown(text: str | None) -> str:
 
 
 def finite_reward(value: object) -> float:
-    """The reward as a float. Raises TypeError or ValueError where it is not a finite number."""
+    """Return the reward as a float. Raises TypeError or ValueError unless it is a finite number."""
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise TypeError(f"the reward must be a number, but is {value!r} ({type(value).__name__})")
     number = float(value)  # type: ignore[arg-type]
@@ -267,7 +268,7 @@ def finite_reward(value: object) -> float:
 
 
 class BySource:
-    """Prompts of some sources of a mix have a reward of their own."""
+    """Scores prompts of some sources of a mix with rewards of their own."""
 
     def __init__(self, usual: Scoring, own: Mapping[str, Scoring]) -> None:
         """Use `own` by the name of the source, and `usual` for the others."""
@@ -279,7 +280,7 @@ class BySource:
 
     @property
     def scores_groups(self) -> bool:
-        """Return True if the usual reward scores groups; use `of` for that of a prompt."""
+        """Return True if the usual reward scores groups; use `of` for the reward of a prompt."""
         return self._usual.scores_groups
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:

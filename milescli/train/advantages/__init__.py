@@ -34,13 +34,14 @@ class AdvantageEstimator(Protocol):
     `Group.greedy_reward`; `needs_weights = True` a further argument `weights`, which maps each name
     in `Sample.reward_parts` to its weight in the reward.
 
-    An estimator that keeps something from step to step has an attribute `next_state`, a function
-    (*, groups, settings, state) of what it keeps after the step: numbers by name, none at first.
-    Both get it as `state`, and change nothing in it; checkpoints store it. Such an estimator is
-    called once for all roles, and reads their rewards itself (`Sample.role_rewards`)."""
+    An estimator with a state has an attribute `next_state`, a function (*, groups, settings, state)
+    that returns the state after the step: numbers by name, none at first. Both get it as `state`,
+    and must not change it; checkpoints store it. Such an estimator is called once for all roles,
+    and reads their rewards itself (`Sample.role_rewards`).
+    """
 
     def __call__(self, *, groups: Sequence[Group], settings: Train) -> AdvantageRows:
-        """Of all groups of a step, before they are split into updates."""
+        """Return the advantages of all groups of a step, before the step is split into updates."""
         ...
 
 
@@ -53,8 +54,8 @@ def estimate(
     state: Mapping[str, float] = NO_STATE,
 ) -> AdvantageRows:
     """Return the estimator's advantages, computed separately for each role with a reward of its
-    own. `weights` of the recipe's rewards; `state`: what the estimator keeps. Raises RecipeError if
-    they are not one finite number per sample or token."""
+    own. `weights`: of the recipe's rewards; `state`: the estimator's state. Raises RecipeError
+    unless they are one finite number per sample or token."""
     if keeps_state(estimator):
         return _estimated(estimator, groups, settings=settings, state=dict(state))
     if has_role_rewards(groups):
@@ -63,7 +64,7 @@ def estimate(
 
 
 def keeps_state(estimator: AdvantageEstimator) -> bool:
-    """Return True if the estimator keeps something from step to step."""
+    """Return True if the estimator has a state that lasts from step to step."""
     return hasattr(estimator, "next_state")
 
 
@@ -74,8 +75,8 @@ def next_state(
     settings: Train,
     state: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return what the estimator keeps after a step with these groups. Raises RecipeError if it is
-    not finite numbers by name."""
+    """Return the estimator's state after a step with these groups. Raises RecipeError unless it is
+    finite numbers by name."""
     made = estimator.next_state(  # type: ignore[attr-defined]
         groups=groups, settings=settings, state=dict(state)
     )
@@ -103,7 +104,7 @@ def _by_role(
     settings: Train,
     weights: Mapping[str, float],
 ) -> AdvantageRows:
-    """For each sample a list of what each trajectory has."""
+    """Return for each sample the advantages of its trajectories, computed role by role."""
     rows: list[list[list[float | np.ndarray]]] = [
         [[0.0] * len(one.trajectories) for one in group.samples] for group in groups
     ]
@@ -203,8 +204,8 @@ def gdpo(
 ) -> list[list[float]]:
     """A_i = (s_i - mean of the batch's s) / std of the batch's s; s_i = sum over the rewards k of
     w_k (r_ik - mean) / std, both over the group's r_k (GDPO, arXiv 2601.05242, section 3): rewards
-    of several kinds do not hide each other. What is in a reward beside its weighted parts, such as
-    a shaping, counts as one part more of weight 1; a reward without parts is its only part."""
+    of several kinds do not hide each other. The rest of a reward beyond its weighted parts, such as
+    a shaping, counts as one more part of weight 1; a reward without parts is its only part."""
     scores = [_decoupled(group, weights) for group in groups]
     values = [score for row in scores for score in row]
     mean, scale = statistics.fmean(values), 1.0 / (std_of(values) + STD_FLOOR)
@@ -215,7 +216,7 @@ gdpo.needs_weights = True  # type: ignore[attr-defined]
 
 
 def _decoupled(group: Group, weights: Mapping[str, float]) -> list[float]:
-    """For each sample the weighted sum of its rewards, each normalised over the group."""
+    """Return for each sample the weighted sum of its rewards, each normalised over the group."""
     names = list(dict.fromkeys(name for one in group.samples for name in one.reward_parts))
     parts = [
         (weights.get(name, 1.0), [one.reward_parts.get(name, 0.0) for one in group.samples])
@@ -235,7 +236,7 @@ def _decoupled(group: Group, weights: Mapping[str, float]) -> list[float]:
 
 
 _ROUNDING = 1e-9
-"""A standard deviation of what floats leave of a sum."""
+"""A standard deviation below this comes from the rounding of a sum."""
 
 
 def std_of(values: Sequence[float]) -> float:
@@ -258,8 +259,8 @@ def rloo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
 
 def opo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
     """A_i = r_i - mean of the group, each reward weighted by its response's trained tokens (OPO,
-    arXiv 2505.23585): the baseline of least variance where a token's gradients are alike. A
-    single sample gets its reward."""
+    arXiv 2505.23585): the baseline of least variance if the gradients of tokens are alike. A single
+    sample gets its reward."""
     rows = []
     for group in groups:
         lengths = [sample.num_loss_tokens for sample in group.samples]
@@ -270,8 +271,8 @@ def opo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
 
 
 def remax(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
-    """A_i = r_i - reward of the greedy response to the same prompt (ReMax, arXiv 2310.10505),
-    which the collector samples beside the others."""
+    """A_i = r_i - reward of the greedy response to the same prompt (ReMax, arXiv 2310.10505), which
+    the collector samples in addition."""
     rows = []
     for group in groups:
         assert group.greedy_reward is not None, (
@@ -286,7 +287,7 @@ remax.needs_greedy = True  # type: ignore[attr-defined]
 
 def gpg(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
     """A_i = alpha (r_i - mean of the group); alpha = samples / samples of groups whose rewards
-    differ (GPG, arXiv 2504.02546): groups that teach nothing do not water the others down."""
+    differ (GPG, arXiv 2504.02546): groups without a signal do not dilute the others."""
     total = sum(len(group.samples) for group in groups)
     telling = sum(len(group.samples) for group in groups if len(set(group.rewards)) > 1)
     alpha = total / max(telling, 1)
@@ -326,8 +327,8 @@ def pass_at_k(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
 
 def best_of_n(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
     """The best sample of a group gets its lead over the second, divided by the std that
-    `normalize_std` says; the others 0 (arXiv 2503.19595). The first of equals is the
-    best; a single sample gets 0."""
+    `normalize_std` selects; the others get 0 (arXiv 2503.19595). The first of equals is the best; a
+    single sample gets 0."""
     batch_std = std_of([reward for group in groups for reward in group.rewards])
     rows = []
     for group in groups:
@@ -366,10 +367,10 @@ Place = tuple[int, int, int]
 
 def turns(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarray]]]:
     """A of turn t = (G_t - mean) / std over the group's samples that have a turn t; G_t = sum over
-    its turns j >= t of gamma^(j - t) r_j: a turn is held against what others got from the same
-    turn on, and not credited with what was got before it (GRPO, arXiv 2402.03300, turn by turn, as
-    process rewards in its section 4.1.3). r: the rewards of turns; what the sample's reward is
-    beyond their sum is the last turn's. std by `settings.normalize_std`; a turn that no other
+    its turns j >= t of gamma^(j - t) r_j: a turn is compared with what other samples get from the
+    same turn on, and gets no credit for earlier rewards (GRPO, arXiv 2402.03300, turn by turn, as
+    process rewards in its section 4.1.3). r: the rewards of turns; the part of the sample's reward
+    beyond their sum belongs to the last turn. std by `settings.normalize_std`; a turn that no other
     sample has gets 0."""
     rows = [[returns_of(each, gamma=settings.gamma) for each in group.samples] for group in groups]
     batch_std = std_of([value for row in rows for sample in row for value in sample.values()])
@@ -412,7 +413,7 @@ def _sum_of(trajectory: Trajectory, span: tuple[int, int]) -> float:
 def _compared(
     row: Sequence[dict[tuple[int, int], float]], batch_std: float, settings: Train
 ) -> list[dict[tuple[int, int], float]]:
-    """Of each sample of a group, by place."""
+    """Return the advantages of turns of each sample of a group, by place."""
     meetings: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for sample in row:
         for place, value in sample.items():
@@ -432,7 +433,7 @@ def _compared(
 
 
 def _spread(sample: Sample, own: Mapping[tuple[int, int], float]) -> list[np.ndarray]:
-    """[trajectories][num_tokens] the value of each turn at its tokens; 0 elsewhere."""
+    """Return [trajectories][num_tokens] the value of each turn at its tokens; 0 elsewhere."""
     made = []
     for index, trajectory in enumerate(sample.trajectories):
         row = np.zeros(trajectory.num_tokens, np.float32)
@@ -443,11 +444,11 @@ def _spread(sample: Sample, own: Mapping[tuple[int, int], float]) -> list[np.nda
 
 
 def gigpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarray]]]:
-    """A of a turn = GRPO's of its sample + `turn_weight` x its own (GiGPO, arXiv 2505.10978).
-
-    A turn's own: its return (`returns_of`), less the mean over the group's turns that answered the
+    """A of a turn = GRPO's of its sample + `turn_weight` x its own (GiGPO, arXiv 2505.10978). A
+    turn's own: its return (`returns_of`), less the mean over the group's turns that answered the
     same observation, over their std unless `normalize_std` is none. An observation is the tokens
-    and images between the turn before and this one; a turn that meets no other there gets 0."""
+    and images between the previous turn and this one; a turn whose observation no other has gets 0.
+    """
     rows = []
     for group, episode in zip(groups, grpo(groups=groups, settings=settings), strict=True):
         own = _met(group, settings, history=0)
@@ -463,8 +464,8 @@ gigpo.reads_tokens = True  # type: ignore[attr-defined]
 def hgpo(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndarray]]]:
     """A of a turn = sum over k of (k + 1) A_k / sum over k of (k + 1); A_k as a turn's own in
     `gigpo`, among the turns that also answered the same k observations before, k = 0 ..
-    `turn_history` (HGPO, arXiv 2602.22817): a longer equal history counts more. A k at which a turn
-    meets no other is left out; without any, it gets 0."""
+    `turn_history` (HGPO, arXiv 2602.22817): a longer equal history counts more. A k for which no
+    other turn has the same history is left out; without any, the turn gets 0."""
     rows = []
     for group in groups:
         sums: defaultdict[Place, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -481,8 +482,8 @@ hgpo.reads_tokens = True  # type: ignore[attr-defined]
 
 
 def _met(group: Group, settings: Train, *, history: int) -> dict[Place, float]:
-    """For each turn that meets another at the same observation, with the same `history` ones before
-    it: its return, compared with theirs."""
+    """Return the compared return of each turn whose observation, with the `history` ones before it,
+    another turn of the group shares."""
     meetings: defaultdict[tuple[tuple[bytes, ...], ...], list[Place]] = defaultdict(list)
     returns: dict[Place, float] = {}
     for i, sample in enumerate(group.samples):
@@ -505,8 +506,8 @@ def _met(group: Group, settings: Train, *, history: int) -> dict[Place, float]:
 
 
 def _observations(line: Trajectory) -> list[tuple[bytes, ...]]:
-    """[turns] the tokens before the turn that the policy did not sample, and the hashes of the
-    images among them."""
+    """Return [turns] the tokens before the turn that the policy did not sample, and the hashes of
+    the images among them."""
     ids, before, seen = np.frombuffer(line.token_ids, np.int32), 0, []
     for begin, end in _turns(line):
         shown = (s.sha256.encode() for s in line.image_spans if before <= s.start < begin)
@@ -516,7 +517,7 @@ def _observations(line: Trajectory) -> list[tuple[bytes, ...]]:
 
 
 def _by_sample(group: Group, own: Mapping[Place, float]) -> list[list[np.ndarray]]:
-    """[samples][trajectories][num_tokens] the value of each turn, at its tokens."""
+    """Return [samples][trajectories][num_tokens] the value of each turn, at its tokens."""
     of: list[dict[tuple[int, int], float]] = [{} for _ in group.samples]
     for (i, j, t), value in own.items():
         of[i][j, t] = value
@@ -524,7 +525,7 @@ def _by_sample(group: Group, own: Mapping[Place, float]) -> list[list[np.ndarray
 
 
 def _turns(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """[begin, end) of each run of tokens that the policy sampled."""
+    """Return [begin, end) of each run of tokens that the policy sampled."""
     mask = np.frombuffer(trajectory.loss_mask, np.int8)
     edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -16,8 +16,8 @@ def rae(
 ) -> list[list[float | list[float]]]:
     """A = R - b, b = `baseline_decay` b + (1 - `baseline_decay`) R first, one b for each role and
     game, 0 at first (role-conditioned advantage estimation of SPIRAL, arXiv 2506.24119, section
-    3.3). R: the role's reward where it has its own, else the sample's. Samples move b in their
-    order. A game is an entry of `data.mix`. A role whose tokens are not trained moves no b."""
+    3.3). R: the role's reward if it has its own, else the sample's. Samples update b in their
+    order. A game is an entry of `data.mix`. A role whose tokens are not trained updates no b."""
     rows: list[list[float | list[float]]] = []
     walk = _walk(groups, settings, dict(state))
     for group in groups:
@@ -45,7 +45,7 @@ rae.next_state = _next_state  # type: ignore[attr-defined]
 def _walk(
     groups: Sequence[Group], settings: Train, baselines: dict[str, float]
 ) -> Iterator[list[float]]:
-    """For each sample, [trajectories] the advantage; moves the baselines."""
+    """Yield the advantages [trajectories] of each sample, and update the baselines."""
     decay = settings.baseline_decay
     for group in groups:
         for sample in group.samples:

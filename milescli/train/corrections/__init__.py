@@ -1,4 +1,4 @@
-"""Corrects for the difference between the trainer's policy and the one that sampled.
+"""Corrects for the difference between the trainer's policy and the policy that sampled.
 `train.correction.kind` names a correction: built in here, an entry point, or an import path."""
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ class Correction:
     """Holds the weights and figures of a correction, [S] each, at the positions of this rank."""
 
     weights: torch.Tensor
-    """The surrogate's loss of each token is multiplied by it. The divisor of the mean stays."""
+    """Factor of each token's surrogate loss. The divisor of the mean does not change."""
     figures: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Shown as their means over the trained tokens."""
+    """Metrics, shown as means over the trained tokens."""
 
 
 class CorrectionFn(Protocol):
-    """Defines a plug-in of `train.correction.kind`. It is called once a step, with all tokens of
-    this rank."""
+    """Defines a plug-in of `train.correction.kind`. Called once per step, with all tokens of this
+    rank."""
 
     def __call__(
         self, *, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
     ) -> Correction:
-        """`log_ratio` [S]: log pi_old of the trainer - log pi of the engine that sampled."""
+        """Return weights and metrics. `log_ratio` [S]: log pi_old of the trainer - log pi of the
+        engine that sampled."""
         ...
 
 
@@ -48,21 +49,18 @@ def corrected(
 # --- the correction that is built in
 
 _SMALLEST_MEAN = 1e-8
-"""Where all weights of a step are 0, they stay it."""
+"""Floor of the mean weight: if all weights of a step are 0, they stay 0."""
 
 
 def importance(*, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train) -> Correction:
     """w = pi_trainer / pi_engine of each token, of its sequence (the product), or its sequence's
-    geometric mean, by `correction.level`; bounded by `correction.mode`:
-
-    truncate: min(w, high) (TIS, fengyao.notion.site/off-policy-rl); clip: between low and high;
-    mask: 0 outside of [low, high] (IcePop, arXiv 2510.18855); binary_kl: 0 for a token whose
-    max(KL(p || q), KL(q || p)) is above `high`, of the token against all others as one, p and q its
-    probability by trainer and engine (KPop, ringtech.notion.site/kpop); none: 1.
-
-    Then, by their settings: divided by its mean over the step; 0 for sequences with a token below
-    `veto`; 0 where the ratio at `reject_level` is outside of [reject_low, reject_high].
-    """
+    geometric mean, by `correction.level`; bounded by `correction.mode`: truncate: min(w, high)
+    (TIS, fengyao.notion.site/off-policy-rl); clip: between low and high; mask: 0 outside of [low,
+    high] (IcePop, arXiv 2510.18855); binary_kl: 0 for a token whose max(KL(p || q), KL(q || p)) is
+    above `high`, with p and q its probability by trainer and engine, and all other tokens taken as
+    one (KPop, ringtech.notion.site/kpop); none: 1. Then, by their settings: divided by its mean
+    over the step; 0 for sequences with a token below `veto`; 0 where the ratio at `reject_level` is
+    outside of [reject_low, reject_high]."""
     rule = settings.correction
     ratio = _ratio(log_ratio, rule.level, tokens)
     if rule.mode == "binary_kl":
@@ -97,7 +95,7 @@ def importance(*, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
 
 
 def _ratio(log_ratio: torch.Tensor, level: str, tokens: PackedTokens) -> torch.Tensor:
-    """[S], its logarithm between +-MAX_LOG_RATIO."""
+    """Return [S] the ratio, with its logarithm clamped to +-MAX_LOG_RATIO."""
     if level != "token":
         total = tokens.sum_by_sequence(log_ratio)
         if level == "geometric":
@@ -107,7 +105,7 @@ def _ratio(log_ratio: torch.Tensor, level: str, tokens: PackedTokens) -> torch.T
 
 
 def _divergence(log_ratio: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
-    """[S] the larger of the binary divergences from trainer to engine and back."""
+    """Return [S] the larger of the binary divergences from trainer to engine and back."""
     engine = tokens[Stream.ENGINE]
     trainer = engine + log_ratio
     return torch.maximum(binary_kl(trainer, engine), binary_kl(engine, trainer))
@@ -118,7 +116,8 @@ def _is_within(ratio: torch.Tensor, low: float, high: float) -> torch.Tensor:
 
 
 def _mean(weights: torch.Tensor, tokens: PackedTokens, *, by_token: bool) -> torch.Tensor:
-    """Over the trained tokens of the step, or over its sequences, each once."""
+    """Return the mean over the trained tokens of the step, or over its sequences, each counted
+    once."""
     if by_token:
         return tokens.reduce(weights, "mean")
     share = tokens.spread(1.0 / tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0))

@@ -25,7 +25,7 @@ class ClientLoss:
     """Implements Objective over sequences that the service has made."""
 
     formula: Callable[[PackedTokens], torch.Tensor]
-    """[S] the loss of each token."""
+    """Returns [S] the loss of each token."""
     needs: frozenset[Stream] = field(default=frozenset())
 
     def sequences(self, items: Sequence[TrainSequence]) -> list[TrainSequence]:
@@ -41,17 +41,18 @@ class ClientLoss:
 
 
 def cross_entropy(*, recipe: Recipe) -> ClientLoss:
-    """-weight * log pi."""
+    """Make the loss -weight * log pi."""
     return ClientLoss(lambda tokens: -_logprobs(tokens) * tokens[WEIGHT])
 
 
 def importance_sampling(*, recipe: Recipe) -> ClientLoss:
-    """-ratio * advantage, where ratio = pi / sampler."""
+    """Make the loss -ratio * advantage, where ratio = pi / sampler."""
     return ClientLoss(lambda tokens: -_ratio(tokens) * tokens[Stream.ADVANTAGE])
 
 
 def ppo(*, recipe: Recipe) -> ClientLoss:
-    """-min(ratio * advantage, clip(ratio) * advantage) (PPO, arXiv 1707.06347, equation 7)."""
+    """Make the loss -min(ratio * advantage, clip(ratio) * advantage) (PPO, arXiv 1707.06347,
+    equation 7)."""
 
     def formula(tokens: PackedTokens) -> torch.Tensor:
         ratio, advantage = _ratio(tokens), tokens[Stream.ADVANTAGE]
@@ -61,8 +62,8 @@ def ppo(*, recipe: Recipe) -> ClientLoss:
 
 
 def cispo(*, recipe: Recipe) -> ClientLoss:
-    """-clip(ratio) * advantage * log pi, no gradient through the ratio (CISPO, arXiv 2506.13585,
-    equation 4)."""
+    """Make the loss -clip(ratio) * advantage * log pi, without a gradient through the ratio (CISPO,
+    arXiv 2506.13585, equation 4)."""
 
     def formula(tokens: PackedTokens) -> torch.Tensor:
         weight = _clipped(_ratio(tokens).detach(), tokens)
@@ -72,7 +73,8 @@ def cispo(*, recipe: Recipe) -> ClientLoss:
 
 
 def dro(*, recipe: Recipe) -> ClientLoss:
-    """-(advantage * log pi - beta / 2 * (log ratio)^2) (DRO, arXiv 2405.19107, equation 5)."""
+    """Make the loss -(advantage * log pi - beta / 2 * (log ratio)^2) (DRO, arXiv 2405.19107,
+    equation 5)."""
 
     def formula(tokens: PackedTokens) -> torch.Tensor:
         apart = _logprobs(tokens) - tokens[Stream.ENGINE]
@@ -83,10 +85,10 @@ def dro(*, recipe: Recipe) -> ClientLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a loss takes with each datum, by the names of the API."""
+    """The inputs that a loss takes with each datum, by the names of the API."""
 
     streams: Mapping[str, str]
-    """Input -> stream, one value for each target token."""
+    """Input -> stream with one value for each target token."""
     settings: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """Key of `loss_fn_config`, or an input of the same name -> (stream, default)."""
 
@@ -105,7 +107,7 @@ INPUTS: Mapping[str, Inputs] = MappingProxyType(
         "dro": Inputs(streams=_OF_SAMPLES, settings={"beta": (BETA, 0.05)}),
     }
 )
-"""Of each loss."""
+"""Name of a loss -> its inputs."""
 
 
 def objective_of(loss: str) -> str:
@@ -114,7 +116,8 @@ def objective_of(loss: str) -> str:
 
 
 def _logprobs(tokens: PackedTokens) -> torch.Tensor:
-    """[S] of the targets, which are the only candidates where they are not the next tokens."""
+    """Return [S] the log-probs of the targets, which are the only candidates if they are not the
+    next tokens."""
     if tokens.candidates is not None:
         return tokens.candidates[:, 0]
     assert tokens.logprobs is not None, "a model that predicts tokens"

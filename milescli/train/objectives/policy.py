@@ -1,6 +1,6 @@
 """Policy gradients, made of pieces: advantage estimator, its credit over tokens, policy ratio,
-surrogate, correction of what trainer and engine do not agree on, KL and entropy terms, what a
-teacher says, aggregation. `train.*` of the recipe chooses each."""
+surrogate, correction of the mismatch between trainer and engine, KL and entropy terms, distillation
+from a teacher, aggregation. `train.*` of the recipe chooses each."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ _STD_FLOOR = 1e-8
 TRUNCATION = 2.0
 """Bound of the ratio trainer / engine of a token (TIS, fengyao.notion.site/off-policy-rl)."""
 _KEPT = "advantage."
-"""Before the name of a number that the advantage estimator keeps."""
+"""Prefix of the names of numbers in the advantage estimator's state."""
 _SHOWN = "figure."
-"""Before the name of a stream that is a figure."""
+"""Prefix of the names of streams that become metrics."""
 
 
 class Policy:
-    """Implements Objective over scored groups. Derive from it, or pass it pieces, for an algorithm
-    of your own."""
+    """Implements Objective over scored groups. Derive from it, or pass pieces to it, for an
+    algorithm of your own."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Policy:
         ]
 
     def has_turn_rewards(self, items: Sequence[Group]) -> bool:
-        """Return True if the credit is given rewards of single turns, which a step has."""
+        """Return True if the credit needs rewards of single turns and the step has some."""
         return not self.credits_samples and any(
             trajectory.rewards is not None
             for group in items
@@ -160,9 +160,9 @@ class Policy:
         )
 
     def advantages(self, items: Sequence[Group]) -> AdvantageRows:
-        """Return the estimator's advantages of a step's groups, which need no tokens where each is
-        one number. What the estimator keeps changes when the step is done (`observe`), however
-        often its groups are packed."""
+        """Return the estimator's advantages of a step's groups, which need no tokens if each is one
+        number. The estimator's state changes only when the step is done (`observe`), however often
+        its groups are packed."""
         if keeps_state(self.advantage):
             self._kept_after = next_state(
                 self.advantage, items, settings=self.settings, state=self.kept
@@ -183,7 +183,7 @@ class Policy:
         number: int,
         has_turn_rewards: bool = False,
     ) -> Iterator[TrainSequence]:
-        """Yield the sequences of the group with this number in the step, by its advantages."""
+        """Yield the sequences of the group with this number in the step, with its advantages."""
         for sample, advantage in zip(group.samples, row, strict=True):
             yield from self._of_sample(
                 sample,
@@ -194,8 +194,8 @@ class Policy:
             )
 
     def outlines(self, items: Sequence[Group]) -> list[Outline]:
-        """Return what packing must know of the sequences that `sequences` returns, of groups whose
-        tokens lie elsewhere."""
+        """Return the outlines of the sequences that `sequences` would return, for groups whose
+        tokens are in another process."""
         return [
             outline
             for number, group in enumerate(items)
@@ -204,7 +204,7 @@ class Policy:
         ]
 
     def _outlines(self, sample: Sample, group: int) -> Iterator[tuple[int, Outline]]:
-        """(trajectory, outline) of each that is trained, or weighs nothing."""
+        """Yield (trajectory, outline) of each trajectory that is trained on, or has no weight."""
         num_tokens = sample.num_loss_tokens if sample.is_learned else 0
         share = share_of(self.aggregation, num_tokens=max(num_tokens, 1), settings=self.settings)
         for index, trajectory in enumerate(sample.trajectories):
@@ -272,7 +272,8 @@ class Policy:
             yield made
 
     def complete(self, tokens: PackedTokens) -> None:
-        """Spread the samples' advantages over tokens, then compute what needs the whole step."""
+        """Spread the samples' advantages over tokens, then compute the streams that need the whole
+        step."""
         made_here = not self.credits_samples or self.kl_in_reward or self.settings.whiten
         if made_here or self.is_taught:
             tokens[Stream.ADVANTAGE] = self._advantages(tokens)
@@ -311,9 +312,9 @@ class Policy:
         return whitened(values, tokens) if self.settings.whiten else values
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """surrogate x correction + kl_coef * KL - entropy_coef * entropy, per token; and what
-        `train.distill` adds. The figure `clamp_fraction` is the share of tokens whose ratio was cut
-        off."""
+        """Compute surrogate x correction + kl_coef * KL - entropy_coef * entropy, per token, plus
+        the terms of `train.distill`. The metric `clamp_fraction` is the share of tokens whose ratio
+        was clamped."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         settings = self.settings
         old = tokens[self.old] if self.old in tokens else tokens.logprobs.detach()
@@ -384,8 +385,8 @@ class Policy:
         return {**self.entropy.state, **truncation, **kept}
 
     def observe(self, report: StepReport) -> None:
-        """Adapt the entropy weight to a step's report, and keep what the advantage estimator made
-        of its groups (`Adapting`)."""
+        """Adapt the entropy weight to a step's report, and commit the advantage estimator's state
+        after the step (`Adapting`)."""
         self.entropy.observe(report.figures.get("entropy"))
         if self._kept_after is not None:
             self.kept, self._kept_after = self._kept_after, None
@@ -403,8 +404,8 @@ class Policy:
 
     @staticmethod
     def _has_left(tokens: PackedTokens, advantages: torch.Tensor, *, bound: float) -> torch.Tensor:
-        """[S] True where the advantage is negative and the mean over the sequence of log pi_engine
-        - log pi is above `bound` (OPSM of DeepSeek-V3.2, arXiv 2512.02556)."""
+        """Return [S] True where the advantage is negative and the mean over the sequence of log
+        pi_engine - log pi is above `bound` (OPSM of DeepSeek-V3.2, arXiv 2512.02556)."""
         assert tokens.logprobs is not None
         gap = tokens[Stream.ENGINE] - tokens.logprobs.detach()
         count = tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
@@ -421,7 +422,7 @@ def whitened(values: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
 
 
 def _filled_in(recipe: Recipe) -> Train:
-    """`train`, with what it takes from other sections where it is null."""
+    """Return `train`, with null settings filled in from other sections."""
     length = recipe.train.constant_length or recipe.rollout.max_response_tokens
     return recipe.train.model_copy(update={"constant_length": length})
 

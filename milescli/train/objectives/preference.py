@@ -1,5 +1,5 @@
-"""Learning from preferences: a pair of responses, of which one was chosen (DPO and its family), or
-responses that were judged alone (KTO)."""
+"""Objectives that learn from preferences: a pair of responses, of which one was chosen (DPO and its
+family), or responses that were judged alone (KTO)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _sequence(side: Trajectory, *, kind: float, number: int, weighs: bool) -> Tr
 
 
 def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
-    """(side, a side of the next row), for each side."""
+    """Return (side, a side of the next row), for each side."""
     return [
         (side, after.sides[min(place, len(after.sides) - 1)])
         for pair, after in zip(items, [*items[1:], items[0]], strict=True)
@@ -106,7 +106,7 @@ def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
 
 
 def _joined(prompt: Trajectory, other: Trajectory) -> Trajectory:
-    """The prompt of one with the response of the other."""
+    """Join the prompt of one trajectory with the response of the other."""
     start, begin = (side.loss_mask.index(1) for side in (prompt, other))
     return Trajectory(
         token_ids=prompt.token_ids[:start] + other.token_ids[begin:],
@@ -122,7 +122,7 @@ _MEAN_OF_SIDES = ("ipo", "sigmoid_norm", "simpo", "orpo")
 
 
 _IMITATE = ("orpo", "cpo")
-"""Losses that add imitation of the chosen response."""
+"""Losses that add a term to imitate the chosen response."""
 
 
 def objective(*, recipe: Recipe) -> Pairs | Kto:
@@ -174,7 +174,7 @@ class Pairs:
             losses = losses - imitation * (policy / count).view(-1, 2)[:, 0]
 
         def of_pairs(values: torch.Tensor) -> torch.Tensor:
-            """[pairs] -> [S], so that the loss's own weights make it a mean over pairs."""
+            """Spread [pairs] -> [S], so that the loss weights give a mean over pairs."""
             return tokens.spread(values.repeat_interleave(2) * 0.5 / count)
 
         rewards = {"chosen": settings.beta * chosen, "rejected": settings.beta * rejected}

@@ -17,8 +17,8 @@ from milescli.train.streams import Stream
 
 _MARGIN = "margin"
 _AFTER = 0
-"""Any token: it stands behind the last one, so that what the model says there, having read all, is
-about it."""
+"""Any token: it follows the last one, so that the score there, after the model has read everything,
+is the score of the sequence."""
 
 
 class RewardModel:
@@ -57,7 +57,7 @@ class RewardModel:
             losses = losses + self.settings.center_coef * (chosen + rejected).square()
 
         def of_pairs(values: torch.Tensor) -> torch.Tensor:
-            """[pairs] -> [S]; a sequence has one token on the mask."""
+            """Spread [pairs] -> [S]; a sequence has one token on the mask."""
             return tokens.spread(values.repeat_interleave(2) * 0.5)
 
         shown = {
@@ -109,8 +109,8 @@ class Value:
         """Do nothing: the policy's objective has set the streams."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """Compute 0.5 max((V - R)^2, (V_clipped - R)^2); V_clipped lies within `clip` of the value
-        before the step."""
+        """Compute 0.5 max((V - R)^2, (V_clipped - R)^2); V_clipped is V clipped to within `clip` of
+        the value before the step."""
         assert tokens.scores is not None, "a critic gives scores"
         returns, before = tokens[Stream.RETURNS], tokens[Stream.VALUES]
         error = (tokens.scores - returns).square()

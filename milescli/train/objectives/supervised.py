@@ -1,4 +1,5 @@
-"""Imitation: the negative log-likelihood of the tokens on the loss mask. The warm-up."""
+"""Imitation: minimises the negative log-likelihood of the tokens on the loss mask. Also used by the
+warm-up."""
 
 from __future__ import annotations
 
@@ -48,8 +49,7 @@ class Supervised:
 
 
 _MOST = -1e-7
-"""Log-prob that a set of tokens has at most, so that what is left to the others is above 0 in
-float32."""
+"""Largest log-prob of a set of tokens, so that the remaining probability is above 0 in float32."""
 
 BY_CANDIDATES = frozenset({Stream.CANDIDATES, Stream.TEACHER})
 """Streams that `divergence` needs."""
@@ -79,9 +79,9 @@ def streams_of(teacher_tokens: TeacherTokens) -> dict[str, np.ndarray]:
 
 def divergence(tokens: PackedTokens, settings: Distill) -> torch.Tensor:
     """Return [S] the KL between policy and teacher at each token, over the teacher's k likeliest
-    tokens and all others as one: reverse, sum p log(p / q); forward, sum q log(q / p); p is the
-    policy's probability, q the teacher's (GKD, arXiv 2306.13649, section 3, with the vocabulary cut
-    to k + 1). It is never negative, and 0 only if both agree on all k. Differentiable."""
+    tokens and all others taken as one: reverse, sum p log(p / q); forward, sum q log(q / p); p is
+    the policy's probability, q the teacher's (GKD, arXiv 2306.13649, section 3, with the vocabulary
+    cut to k + 1). It is never negative, and 0 only if both agree on all k. Differentiable."""
     assert tokens.candidates is not None, "the ranks give the log-probs of candidates"
     policy = with_rest(tokens.candidates)
     teacher = with_rest(tokens[Stream.TEACHER])
@@ -106,7 +106,7 @@ class Distillation(Supervised):
         self.needs = frozenset() if recipe.caches_teacher else BY_CANDIDATES
 
     def sequences(self, items: Sequence[Trajectory]) -> list[TrainSequence]:
-        """Return one sequence per trajectory, with the teacher's figures if they are stored."""
+        """Return one sequence per trajectory, with the teacher's log-probs if they are stored."""
         made = super().sequences(items)
         if self.needs:
             return made

@@ -1,4 +1,4 @@
-"""The term of the policy loss that the advantages drive. `train.surrogate` names one: built in
+"""The term of the policy loss that contains the advantages. `train.surrogate` names one: built in
 here, an entry point, or an import path."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class SurrogateTerms:
 
     loss: torch.Tensor
     figures: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Shown as their means over the trained tokens."""
+    """Metrics, shown as means over the trained tokens."""
 
 
 class Surrogate(Protocol):
@@ -36,8 +36,8 @@ class Surrogate(Protocol):
         tokens: PackedTokens,
         settings: Train,
     ) -> SurrogateTerms:
-        """`log_ratio` [S]: log pi - log pi_old, with gradient; `advantages` [S]; `tokens`: for
-        sums over sequences."""
+        """Return the loss and metrics. `log_ratio` [S]: log pi - log pi_old, with gradient;
+        `advantages` [S]; `tokens`: for sums over sequences."""
         ...
 
 
@@ -89,8 +89,8 @@ def clip(
 def reinforce(
     *, log_ratio: torch.Tensor, advantages: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> SurrogateTerms:
-    """-A log pi (REINFORCE, Williams 1992; GPG, arXiv 2504.02546). No ratio: right
-    for the policy that sampled alone."""
+    """-A log pi (REINFORCE, Williams 1992; GPG, arXiv 2504.02546). No ratio: only correct for the
+    policy that sampled."""
     return SurrogateTerms(loss=-advantages * tokens.logprobs)
 
 
@@ -112,7 +112,7 @@ def topr(
     *, log_ratio: torch.Tensor, advantages: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> SurrogateTerms:
     """-sg(w) A log pi; w = 1 where A >= 0, else min(1, ratio of the whole sequence) (TOPR, arXiv
-    2503.14286): a bad response that the policy has left already is pushed no further."""
+    2503.14286): a bad response that has become unlikely already is pushed down no further."""
     whole = tokens.sum_by_sequence(log_ratio.detach()).clamp(-MAX_LOG_RATIO, 0.0)
     weight = torch.where(advantages < 0, tokens.spread(whole.exp()), 1.0)
     return SurrogateTerms(
@@ -123,11 +123,9 @@ def topr(
 def gmpo(
     *, log_ratio: torch.Tensor, advantages: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> SurrogateTerms:
-    """-A exp(mean over the sequence of the clipped log r) (GMPO, arXiv 2507.20673). log r of
-    each token is cut at -clip_low and +clip_high, on the side that its advantage drives it to.
-
-    The loss is that of the sequence, at each of its tokens: `sequence_mean` counts it once.
-    """
+    """-A exp(mean over the sequence of the clipped log r) (GMPO, arXiv 2507.20673). log r of each
+    token is clipped at -clip_low and +clip_high, on the side to which its advantage drives it. The
+    loss is that of the sequence, at each of its tokens: `sequence_mean` counts it once."""
     bounded = log_ratio.clamp(-settings.clip_low, settings.clip_high)
     low, high = torch.minimum(log_ratio, bounded), torch.maximum(log_ratio, bounded)
     clipped = torch.where(
@@ -159,15 +157,15 @@ def sapo(
 
 
 MAX_WEIGHT = 20.0
-"""Bound on the ratio that weighs a token, as in the authors' own runs."""
+"""Bound on the ratio that weights a token, as in the authors' own runs."""
 
 
 def dppo_tv(
     *, log_ratio: torch.Tensor, advantages: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> SurrogateTerms:
-    """-sg(min(r, 20)) A log pi, and nothing where the token's probability has already moved by more
-    than clip_high (A > 0: up) or clip_low (A <= 0: down): DPPO with the binary total variation
-    |pi - pi_old| (arXiv 2602.04879)."""
+    """-sg(min(r, 20)) A log pi, and 0 where the token's probability has already moved by more than
+    clip_high (A > 0: up) or clip_low (A <= 0: down): DPPO with the binary total variation |pi -
+    pi_old| (arXiv 2602.04879)."""
     new, old = _probabilities(log_ratio, tokens)
     moved = new - old
     is_near = torch.where(advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low)
@@ -191,7 +189,7 @@ def dppo_kl(
 def _probabilities(
     log_ratio: torch.Tensor, tokens: PackedTokens
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[S] of each token by the policy, and by the old one."""
+    """Return [S] the probability of each token under the policy, and under the old one."""
     assert tokens.logprobs is not None
     now = tokens.logprobs.detach()
     return now.exp(), (now - log_ratio.detach()).exp()
@@ -209,13 +207,13 @@ def _masked(
 
 
 CHOSEN = "covariance_chosen"
-"""Stream: 1.0 at the tokens that are held back."""
+"""Stream: 1.0 at the chosen tokens, which are held back."""
 _HALVINGS = 40
-"""Of the interval that a threshold lies in: float32 has no finer one."""
+"""Halvings of the interval of a threshold: float32 has no finer one."""
 
 
 class _Chosen:
-    """Chooses tokens once a step over all ranks, so that their share does not depend on the cut
+    """Chooses tokens once a step over all ranks, so that their share does not depend on the split
     into microbatches."""
 
     needs = frozenset({Stream.OLD})
@@ -295,8 +293,8 @@ class KlCov(_Chosen):
 
 
 def _threshold(values: torch.Tensor, tokens: PackedTokens, fraction: float) -> torch.Tensor:
-    """The number that `fraction` of the step's trained tokens (one at least) are not below; found
-    by halving, since the values lie on many ranks."""
+    """Return the largest number that at least `fraction` of the step's trained tokens (at least
+    one) reach; found by bisection, since the values are on many ranks."""
     one = torch.ones_like(values)
     wanted = torch.floor(fraction * tokens.reduce(one, "sum")).clamp(min=1.0)
     high = tokens.reduce(values, "max")

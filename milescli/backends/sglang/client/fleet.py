@@ -235,9 +235,10 @@ class SglangFleet:
         while True:
             async with self._slot(deadline):
                 timeout_s = max(deadline - time.monotonic(), 0.001)
-                open_ = [one for one in self.http.engines if one.url not in self.closed]
+                engines = self.http.engines
+                engines = [one for one in engines if one.url not in self.closed] or engines
                 self._num_scored += 1
-                engine = open_[self._num_scored % len(open_)]
+                engine = engines[self._num_scored % len(engines)]
                 try:
                     reply = await self.http.ask(engine, "/generate", body, timeout_s=timeout_s)
                 except EngineDied as error:

@@ -441,9 +441,9 @@ class DistributedChannel(_Channel):
     def open(self, engines: list[EngineAddress]) -> None:
         """Form the group. Collective: it returns, or raises, on every rank."""
         super().open(engines)
-        num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         equal = all(engine.tp == engines[0].tp for engine in engines)
-        self.groups = [list(range(num_ranks))] if num_ranks > 1 and equal else []
+        joined = equal and dist.is_initialized()
+        self.groups = [list(range(dist.get_world_size()))] if joined else []
         self.num_receivers = engines[0].tp
         _agree(_caught(self._form_group) if _rank() == 0 else None)
 

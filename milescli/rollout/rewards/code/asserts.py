@@ -1,9 +1,9 @@
-"""Parts asserts: what is asked of a response's code, and what its values are held to afterwards,
-where the code is not. Pure; used by the reward `code`.
+"""Splits asserts into questions, which run beside the response's code, and comparisons of the
+values, which run where that code is absent. Pure; used by the reward `code`.
 
-`assert abs(area(2) - 12.57) < 0.01` becomes the question `area(2)`, asked beside the response's
+`assert abs(area(2) - 12.57) < 0.01` becomes the question `area(2)`, evaluated beside the response's
 code, and `abs(_v0 - 12.57) < 0.01`, judged in another sandbox. What a test sets up from plain
-values is sent to the code only where a question needs it.
+values is sent to the code only if a question needs it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ Step = dict[str, Any]
 
 
 class Ungradable(ValueError):
-    """Says why an assert cannot be parted."""
+    """Says why an assert cannot be split."""
 
 
 @dataclass(slots=True)
 class Parted:
-    """Steps of the harness."""
+    """Steps for the harness."""
 
     asked: list[Step] = field(default_factory=list)
     """Steps that run together with the code of the response."""
     judged: list[Step] = field(default_factory=list)
-    """Apart from it; of a `judge` the values are still to come: name -> step of `asked`."""
+    """Steps that run apart from the response. In a `judge` step, `values` maps a name to the step
+    of `asked` that gives its value."""
 
     @property
     def num_asserts(self) -> int:
-        """Number of asserts of all tests."""
+        """Return the number of asserts of all tests."""
         return sum("judge" in step for step in self.judged)
 
 
@@ -57,7 +58,7 @@ def part(tests: Sequence[str]) -> Parted:
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """With the bodies of test functions in their places."""
+    """Yield the statements, with test functions replaced by their bodies."""
     for statement in body:
         is_test = isinstance(statement, ast.FunctionDef) and statement.name.startswith("test")
         if is_test and not statement.args.args and not statement.decorator_list:
@@ -68,18 +69,18 @@ def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 @dataclass(slots=True)
 class _Parting:
-    """On the way through the statements of a label."""
+    """State while the statements of a label are split."""
 
     made: Parted = field(default_factory=Parted)
     known: set[str] = field(default_factory=lambda: set(dir(builtins)))
     """Names that have the same value in both places."""
     bound: set[str] = field(default_factory=set)
-    """Names of the tests, not of the response."""
+    """Names that the tests define, not the response."""
     own: list[tuple[frozenset[str], str]] = field(default_factory=list)
-    """Statements of plain values, which were not sent yet: the names in them, and their text."""
+    """Statements of plain values that were not sent yet: the names in them, and their text."""
 
     def add(self, statement: ast.stmt) -> None:
-        """One more."""
+        """Split one more statement. Raises Ungradable."""
         if isinstance(statement, ast.Assert):
             self._assert(statement.test)
             return
@@ -117,7 +118,8 @@ class _Parting:
         self.bound |= writes
 
     def _send(self, names: set[str]) -> None:
-        """What a question needs of the tests' own values; from then on they may have changed."""
+        """Send the tests' own values that a question needs; from then on the response may change
+        them."""
         needed, size = names - set(dir(builtins)), -1
         while len(needed) != size:
             size = len(needed)
@@ -139,7 +141,8 @@ class _Parting:
     def _parted(
         self, node: ast.AST, values: dict[str, int], *, within: frozenset[str]
     ) -> ast.expr | Any:
-        """`node` with its questions replaced by names. `within`: names of comprehensions around."""
+        """Return `node` with its questions replaced by names. `within`: names that enclosing
+        comprehensions bind."""
         if not isinstance(node, ast.AST) or loaded(node) <= self.known | within:
             return node
         if isinstance(node, _SCOPES):
@@ -171,7 +174,7 @@ class _Parting:
         return node
 
     def _is_foreign(self, node: ast.AST) -> bool:
-        """A name of the response or a chain of calls that begins with one."""
+        """Return True for a name of the response, or a chain of calls that begins with one."""
         while isinstance(node, _CHAINS):
             node = node.func if isinstance(node, ast.Call) else node.value
         return isinstance(node, ast.Name) and node.id not in self.known
@@ -190,7 +193,7 @@ class _Bare(Exception):
 
 
 def loaded(node: ast.AST) -> set[str]:
-    """Return the names that a piece of Python reads, parameters of functions in it aside."""
+    """Return the names that a piece of Python reads, without parameters of functions in it."""
     return {
         one.id
         for one in ast.walk(node)

@@ -34,11 +34,11 @@ from builtins import *
 """
 """What LeetCode and LiveCodeBench import before a solution; the built-in functions win."""
 PROVIDED = {}
-"""Names that the prelude defines: a response that lacks a function does not pass by them."""
+"""Names that the prelude defines: they must not stand in for a function that a response lacks."""
 
 
 def encode(value):
-    """Encode plain values as JSON that preserves their types. Raises TypeError for all others."""
+    """Encode plain values as JSON that preserves their types. Raises TypeError for other values."""
     if value is None or isinstance(value, bool | str):
         return value if type(value) in (bool, str, type(None)) else str(value)
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""What a label of the reward `code` asks for: programs with input and output, calls of a function,
+"""The tests in a label of the reward `code`: programs with input and output, calls of a function,
 or asserts. Pure; used by the reward."""
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from milescli.core.files import parse_json
 from milescli.rollout.rewards.code.asserts import Parted, Ungradable, loaded, part, stored
 
 TOLERANCE = 1e-6
-"""Relative and absolute, of numbers with decimals."""
+"""Relative and absolute tolerance of numbers with decimals."""
 MAX_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """Whole programs."""
+    """Tests of whole programs."""
 
     inputs: list[str]
     outputs: list[str]
@@ -29,20 +29,20 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Calls of one function, or of a method of `Solution`."""
+    """Tests that call one function, or a method of `Solution`."""
 
     name: str
     inputs: list[list[Any]]
     """The arguments of each call."""
     outputs: list[Any]
     texts: list[str | None]
-    """The outputs that the label writes as text: that text is right too (TACO), not only the JSON
-    in it (LiveCodeBench)."""
+    """Outputs that the label writes as text: the text itself is right, too (TACO), not only the
+    JSON in it (LiveCodeBench)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asserts:
-    """Statements that must hold."""
+    """Tests made of assert statements."""
 
     parted: Parted
 
@@ -51,7 +51,7 @@ Tests = Programs | Calls | Asserts
 
 
 def read_label(label: str | None) -> Tests:
-    """Raises Ungradable where no response could be right."""
+    """Parse the label. Raises Ungradable if no response could be right."""
     if label is None:
         raise Ungradable("`code` needs a label")
     try:
@@ -97,7 +97,7 @@ def _listed(value: object, name: str) -> list[Any]:
 
 
 def _texts(value: object, name: str) -> list[str]:
-    """Lines in a list are joined, as some sets have them."""
+    """Return texts; a list of lines is joined to one, as some data sets have it."""
     texts = [
         "\n".join(one) if isinstance(one, list) and all(isinstance(x, str) for x in one) else one
         for one in _listed(value, name)
@@ -108,7 +108,7 @@ def _texts(value: object, name: str) -> list[str]:
 
 
 def _arguments(given: object) -> list[Any]:
-    """A list of arguments (APPS), or JSON of one a line (LiveCodeBench)."""
+    """Return the arguments of a call: a list (APPS), or one JSON value per line (LiveCodeBench)."""
     if isinstance(given, list):
         return given
     if not isinstance(given, str):
@@ -120,7 +120,7 @@ def _arguments(given: object) -> list[Any]:
 
 
 def _value(given: object) -> object:
-    """A text that is JSON is what it says (LiveCodeBench)."""
+    """Return the value of a text that is JSON (LiveCodeBench); any other value stays."""
     if isinstance(given, str):
         try:
             return parse_json(given)
@@ -130,8 +130,8 @@ def _value(given: object) -> object:
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Line by line, white space at their ends and empty lines at the end aside; or word by word
-    where numbers with decimals are near each other."""
+    """Compare output line by line, without white space at the ends of lines and empty lines at the
+    end; if lines have numbers with decimals, word by word within the tolerance."""
     have, want = (
         [line.strip() for line in text.strip().splitlines()] for text in (printed, expected)
     )
@@ -157,8 +157,9 @@ def _same_word(have: str, want: str) -> bool:
 
 
 def same_value(have: object, want: object) -> bool:
-    """What a call gave, as the harness encodes it, against JSON: tuples and sets are lists there;
-    numbers with decimals may be near. Either may be alone in a list, as APPS has it."""
+    """Compare a call's result, as the harness encodes it, with JSON: tuples and sets are lists
+    there; numbers with decimals may differ by the tolerance. Either may be alone in a list, as in
+    APPS."""
     return (
         _same(_plain(have), want, 0)
         or _same(_plain(have), [want], 0)
@@ -167,7 +168,7 @@ def same_value(have: object, want: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    """The harness's JSON without its kinds."""
+    """Return the harness's JSON without its type names."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if not isinstance(value, Mapping) or len(value) != 1:
@@ -183,7 +184,7 @@ def _plain(value: object) -> object:
 
 
 def _key(key: object) -> str:
-    """As JSON writes keys."""
+    """Return a key as JSON writes it."""
     return key if isinstance(key, str) else json.dumps(_plain(key))
 
 

@@ -1,5 +1,5 @@
-"""A sandbox behind HTTP, as sandbox-fusion serves it: `POST /run_code`. What contains the code is
-that server's matter; requests are bounded and tried again by `endpoint`."""
+"""A sandbox behind HTTP, as sandbox-fusion serves it: `POST /run_code`. The server contains the
+code; `endpoint` bounds and retries requests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from milescli.sandbox.local import encoded
 
 PATH = "/run_code"
 _SLACK_S = 30.0
-"""For a request beyond the run's own wall time: the server may have a queue."""
+"""Time for a request beyond the run's own wall time: the server may have a queue."""
 _ROOM_BYTES = 1 << 20
 _TIME_IS_UP = "TimeLimitExceeded"
 
 
 class RemoteSandbox:
-    """Runs code on a server. Of the limits it sends wall time and memory, and cuts output; it has
-    no sessions."""
+    """Runs code on a server. Sends the limits on wall time and memory, and truncates output itself;
+    it has no sessions."""
 
     kind = "remote"
 
@@ -60,7 +60,7 @@ class RemoteSandbox:
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
     ) -> Session:
-        """Raises MachineError."""
+        """Raise MachineError: a remote sandbox has no sessions."""
         raise MachineError(
             "a remote sandbox does not support sessions",
             why=f"{self.url}{PATH} only runs whole programs and keeps no state between them",
@@ -68,7 +68,7 @@ class RemoteSandbox:
         )
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no process to end."""
 
     def _asking(self, limits: Limits) -> Endpoint:
         return Endpoint(

@@ -1,5 +1,5 @@
-"""The reward `code`: the program in a response is run on tests, in a sandbox. What the tests expect
-never goes where that program is."""
+"""The reward `code` runs the program in a response on tests, in a sandbox. The values that the
+tests expect are never sent there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from milescli.sandbox.choose import choose
 _MIB = 1024**2
 _OUTPUT_BYTES = 8 * _MIB
 _START_S = 2.0
-"""Of the harness, beside what the tests may take."""
+"""Time for the harness to start, beyond what the tests may take."""
 
 
 class Code:
@@ -84,8 +84,8 @@ class Code:
         return Code(rollout.code)
 
     async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class. Raises ValueError where the label cannot be graded, MachineError where
-        there is no sandbox, SandboxError where it fails."""
+        """Score one response; see the class. Raises ValueError if the label cannot be graded,
+        MachineError if there is no sandbox, SandboxError if it fails."""
         tests = read_label(label)
         code = code_of(response, names=names_of(tests))
         if not code.strip():
@@ -130,8 +130,8 @@ class Code:
         return await self._of_asserts(tests, code, sandbox)
 
     async def _of_programs(self, tests: Programs, code: str, sandbox: Sandbox) -> list[bool]:
-        """One after the other: responses are many, and run at once. What the sandbox takes for its
-        own start is not the code's time."""
+        """Run the tests one after the other, as many responses run at once. The sandbox's own start
+        does not count as the code's time."""
         passed, left_s = list[bool](), self.settings.total_s
         for stdin, expected in zip(tests.inputs, tests.outputs, strict=True):
             if left_s <= 0:
@@ -168,7 +168,7 @@ class Code:
     async def _values(
         self, steps: list[dict[str, Any]], code: str | None, sandbox: Sandbox
     ) -> dict[int, Any]:
-        """What each step gave, by its place; those that gave nothing are not there."""
+        """Return the value of each step, by its index; steps without a value are missing."""
         mark = secrets.token_hex(8)
         asked = {"mark": mark, "limit_s": self.settings.limit_s, "steps": steps}
         files = {"steps.json": json.dumps(asked)}

@@ -1,4 +1,4 @@
-r"""Compares expressions by SymPy, as math-verify's parser reads their text: rationals exactly,
+"""Compares expressions with SymPy, as math-verify's parser reads their text: rationals exactly,
 other numbers to 200 digits. Its time is not bounded; the caller bounds the process."""
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _OF_NONSENSE = (
     TypeError,
     ValueError,
 )
-"""What SymPy raises on expressions that mean nothing."""
+"""Exceptions of SymPy for meaningless expressions."""
 MIN_DECIMALS = 6
-"""A decimal of so many places equals what rounds to it."""
+"""A decimal with at least this many places equals a number that rounds to it."""
 
 
 def equal_expressions(one: str, other: str, *, num_decimals: int | None = None) -> bool:
-    """False where either cannot be parsed. `num_decimals`: of the one that was written as a
-    decimal."""
+    """Return True if the expressions are equal; False if either cannot be parsed. `num_decimals`:
+    number of decimals of the expression that was written as a decimal."""
     left, right = parsed(one), parsed(other)
     if left is None or right is None or _differ_in_case(one, other):
         return False
@@ -57,8 +57,8 @@ def _equal(left: Any, right: Any, num_decimals: int | None) -> bool:
 
 
 def ratio(one: tuple[str, str], other: tuple[str, str]) -> float | None:
-    """Return c where (left - right) of one equation is c times that of the other; None where it is
-    no constant."""
+    """Return c if (left - right) of one equation is c times that of the other; None if there is no
+    such constant."""
     sides = [parsed(side) for side in (*one, *other)]
     if not all(side is not None and _is_scalar(side) for side in sides):
         return None
@@ -85,7 +85,7 @@ def _ratio(above: Any, below: Any) -> float | None:
 
 @lru_cache(maxsize=64)
 def parsed(text: str) -> Any:
-    """Return a SymPy object, or None."""
+    """Return the SymPy object of a text, or None."""
     from math_verify import LatexExtractionConfig, parse
 
     # `answer` has taken the units off: what is left of `x + c` is a variable, no cent
@@ -97,8 +97,8 @@ def parsed(text: str) -> Any:
 
 
 def _exact(expression: Any) -> Any:
-    """Decimals as the fractions that they are, i as the imaginary unit, what can be evaluated
-    evaluated."""
+    """Return the expression with decimals as fractions, i as the imaginary unit, and evaluated as
+    far as possible."""
     from sympy import Float, I, Rational, Symbol
 
     if not hasattr(expression, "atoms"):
@@ -110,7 +110,8 @@ def _exact(expression: Any) -> Any:
 
 
 def _differ_in_case(one: str, other: str) -> bool:
-    """x is not X; the parser makes them one."""
+    """Return True if the texts use a letter in different case: x is not X, but the parser makes
+    them equal."""
     ones, others = (set(re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]", text)) for text in (one, other))
     return any(letter.swapcase() in ones - others for letter in others - ones)
 
@@ -123,8 +124,8 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_zero(number: Any) -> bool:
-    """True if an expression without symbols is zero: a rational exactly, another one to
-    `_MAX_DIGITS` digits, which SymPy takes until 30 of the result are known."""
+    """Return True if an expression without symbols is zero: a rational exactly, any other to
+    `_MAX_DIGITS` digits, which SymPy uses until 30 digits of the result are known."""
     if number.is_Rational:
         return bool(number == 0)
     value = number.evalf(_DIGITS, maxn=_MAX_DIGITS)
@@ -132,7 +133,7 @@ def _is_zero(number: Any) -> bool:
 
 
 def _has_no_digits(part: Any) -> bool:
-    """True if nothing is known of a real number but that it is next to zero."""
+    """Return True if SymPy found no digit of a real number, so that it is close to zero."""
     return bool(part == 0) or (part.is_Float and part._prec == 1)
 
 
@@ -142,8 +143,8 @@ def _is_within(number: Any, tolerance: float) -> bool:
 
 
 def _is_zero_everywhere(difference: Any) -> bool:
-    """True if it is zero whatever its symbols are; where it has roots or logarithms of them,
-    whatever positive numbers they are."""
+    """Return True if the expression is zero for all values of its symbols; if it has roots or
+    logarithms of them, for all positive values."""
     from sympy import Abs, Symbol, expand_log, powdenest
 
     symbols = sorted(difference.free_symbols, key=str)

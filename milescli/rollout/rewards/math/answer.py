@@ -12,11 +12,11 @@ from milescli.rollout.rewards.math.spelling import WORD, plain, trimmed
 
 MAX_DEPTH = 20
 MAX_ITEMS = 200
-"""More is no answer that anybody reads."""
+"""Most items of an answer; a longer list is no answer."""
 
 
 class Contradiction(ValueError):
-    """The text states what cannot be, like 8 = 7, or nothing at all."""
+    """Reports a text that states something impossible, like 8 = 7, or nothing at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +26,14 @@ class Value:
     text: str
     """An expression, without name and unit."""
     number: Fraction | None = None
-    """Where it is a plain number, exactly."""
+    """The exact value, if the text is a plain number."""
     num_decimals: int | None = None
     """Number of decimals, if the number was written with decimals."""
     unit: str | None = None
     name: str | None = None
-    """What it is the value of: x in x = 5."""
+    """The variable of which it is the value: x in x = 5."""
     equation: tuple[str, str] | None = None
-    """Both sides, where it was written as an equation."""
+    """Both sides, if it was written as an equation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Several:
 
     items: tuple[Answer, ...]
     is_set: bool = False
-    """Equal items count once."""
+    """True if equal items count once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Bracketed:
     items: tuple[Answer, ...]
     closes: str
     is_inequality: bool = False
-    """Written as one: x > 3."""
+    """True if it was written as an inequality: x > 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +137,12 @@ _SHORT_WORD = re.compile(r"yes|no|true|false|odd|even|none|all", re.IGNORECASE)
 
 
 def read(text: str) -> Answer:
-    """Raises Contradiction where the text is no answer: empty, or without end."""
+    """Parse the text. Raises Contradiction if it is no answer: empty, or endless."""
     return _read(plain(text), 0)
 
 
 def split(text: str, separator: str) -> list[str]:
-    """At each match outside of all brackets."""
+    """Split the text at each match outside of all brackets."""
     pattern, parts, depth, start, place = re.compile(separator), list[str](), 0, 0, 0
     while place < len(text):
         if depth == 0 and (match := pattern.match(text, place)) and match.end() > place:
@@ -189,7 +189,8 @@ def _read(text: str, depth: int) -> Answer:
 
 
 def _without_condition(text: str) -> str:
-    """A formula without what its constants may be: x + c for any constant c."""
+    """Return a formula without the condition on its constants: `x + c` of `x + c for any constant
+    c`."""
     head = _CONDITION.split(text, maxsplit=1)[0]
     return text if _is_text(head) or not head.strip() else head.strip().rstrip(",;")
 
@@ -203,7 +204,7 @@ def _several(text: str) -> list[str]:
 
 
 def _flat(text: str) -> str:
-    """The text outside of brackets."""
+    """Return the text outside of brackets."""
     parts, rest = [], split(text, _SIGNS.pattern)
     place = 0
     for part in rest[:-1]:
@@ -262,7 +263,7 @@ def _inequality(parts: list[str], signs: list[str], depth: int) -> Answer:
 
 
 def _interval(ends: list[Answer], signs: list[str]) -> Bracketed:
-    """Low < x <= high, from its ends and its two signs."""
+    """Make low < x <= high from its ends and its two signs."""
     return Bracketed(
         opens="(" if signs[0] == "<" else "[",
         items=tuple(ends),
@@ -295,7 +296,8 @@ def _bracketed(text: str, depth: int) -> Answer | None:
 
 
 def _end_of(text: str) -> int:
-    """Where the bracket that opens the text closes, of whatever kind: (1,2] is an interval."""
+    """Return where the first bracket of the text closes, with a bracket of any kind: (1,2] is an
+    interval."""
     depth = 0
     for place, sign in enumerate(text):
         if sign in "([{":
@@ -356,7 +358,7 @@ def _is_text(text: str) -> bool:
 
 
 def bare(text: str) -> str:
-    r"""Words as they are compared: no case, no punctuation."""
+    """Return words in the form in which they are compared: without case and punctuation."""
     return " ".join(re.sub(r"[^\w\s+\-*/^]", " ", text.replace(WORD, "")).casefold().split())
 
 

@@ -31,7 +31,8 @@ _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 
 
 def state(text: str) -> Answer:
-    """What the text says. Raises Contradiction where it cannot be true, like 8 = 7."""
+    """Return the answer that the text states. Raises Contradiction if it cannot be true, like 8 =
+    7."""
     return _settled(read(text))
 
 
@@ -57,7 +58,8 @@ def _settled(answer: Answer) -> Answer:
 
 
 def _named_alike(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    """x = 1, x = 2: all are of x, and nothing names them apart."""
+    """Drop the names if all items are values of one variable (x = 1, x = 2), as they do not
+    distinguish them."""
     names = {item.name for item in items if isinstance(item, Value)}
     if len(names - {None}) != 1:
         return items
@@ -105,7 +107,8 @@ def equal(one: Answer, other: Answer) -> bool:
 
 
 def _are_coordinates(named: Several, tuple_: Bracketed) -> bool:
-    """x = 2, y = 3 and (2, 3): by the names in their alphabetical order."""
+    """Return True if named values equal a tuple, names in alphabetical order: x = 2, y = 3 and (2,
+    3)."""
     names = [item.name for item in named.items if isinstance(item, Value) and item.name]
     if (tuple_.opens, tuple_.closes) != ("(", ")") or len(set(names)) != len(named.items):
         return False
@@ -118,7 +121,7 @@ def _first(pair: tuple[str, Answer]) -> str:
 
 
 def _equal_ratios(one: Answer, other: Answer) -> bool:
-    """Times of day by hour and minute, other ratios up to a factor; 2:1 is 2."""
+    """Compare times of day by hour and minute, other ratios up to a factor; 2:1 is 2."""
     if isinstance(other, Value):
         one, other = other, one
     if isinstance(one, Value) and isinstance(other, Ratio):
@@ -141,7 +144,8 @@ def _equal_ratios(one: Answer, other: Answer) -> bool:
 
 
 def _clock(ratio_: Ratio) -> set[tuple[int, int]]:
-    """The times of day that it may be, by 24 hours; none where it is no time."""
+    """Return the times of day that the ratio may mean, on a 24-hour clock; none if it is no
+    time."""
     hour, minute = (*ratio_.parts, "")[:2]
     if len(ratio_.parts) != 2 or not (hour.isdecimal() and minute.isdecimal()):
         return set()
@@ -154,7 +158,7 @@ def _clock(ratio_: Ratio) -> set[tuple[int, int]]:
 
 
 def _single(answer: Answer) -> Answer:
-    """A set of one is its one; all real numbers are an interval."""
+    """Return the item of a one-element set; turn all real numbers into an interval."""
     if isinstance(answer, Several) and len(answer.items) == 1:
         return answer.items[0]
     if isinstance(answer, Value) and answer.text.strip() in (r"\mathbb{R}", r"\Bbb{R}"):
@@ -164,7 +168,7 @@ def _single(answer: Answer) -> Answer:
 
 
 def _letters(text: str) -> str:
-    """(B) and B are one choice; of words the case does not count."""
+    """Return the letters and digits: (B) and B are one choice; words are compared without case."""
     letters = "".join(sign for sign in text if sign.isalnum())
     return letters.casefold() if len(letters) > 1 else letters
 
@@ -220,14 +224,14 @@ def _equal_texts(one: Value, other: Value) -> bool:
 
 
 def _spelt(value: Value) -> str:
-    """As algebra reads it."""
+    """Return the value as algebra parses it."""
     if value.number is None:
         return value.text
     return f"\\frac{{{value.number.numerator}}}{{{value.number.denominator}}}"
 
 
 def _rounds_to(decimal: Value, exact: Value) -> bool:
-    """Of a long decimal, and of what is not one itself."""
+    """Return True if a long decimal is the rounding of a number that is no decimal itself."""
     places = decimal.num_decimals
     if places is None or places < MIN_DECIMALS or exact.num_decimals is not None:
         return False

@@ -55,7 +55,7 @@ class Gsm8k:
         return float(_stated(response) == wanted)
 
     def answer(self, response: str) -> str | None:
-        """The number that is compared, in one spelling; None where none is stated."""
+        """Return the number that is compared, in one spelling; None if none is stated."""
         number = _stated(response)
         return None if number is None else f"{number.normalize():f}"
 

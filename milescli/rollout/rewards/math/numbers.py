@@ -77,7 +77,7 @@ _UNIT = re.compile(
 
 
 def number_of(text: str) -> Number | None:
-    """None where it is no plain number."""
+    """Parse a plain number; None if the text is none."""
     text = text.strip()
     if len(text) > MAX_DIGITS:
         return None
@@ -130,8 +130,8 @@ def _repeating(whole: str, fixed: str, block: str) -> Number:
 
 
 def _and_so_on(whole: str, digits: str) -> Number | None:
-    """0.1666...: the shortest block that the digits end with twice goes on; 3.14... is no number
-    that is known."""
+    """Parse 0.1666...: the shortest block that the digits end with twice repeats for ever; 3.14...
+    is no known number."""
     for size in range(1, len(digits) // 2 + 1):
         if digits[-size:] == digits[-2 * size : -size]:
             return _repeating(whole, digits[:-size], digits[-size:])
@@ -139,8 +139,8 @@ def _and_so_on(whole: str, digits: str) -> Number | None:
 
 
 def without_unit(text: str) -> tuple[str, str | None]:
-    r"""The text without its unit, and the unit: `\$36` and `36 dollars` both have `$`. Words that
-    multiply (5 million) are none."""
+    r"""Return the text without its unit, and the unit: `\$36` and `36 dollars` both have `$`. Words
+    that multiply (5 million) are no unit."""
     if match := _CURRENCY.fullmatch(text):
         inner, unit = without_unit(match[3].strip())
         sign = match[2].removeprefix("\\").removesuffix("s").replace("pound", "£")
@@ -163,7 +163,7 @@ def without_unit(text: str) -> tuple[str, str | None]:
 
 
 def _is_plain(match: re.Match[str]) -> bool:
-    """A number, a blank and words: `7 apples`, but not `7 x`."""
+    """Return True for a number, a blank and words: `7 apples`, but not `7 x`."""
     words = re.findall(r"[a-zA-Z]+", match[2])
     return number_of(match[1]) is not None and len(words[0]) > 2
 

@@ -26,11 +26,11 @@ from milescli.workers.worker import CallFailed, UserWorker
 _ANSWER = "milescli.rollout.rewards.math.worker:answer"
 START_TIMEOUT_S = 120.0
 WAITS = 3
-"""Times the limit that a grader may take on a busy machine, where it has to wait itself."""
+"""Multiple of the limit that a grader may take on a busy machine, where it waits for CPU time."""
 """For importing sympy on a busy machine."""
 MAX_GRADERS = 4
 PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.[0-9]{1,15})?")
-"""As a label it is graded by math-verify without doubt, so that no process need be asked."""
+"""A label of this form certainly can be graded, without a call of a process."""
 _log = logging.getLogger(__name__)
 
 
@@ -79,11 +79,11 @@ class MathReward:
 
     needs_label = True
     max_concurrency = min(MAX_GRADERS, os.cpu_count() or 1)
-    """Calls that make sense at once; more would only wait, within the scorer's bound."""
+    """Useful number of concurrent calls; more would only wait, within the scorer's bound."""
 
     def __init__(self, *, limit_s: float = 10.0, most_s: float = float("inf")) -> None:
-        """`limit_s`: what one answer may take; `most_s`: bound on a call, also on a machine that is
-        too busy to give a grader its time."""
+        """Set the bounds. `limit_s`: time for one answer; `most_s`: bound on a call, even on a
+        machine that is too busy to give a grader its time."""
         self.limit_s, self.most_s = limit_s, most_s
         self.num_undecided = 0
         """Responses that scored 0.0 because time or memory ran out."""
@@ -112,7 +112,8 @@ class MathReward:
         return "".join(stated(response).split()) or None
 
     def check_label(self, label: str | None) -> str | None:
-        """Why the label cannot be graded: it is graded against itself. None: it can."""
+        """Return why the label cannot be graded, found by grading it against itself; None: it
+        can."""
         if label is None:
             return "`math` needs a label"
         if PLAIN_NUMBER.fullmatch(result_of(label)):
@@ -123,7 +124,7 @@ class MathReward:
         return str(reply["error"]) if "error" in reply else None
 
     def within(self, timeout_s: float) -> MathReward:
-        """The same reward, certain to return before the scorer's own bound."""
+        """Return the same reward, bounded to return before the scorer's own timeout."""
         return MathReward(limit_s=min(self.limit_s, 0.5 * timeout_s), most_s=0.9 * timeout_s)
 
 
@@ -137,10 +138,10 @@ class Graders:
     def ask(
         self, question: dict[str, str], *, limit_s: float, most_s: float = float("inf")
     ) -> dict[str, object] | None:
-        """The reply, or None where the process computed for half of `limit_s` and longer without
-        an end, or died of the question twice; it is replaced then. Raises RewardError where none
-        can be had, or where a busy machine let it compute for less in WAITS times `limit_s`, or
-        in `most_s`."""
+        """Return the reply; None if the process used at least half of `limit_s` of CPU time without
+        an end, or died of the question twice, and was replaced. Raises RewardError if no process
+        can start, or if on a busy machine it had less CPU time than that in WAITS times `limit_s`,
+        or in `most_s`."""
         deadline = time.monotonic() + most_s
         with self._places:
             for _ in range(2):

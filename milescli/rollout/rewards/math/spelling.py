@@ -8,7 +8,7 @@ import re
 import unicodedata
 
 WORD = "\ue000"
-r"""Stands before each word that was in `\text{}` or its like: text is no product of variables."""
+r"""Precedes each word that was in `\text{}` or similar: text is no product of variables."""
 
 _SIGNS = {
     "−": r"-",
@@ -99,7 +99,7 @@ _DOLLARS = re.compile(r"(?<!\\)\$\$?")
 
 
 def plain(text: str) -> str:
-    """The text in one spelling; equal texts stay equal, and other ones other."""
+    """Return the text in one spelling; equal texts stay equal, and different ones different."""
     text = without_delimiters(_in_ascii(text))
     for pattern, by in _RULES:
         text = pattern.sub(by, text)
@@ -146,21 +146,22 @@ def _in_ascii(text: str) -> str:
 
 
 def _words(match: re.Match[str]) -> str:
-    """Single letters are words behind a number (7 m), and variables or choices elsewhere."""
+    """Mark the words: single letters are words after a number (7 m), and variables or choices
+    elsewhere."""
     is_unit = match.string[: match.start()].rstrip()[-1:].isdigit()
     word = r"[^\W\d_]+" if is_unit else r"[^\W\d_]{2,}"
     return " " + re.sub(rf"(?<!\\)\b{word}", _word, match[1]) + " "
 
 
 def _word(match: re.Match[str]) -> str:
-    """A word, marked as one; functions and the constants e and i stay mathematics."""
+    """Mark a word as such; functions and the constants e and i stay mathematics."""
     if re.fullmatch(FUNCTIONS, match[0]):
         return f"\\{match[0]}"
     return match[0] if match[0] in ("e", "i") else f"{WORD}{match[0]}"
 
 
 def _joined_groups(text: str) -> str:
-    """1,234 and 1 234 as 1234, where they stand by themselves: (1,234) is a pair."""
+    """Join digit groups that stand alone: 1,234 and 1 234 become 1234, but (1,234) is a pair."""
     if re.search(r"(?:[\[(]|\\\{)\s*-?\d{1,3}(?:,\d{3})+\s*(?:[,\])]|\\\})", text):
         return text
     text = _GROUPS.sub(lambda m: m[0].replace(",", ""), text)

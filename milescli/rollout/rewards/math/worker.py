@@ -10,11 +10,12 @@ from milescli.rollout.rewards.math.answer import Answer, Contradiction
 from milescli.rollout.rewards.math.equality import equal, state
 
 MEMORY_BOUND_BYTES = 4 * 1024**3
-"""A response can ask for numbers of any size."""
+"""Bound on memory: a response can contain numbers of any size."""
 
 
 def result_of(label: str) -> str:
-    """What a label states: what follows its last `####`, of that the last box where it has any."""
+    """Return the result that a label states: what follows its last `####`, and of this the last box
+    if there is one."""
     text = MARK.split(label)[-1].strip()
     boxed = last_boxed(text)
     return text if boxed is None else boxed
@@ -30,8 +31,8 @@ def grade(label: str, response: str) -> float:
 
 
 def refuse_ungradable(label: str) -> None:
-    """Raises ValueError with the reason where a response that states the label's own result would
-    score nothing."""
+    """Raise ValueError with the reason if a response that states the label's own result would score
+    0."""
     if not equal(_wanted(label), state(result_of(label))):
         raise ValueError("it does not equal itself")
 

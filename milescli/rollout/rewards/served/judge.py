@@ -36,9 +36,9 @@ REFERENCE = """
 [end of reference answer]
 """
 HOPELESS = 32
-"""So many replies without a score, and none with one: the prompt or the pattern is wrong."""
+"""After this many replies without a single score, the prompt or the pattern is wrong."""
 ASKED = 2
-"""Requests for one response whose replies have no score."""
+"""Number of requests for one response if replies have no score."""
 _PLACE = re.compile(r"\{(prompt|response|label)\}")
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Judge:
     takes_images = True
 
     def __init__(self, settings: JudgeSettings) -> None:
-        """Raises RecipeError where the template or the key is not there."""
+        """Load the template and the key. Raises RecipeError if either is missing."""
         self._settings = settings
         self._template = _template(settings.prompt)
         self._pattern = re.compile(settings.parse)
@@ -190,4 +190,4 @@ def _template(prompt: str | None) -> str | None:
 
 
 judge = Judge(JudgeSettings())
-"""The built-in reward `judge`; without settings it has nobody to ask."""
+"""The built-in reward `judge`, before it has settings."""

@@ -1,4 +1,4 @@
-"""The reward `remote`: a server of the user's scores, by HTTP."""
+"""The reward `remote`: a server of the user scores responses over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Remote:
     needs_label = False
 
     def __init__(self, settings: RemoteSettings) -> None:
-        """Raises RecipeError where the key is not there."""
+        """Load the key. Raises RecipeError if it is missing."""
         self.scores_groups = settings.group
         self.max_concurrency = settings.concurrency
         self._endpoint = Endpoint(
@@ -76,4 +76,4 @@ def _field(reply: Any, name: str) -> object:
 
 
 remote = Remote(RemoteSettings())
-"""The built-in reward `remote`; without settings it has nobody to ask."""
+"""The built-in reward `remote`, before it has settings."""

@@ -11,11 +11,11 @@ from milescli.recipe.rewards import RewardModelSettings
 from milescli.recipe.schema import Rollout
 
 AT_ONCE = 4096
-"""Calls that may wait for a score: what comes meanwhile is the next batch."""
+"""Calls that may wait for a score: those that arrive meanwhile form the next batch."""
 
 
 class ScoreServer(Protocol):
-    """Defines the owner of the reward model."""
+    """Defines the process that holds the reward model."""
 
     async def score(self, token_ids: Sequence[int]) -> float:
         """Return the score of one token sequence, read from its last token. Bounded in time; raises
@@ -30,7 +30,7 @@ class ModelReward:
 
     settings: RewardModelSettings
     server: ScoreServer | None = None
-    """None: only checked, not asked."""
+    """None: the reward is only checked, not called."""
 
     scores_groups = False
     takes_token_ids = True
@@ -47,7 +47,7 @@ class ModelReward:
     async def __call__(
         self, *, prompt: str, response: str, label: str | None, token_ids: Sequence[int] = ()
     ) -> float:
-        """See the class; `prompt`, `response` and `label` are not looked at."""
+        """Score one response; see the class. `prompt`, `response` and `label` are ignored."""
         assert self.server is not None, "nobody holds the reward model"
         score = await self.server.score(token_ids)
         most = self.settings.clip
@@ -67,4 +67,4 @@ class ModelReward:
 
 
 reward_model = ModelReward(RewardModelSettings())
-"""The built-in reward `reward_model`; without settings there is no model."""
+"""The built-in reward `reward_model`, before it has a model."""

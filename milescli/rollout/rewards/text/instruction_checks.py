@@ -31,7 +31,7 @@ _CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _TWO_RESPONSES = "******"
 
 _DETECTING = Lock()
-"""The library loads its profiles in the first call, and is asked from many threads."""
+"""The library loads its profiles in the first call, and many threads call it."""
 
 
 def detected_language(text: str) -> str | None:
@@ -62,22 +62,23 @@ def keywords(text: str, *, keywords: Sequence[str]) -> bool:
 
 
 def keyword_frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
-    """The keyword is there so often."""
+    """Return True if the number of occurrences of the keyword fits."""
     return _holds(text.lower().count(keyword.lower()), relation, frequency)
 
 
 def forbidden_words(text: str, *, forbidden_words: Sequence[str]) -> bool:
-    """None is there as a word."""
+    """Return True if no forbidden word occurs as a word."""
     return not any(_count(word, text) for word in forbidden_words)
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """The letter, small or capital, is there so often."""
+    """Return True if the number of occurrences of the letter, in either case, fits."""
     return _holds(text.lower().count(letter.lower()), let_relation, let_frequency)
 
 
 def response_language(text: str, *, language: str) -> bool:
-    """The whole is in this language, by its ISO code."""
+    """Return True if the text is in this language (ISO code), or its language cannot be
+    detected."""
     return detected_language(text) in (language, None)
 
 
@@ -98,7 +99,8 @@ def _num_sentences(text: str) -> int:
 
 
 def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
-    """Return True if there are exactly so many paragraphs, divided by `***`, none of them empty."""
+    """Return True if there are exactly this many paragraphs, separated by `***`, none of them
+    empty."""
     parts = [part.strip() for part in text.split(_DIVIDER)]
     inner = [part for place, part in enumerate(parts) if part or 0 < place < len(parts) - 1]
     return all(inner) and len(inner) == num_paragraphs
@@ -112,7 +114,7 @@ def number_words(text: str, *, num_words: int, relation: str) -> bool:
 def nth_paragraph_first_word(
     text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
-    """Return True if there are exactly so many paragraphs, divided by blank lines, and the n-th
+    """Return True if there are exactly this many paragraphs, separated by blank lines, and the n-th
     begins with the word."""
     parts = [part.strip() for part in _BLANK_LINE.split(text) if part.strip()]
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
@@ -122,7 +124,7 @@ def nth_paragraph_first_word(
 
 
 def number_placeholders(text: str, *, num_placeholders: int) -> bool:
-    """Return True if there are at least so many placeholders like [address]."""
+    """Return True if there are at least this many placeholders like [address]."""
     return len(_PLACEHOLDER.findall(text)) >= num_placeholders
 
 
@@ -135,7 +137,7 @@ def postscript(text: str, *, postscript_marker: str) -> bool:
 
 
 def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
-    """Return True if exactly so many lines begin with `*` or `-`."""
+    """Return True if exactly this many lines begin with `*` or `-`."""
     return len(_BULLET.findall(text)) == num_bullets
 
 
@@ -145,20 +147,20 @@ def constrained_response(text: str) -> bool:
 
 
 def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
-    """Return True if at least so many sections are in `*stars*` or `**stars**`."""
+    """Return True if at least this many sections are in `*stars*` or `**stars**`."""
     marked = (match["bold"] or match["plain"] for match in _HIGHLIGHT.finditer(text))
     return sum(bool(inner.strip()) for inner in marked) >= num_highlights
 
 
 def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
-    """Return True if there are at least so many sections, each begun by the word and a number:
+    """Return True if there are at least this many sections, each headed by the word and a number:
     SECTION 1."""
     mark = re.compile(rf"(?<!\w){re.escape(section_spliter.strip())}\s+\d+")
     return len(mark.findall(text)) >= num_sections
 
 
 def json_format(text: str) -> bool:
-    """The whole is JSON, in a code block or not."""
+    """Return True if the whole text is JSON, in a code block or not."""
     text = text.strip()
     if text.startswith(_FENCE) and text.endswith(_FENCE) and len(text) > 2 * len(_FENCE):
         text = text.removeprefix(_FENCE).removesuffix(_FENCE)
@@ -196,7 +198,7 @@ def end_checker(text: str, *, end_phrase: str) -> bool:
 
 
 def quotation(text: str) -> bool:
-    """The whole is in double quotation marks."""
+    """Return True if the whole text is in double quotation marks."""
     text = text.strip()
     return len(text) > 1 and text[0] == text[-1] == '"'
 

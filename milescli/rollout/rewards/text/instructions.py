@@ -1,5 +1,5 @@
-"""The reward `instructions`: are the verifiable instructions of a prompt followed? In the form of
-google/IFEval's data."""
+"""The reward `instructions` checks whether a response follows the verifiable instructions of its
+prompt. Labels have the form of google/IFEval's data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Instructions:
 
 
 def _checks_of(label: str | None) -> list[Callable[[str], bool]]:
-    """Raises ValueError with what is wrong with the label."""
+    """Return the checks of a label. Raises ValueError with what is wrong with the label."""
     try:
         asked = parse_json(label or "")
         ids, kwargs = asked[_IDS], asked[_KWARGS]
@@ -108,7 +108,7 @@ def _bound(name: object, given: object) -> Callable[[str], bool]:
 
 
 def _loosened(text: str) -> list[str]:
-    """The eight forms of IFEval's loose accuracy."""
+    """Return the eight forms of IFEval's loose accuracy."""
     lines = text.split("\n")
     cut = [lines, lines[1:], lines[:-1], lines[1:-1]]
     forms = ["\n".join(part).strip() for part in cut]

@@ -1,4 +1,4 @@
-"""The reward `multiple_choice`: the letter, or the letters, that a response chooses."""
+"""The reward `multiple_choice`: compares the letter, or the letters, that a response chooses."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ class MultipleChoice:
     examples = (("Which?", "The answer is B.", "B"), ("Which?", "A or B", "B"), ("", "", "A, C"))
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """Return 1.0 or 0.0. Raises ValueError where the label is no letter."""
+        """Return 1.0 or 0.0. Raises ValueError if the label is no letter."""
         wanted = None if label is None else _letters(label)
         if wanted is None:
             raise ValueError(f"the label is not a letter: {label!r}")
         return float(_chosen(response) == wanted)
 
     def answer(self, response: str) -> str | None:
-        """Return the letters that it chooses, in order; None where it chooses nothing."""
+        """Return the chosen letters in order; None if the response chooses none."""
         return "".join(sorted(_chosen(response) or "")) or None
 
     def check_label(self, label: str | None) -> str | None:
@@ -92,7 +92,7 @@ class MultipleChoice:
 
 
 def _chosen(response: str) -> frozenset[str] | None:
-    """The letters that the response chooses; None where it chooses nothing."""
+    """Return the letters that the response chooses; None if it chooses none."""
     text = after_thinking(response).strip()
     for stated in (joined_boxes(text), tagged_answer(text), answer_in_json(text)):
         if stated is not None:
@@ -103,7 +103,7 @@ def _chosen(response: str) -> frozenset[str] | None:
 
 
 def _sentences(text: str) -> Iterator[frozenset[str] | None]:
-    """What the sentences choose that may choose something, the one that counts first."""
+    """Yield the choices of the sentences that may state one, in order of priority."""
     headings = [_letters(heading[1]) for heading in _HEADING.finditer(text)]
     plain = _HEADING.sub(r"\1", without_markdown(text)).strip()
     yield _said(plain)
@@ -116,7 +116,7 @@ def _sentences(text: str) -> Iterator[frozenset[str] | None]:
 
 
 def _said(text: str) -> frozenset[str] | None:
-    """What follows the last place that names the answer, the choice or the option."""
+    """Return the choice after the last place that names the answer, the choice or the option."""
     named = list(sentences_that_answer(text))
     named += [text[match.end() :][:2000] for match in list(_SAID.finditer(text))[-20:][::-1]]
     for after in named:
@@ -136,7 +136,7 @@ def _kept(match: re.Match[str]) -> str:
 
 
 def _letters(text: str) -> frozenset[str] | None:
-    """None where no letter is chosen, or it cannot be told which."""
+    """Return the letters of a text; None if it chooses none, or is ambiguous."""
     text = _WRAPPED.sub(_kept, text).strip()
     if lead := _LEADS.match(text):
         text = text[lead.end() :]

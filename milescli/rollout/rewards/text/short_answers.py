@@ -21,8 +21,8 @@ def normalized(text: str) -> str:
 
 
 def f1_of(text: str, wanted: str) -> float:
-    """Compute 2PR / (P + R) of the common words, each as often as in both; 1.0 if both are empty
-    when normalised, 0.0 if one is."""
+    """Compute 2PR / (P + R) of the common words, each counted as often as it occurs in both; 1.0 if
+    both are empty when normalised, 0.0 if only one is."""
     words, right = normalized(text).split(), normalized(wanted).split()
     if not words or not right:
         return float(words == right)
@@ -114,7 +114,7 @@ class ExactMatch:
         return float(any(normalized(part) == normalized(text) for text in texts_of(label)))
 
     def answer(self, response: str) -> str | None:
-        """The part that is compared; None where it is not there, or empty."""
+        """Return the part that is compared; None if it is missing or empty."""
         part = part_of(response, self._settings.answer)
         if part is not None and self._settings.normalize == "squad":
             part = normalized(part)

@@ -98,7 +98,7 @@ length = Length(*Rollout().length_bounds)
 
 
 def none(*, prompt: str, response: str, label: str | None) -> float:
-    """0.0, whatever the response: nobody scores it (`train.distill.reward_weight: 0`).
+    """Return 0.0 for every response: nothing scores it (`train.distill.reward_weight: 0`).
 
     >>> score(response="5")
     0.0

@@ -16,6 +16,7 @@ from milescli.core.errors import MismatchError, WorkerDied
 from milescli.core.types import EngineAddress
 from milescli.platform.ports import free_ports
 from milescli.rollout.base import GenerateRequest
+from milescli.weights.shards import Part, Shard, whole
 from tests.backends.sglang.weights.sending import TOKENS, expected_scores, weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("one_rank_trainer")]
@@ -97,6 +98,40 @@ def test_verify_names_a_weight_that_was_not_sent(service, channel):
     with pytest.raises(MismatchError, match=r"model\.norm\.weight: 64 of 64 values were not sent"):
         channel.verify(without_norm())
     channel.verify(weights(service.model))
+
+
+def test_a_trainer_of_one_rank_sends_what_changed(weights_restored, service):
+    def pieces(changed: str | None = None):
+        for bucket in weights(service.model, changed=changed):
+            yield [
+                Shard(
+                    part=Part(
+                        name=name,
+                        shape=tuple(tensor.shape),
+                        dtype=tensor.dtype,
+                        box=whole(tensor.shape),
+                        owners=(0,),
+                    ),
+                    senders=(0,),
+                    tensor=tensor,
+                )
+                for name, tensor in bucket
+            ]
+
+    channel, name = DistributedChannel(timeout_s=60), "model.layers.1.mlp.down_proj.weight"
+    channel.full_every = 4
+    channel.open([service.address])
+    assert channel.groups == [[0]]
+    sent = list[int]()
+    for changed in (None, name, name):
+        before = channel.sent_bytes
+        service.publish(channel, pieces(changed), version=1)
+        sent.append(channel.sent_bytes - before)
+        channel.verify(pieces(changed))
+    with pytest.raises(MismatchError, match=r"down_proj\.weight: 1 of 8192 values"):
+        channel.verify(pieces())
+    channel.close()
+    assert sent[0] > 300_000 and max(sent[1:]) < 100
 
 
 def test_no_shared_memory_is_left_after_sending(weights_restored, service):
