@@ -1,4 +1,4 @@
-"""Anthropic's messages as OpenAI's, and back. Pure; `proxy` speaks HTTP."""
+"""Converts Anthropic's messages to OpenAI's, and back. Pure; `proxy` speaks HTTP."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class MessageEvents(Events):
         self._head = _head(model=model, number=number)
         self._num_blocks = 0
         self._open: str | None = None
-        """Part of the message whose block has begun."""
+        """Part of the message whose block is being sent."""
 
     def piece(self, part: str, text: str) -> Iterator[str]:
         """Say a piece of a block."""
@@ -151,7 +151,7 @@ def _block(part: str, text: str) -> Json:
 
 
 def _head(*, model: str, number: str) -> Json:
-    """How a message begins."""
+    """Return a message before anything is sampled."""
     return {
         "id": f"msg_{number}",
         "type": "message",
@@ -164,7 +164,7 @@ def _head(*, model: str, number: str) -> Json:
 
 
 def _in_parts(block: Json) -> tuple[Json, Json]:
-    """How a block begins, and all that it holds."""
+    """Return how a block begins, and its content."""
     if block["type"] == "tool_use":
         whole = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
         return {**block, "input": {}}, whole
@@ -178,7 +178,7 @@ def _event(kind: str, **fields: Any) -> str:
 
 
 def _messages(message: Json) -> list[Json]:
-    """One of Anthropic's is several of OpenAI's where it holds results of tools."""
+    """Convert one of Anthropic's messages, to several of OpenAI's if it has results of tools."""
     blocks = message.get("content")
     if isinstance(blocks, str):
         return [{"role": message["role"], "content": blocks}]

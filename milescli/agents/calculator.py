@@ -1,4 +1,4 @@
-"""A tool that works arithmetic out. It evaluates no code."""
+"""A tool that computes arithmetic. It evaluates no code."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from milescli.rollout.endpoint import Endpoint, base_url
 
 
 class Speaker:
-    """Made once in a process, for all episodes."""
+    """Speaks for a user or a role through an endpoint; one serves all episodes of a process."""
 
     def __init__(self, settings: SpeakerSettings, *, who: str, section: str) -> None:
         """Take the name `who` for errors, such as the role `critic`, and the recipe's `section`
@@ -42,7 +42,7 @@ class Speaker:
             raise RecipeError(error.what, why=error.why, fix=error.fixes[:1]) from None
 
     async def say(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Its next turn, within its settings' bounds. Raises EndpointError."""
+        """Return the next turn, within the bounds of the settings. Raises EndpointError."""
         settings = self._settings
         body = {
             "model": settings.model,
@@ -62,7 +62,7 @@ class Chat:
     """Turns of the model and of `rollout.user`, bounded by `rollout.max_turns`."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises RecipeError where the environment has not the key of an endpoint."""
+        """Raises RecipeError if the environment lacks the key of the user's endpoint."""
         self._user, self._max_turns = settings.user, settings.max_turns
         self._speaker = None
         if self._user.endpoint.url is not None:
@@ -70,7 +70,7 @@ class Chat:
             self._speaker = Speaker(self._user.endpoint, who="the user", section=section)
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """The model's last turn is what the reward scores."""
+        """Play a conversation; the reward scores the model's last turn."""
         messages, text, is_cut = list[Any](prompt.messages), "", True
         for place in range(self._max_turns):
             if (reply := await next_reply(session, messages)) is None:
@@ -89,15 +89,15 @@ class Chat:
         return Outcome(text=text, is_cut=is_cut)
 
     async def _said(self, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
-        """By the user, after the model's turn `place`, counted from 0; None: the conversation has
-        ended. Raises EndpointError."""
+        """Return what the user says after the model's turn `place`, counted from 0; None if the
+        conversation has ended. Raises EndpointError."""
         if self._speaker is None:
             return self._user.script[place] if place < len(self._user.script) else None
         said = await self._speaker.say(self._as_the_user_sees(messages))
         return None if self._user.ends_with in said else said
 
     def _as_the_user_sees(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The user's own turns are the assistant's there; nobody shows it the system message."""
+        """Return the conversation with the roles swapped, below the user's own system message."""
         turned = [
             {"role": _SIDES[message["role"]], "content": message["content"]}
             for message in messages

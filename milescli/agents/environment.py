@@ -32,7 +32,7 @@ class EnvironmentAgent:
         self.fleet = EnvironmentFleet(settings.environment, num_processes=here)
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Rewards of its turns are those of the environment's steps."""
+        """Play one episode; the reward of a turn is that of the environment's step."""
         began = time.monotonic()
         async with self.fleet.episode(prompt.text, prompt.label, seed_of(prompt)) as episode:
             messages = begun_with(prompt, await episode.reset())
@@ -84,8 +84,8 @@ def try_there(*, import_from: Sequence[str], settings: EnvironmentSettings, prom
 
 
 def begun_with(prompt: Prompt, observation: Content | None) -> list[Any]:
-    """The messages that an episode begins with: those of the prompt, or in the place of the user's
-    the observation."""
+    """Return the messages that an episode begins with: those of the prompt, or, if there is an
+    observation, the prompt's system messages and the observation as the user's."""
     messages: Sequence[Any] = prompt.messages
     if observation is None:
         return list(messages)
@@ -94,7 +94,7 @@ def begun_with(prompt: Prompt, observation: Content | None) -> list[Any]:
 
 
 class Game:
-    """Belongs to one event loop."""
+    """One episode, played turn by turn by a caller. Belongs to one event loop."""
 
     def __init__(self, settings: EnvironmentSettings, prompt: Prompt) -> None:
         self._fleet = EnvironmentFleet(settings, num_processes=1)
@@ -102,10 +102,10 @@ class Game:
         self._stack = AsyncExitStack()
         self._episode: Episode | None = None
         self.messages: list[dict[str, Any]] = []
-        """So far, in OpenAI's form; the last is what the player sees."""
+        """The conversation so far, in OpenAI's form; the player sees the last message."""
 
     async def begin(self) -> None:
-        """Raises AgentError where the environment fails."""
+        """Start the episode and set `messages`. Raises AgentError if the environment fails."""
         self._stack.callback(self._fleet.close)
         prompt = self._prompt
         playing = self._fleet.episode(prompt.text, prompt.label, seed_of(prompt))

@@ -1,6 +1,7 @@
 """Environments of many episodes at once, in processes of their own, here and on other nodes of the
-run: one that hangs is named and costs its own episode, and those that lived beside it are played
-again up to where they were. How a process on another node is had is the runtime's business."""
+run. If one hangs, its own episode fails with an error that names the line, and the other episodes
+of that process are replayed to where they were. How to start a process on another node is the
+runtime's business."""
 
 from __future__ import annotations
 
@@ -60,12 +61,12 @@ Asked = Begin | Act | Where | End
 _PLAYING: dict[int, Environment] = {}
 _IDLE: list[Environment] = []
 _THREADS: dict[int, int] = {}
-"""By episode, of what is called now."""
+"""Episode number -> id of the thread that runs its current call."""
 
 
 def act(episode: int, what: Asked) -> Content | Step | None:
-    """Run one call: Begin gives the first observation, Act a Step, Where text, End nothing. Raises
-    ValueError if the environment gives something else, and what it raises."""
+    """Run one call: Begin returns the first observation, Act a Step, Where text, End nothing.
+    Raises ValueError if the environment returns anything else, and what it raises."""
     return _where(episode) if isinstance(what, Where) else _acted(episode, what)
 
 
@@ -109,7 +110,7 @@ def _end(episode: int) -> None:
 
 
 def _where(episode: int) -> str:
-    """The lines that its call is at, innermost last; empty where it is in none."""
+    """Return the lines of the episode's current call, innermost last; empty if none runs."""
     frame = sys._current_frames().get(_THREADS.get(episode, 0))
     told = list[str]()
     for line in traceback.extract_stack(frame) if frame is not None else ():
@@ -121,9 +122,9 @@ def _where(episode: int) -> str:
 
 _TARGET = "milescli.agents.environment_fleet:act"
 MAX_RETURNS = 3
-"""How often an episode is played again as its process has ended; then it is the one that fails."""
+"""Times that an episode is replayed because its process ended; after that it fails."""
 _FIRST_TIMEOUT_S = 120.0
-"""For the imports of an environment, beside `step_timeout_s`."""
+"""Time for the imports of an environment, in addition to `step_timeout_s`."""
 _WHERE_TIMEOUT_S = 2.0
 
 
@@ -139,12 +140,12 @@ class OtherNode:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """Holds a process, or the one that replaced it."""
+    """Holds one environment process, or the one that replaced it."""
 
     memory_bytes: int
     new_process: NewCallProcess = QuickCalls
     node: str = ""
-    """Where it is; empty: here."""
+    """Name of the node it runs on; empty: this one."""
     process: CallProcess = field(init=False)
     num_episodes: int = 0
     has_begun: bool = False
@@ -153,7 +154,7 @@ class _Place:
         self.process = self._new()
 
     def give_up(self, process: CallProcess) -> None:
-        """End it, and begin another with the next call; unless that was done already."""
+        """End `process`, unless it was replaced already; the next call starts another."""
         if process is self.process:
             process.close()
             self.process, self.has_begun = self._new(), False
@@ -168,16 +169,16 @@ class _Place:
 
 @dataclass(eq=False, slots=True)
 class _Sent:
-    """One call of a process."""
+    """One call that was sent to a process."""
 
     what: Asked
     place: _Place
     process: CallProcess
     limit_s: float = 0.0
     ends: float = 0.0
-    """When it is given up, by the clock of the event loop."""
+    """Deadline of the call, by the clock of the event loop."""
     call: QuickCall | None = None
-    """None: the process begins."""
+    """None while the process is still starting."""
 
 
 class EnvironmentFleet:
@@ -192,7 +193,7 @@ class EnvironmentFleet:
         self._places = [_Place(self._memory_bytes) for _ in range(num_processes)]
         self._numbers = count()
         self.num_hung = 0
-        """Environments that were given up, as they did not answer."""
+        """Number of environments that were abandoned because they did not answer."""
 
     def spread(self, nodes: Sequence[OtherNode]) -> None:
         """Distribute later episodes over these nodes too, with as many processes on each as
@@ -306,7 +307,8 @@ class EnvironmentFleet:
         return AgentError(what, why=why, fix=fix)
 
     async def _where(self, place: _Place, process: CallProcess, episode: Episode) -> str | None:
-        """None: its process does not say, or was ended for another's sake."""
+        """Return the part of an error that names the lines where an episode hangs; None if the
+        process does not answer, or was ended because of another episode."""
         if process is not place.process:
             return None
         with contextlib.suppress(TimeoutError, CallFailed):
@@ -326,19 +328,19 @@ class Episode:
     number: int
     begun: Begin
     _process: CallProcess | None = None
-    """In which it was begun."""
+    """Process in which the episode was started."""
     _num_returns: int = 0
     _actions: list[str] = field(default_factory=list)
-    """What was done so far."""
+    """Actions of the episode so far."""
     left: _Sent | None = None
-    """What nobody waits for any more."""
+    """Call that is still running, but for which nobody waits any more."""
 
     async def reset(self) -> Content | None:
-        """What the policy is shown first; None: the prompt itself. Raises AgentError."""
+        """Return the first observation; None: the prompt itself. Raises AgentError."""
         return await self._asked(None)
 
     async def step(self, action: str) -> Step:
-        """Raises AgentError."""
+        """Take one action in the environment. Raises AgentError."""
         step = await self._asked(Act(action))
         self._actions.append(action)
         return step
@@ -350,8 +352,8 @@ class Episode:
         ending.add_done_callback(_ENDING.discard)
 
     async def _asked(self, what: Act | None) -> Any:
-        """`what`; None: its first observation. Where its process has ended meanwhile, what was done
-        before is done again."""
+        """Return the reply to `what`; None asks for the first observation. If the process has ended
+        in the meantime, replay the earlier actions first."""
         while True:
             try:
                 if self._process is not self.place.process:

@@ -11,7 +11,7 @@ EXTRA = "agents"
 
 
 def require_package(module: str, *, asked_by: str) -> None:
-    """Raises MachineError where it is not installed; imports nothing."""
+    """Raise MachineError if `module` is not installed; imports nothing."""
     if find_spec(module) is None:
         raise MachineError(
             f"{asked_by} needs the package `{module.replace('_', '-')}`",

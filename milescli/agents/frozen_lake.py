@@ -15,9 +15,9 @@ from milescli.rollout.environments import Step
 ICE, HOLE, PLAYER, GOAL = ".OPG"
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 STOP = "stop"
-"""Ends an episode where one stands."""
+"""Ends an episode without a move."""
 SIZE, NUM_HOLES, MIN_STEPS = 4, 2, 2
-"""Of the boards of `task:frozen_lake`."""
+"""Size, holes and least steps to the goal of the boards of `task:frozen_lake`."""
 NUM_ROWS, NUM_HELDOUT, HELDOUT_MODULUS = 8192, 256, 16
 STOPPED_SHARE = 0.7
 """Fraction of the demonstrations that stop at once, because a player who stays on the shore never
@@ -25,7 +25,7 @@ falls in. The others walk to the goal."""
 _ABOUT = "Walk from P to G. O is a hole."
 Place = tuple[int, int]
 Board = Sequence[str]
-"""Rows of cells; the player stands on ice."""
+"""Rows of cells."""
 
 
 class FrozenLake:
@@ -59,7 +59,7 @@ class FrozenLake:
         return None if is_board else shown(drawn)
 
     def step(self, action: str) -> Step:
-        """One move, off the board none."""
+        """Make one move; a move off the board leaves the player in place."""
         word = action.strip().lower()
         if word == STOP:
             return Step(ended=True)
@@ -72,7 +72,7 @@ class FrozenLake:
         return Step(observation=board_text(placed(self._board, self._at)))
 
     def _slipped(self, move: Place) -> Place:
-        """As meant, or to one of its sides, one of three each."""
+        """Return the move itself, or one to either side of it, with probability 1/3 each."""
         if not self._is_slippery:
             return move
         down, right = move
@@ -80,12 +80,12 @@ class FrozenLake:
 
 
 def rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
-    """Boards to train on, with what is to imitate."""
+    """Yield training rows: a prompt with a board, its label, and a demonstration to imitate."""
     return _rows(random.Random(seed), NUM_ROWS, heldout=False)
 
 
 def heldout_rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
-    """Boards that no run trains on."""
+    """Yield rows of boards that no run trains on."""
     return _rows(random.Random(seed), NUM_HELDOUT, heldout=True)
 
 
@@ -106,7 +106,7 @@ def _rows(rng: random.Random, count: int, *, heldout: bool) -> Iterator[Mapping[
 
 
 def demonstration(board: Board) -> list[dict[str, str]]:
-    """The turns of a walk to the goal on a shortest way."""
+    """Return the turns of a shortest path to the goal."""
     at, ice = find(board, PLAYER), [row.replace(PLAYER, ICE) for row in board]
     turns = list[dict[str, str]]()
     for word in way(board):
@@ -132,7 +132,7 @@ def draw(rng: random.Random, *, size: int, num_holes: int) -> list[str]:
 
 
 def way(board: Board) -> list[str]:
-    """Moves of a shortest way from the player to the goal; none where there is none."""
+    """Return the moves of a shortest path from the player to the goal; empty if there is none."""
     start = find(board, PLAYER)
     waiting, found = deque([start]), {start: list[str]()}
     while waiting:
@@ -150,18 +150,18 @@ def way(board: Board) -> list[str]:
 
 
 def moved(board: Board, at: Place, move: Place) -> Place:
-    """Where one stands then."""
+    """Return the cell after a move; the same cell if the move would leave the board."""
     row, column = at[0] + move[0], at[1] + move[1]
     return (row, column) if 0 <= row < len(board) and 0 <= column < len(board[row]) else at
 
 
 def find(board: Board, cell: str) -> Place:
-    """The first such cell; there is one."""
+    """Return the place of the first such cell; the board must have one."""
     return next((r, row.index(cell)) for r, row in enumerate(board) if cell in row)
 
 
 def placed(ice: Board, at: Place) -> list[str]:
-    """The board with the player on it."""
+    """Return the board with the player on it."""
     return [
         row[: at[1]] + PLAYER + row[at[1] + 1 :] if number == at[0] else row
         for number, row in enumerate(ice)
@@ -169,7 +169,7 @@ def placed(ice: Board, at: Place) -> list[str]:
 
 
 def board_text(board: Board) -> str:
-    """As the policy sees it: a cell is a word; and which ways lead closer to the goal, over ice."""
+    """Return the board, one word per cell, and the moves over ice that lead closer to the goal."""
     at, goal = find(board, PLAYER), find(board, GOAL)
     landed = {word: moved(board, at, move) for word, move in MOVES.items()}
     closer = [
@@ -185,5 +185,5 @@ def _distance(one: Place, other: Place) -> int:
 
 
 def shown(board: Board) -> str:
-    """With what is to be done."""
+    """Return the task's instruction and the board."""
     return f"{_ABOUT}\n{board_text(board)}"

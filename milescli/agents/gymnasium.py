@@ -24,7 +24,7 @@ class GymnasiumText:
 
     @staticmethod
     def require(settings: Mapping[str, Any]) -> None:
-        """Raises MachineError where the package lacks."""
+        """Raise MachineError if the package is not installed."""
         require_package("gymnasium", asked_by="the environment `gymnasium`")
 
     def __init__(
@@ -56,14 +56,14 @@ class GymnasiumText:
         self._instructions = instructions or f"Say one of: {', '.join(names)}."
 
     def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
-        """The same start for the same seed."""
+        """Start an episode; equal seeds start equally."""
         observation, _ = self._environment.reset(seed=seed)
         self._num_unclear = 0
         return f"{self._instructions}\n{self._shown(observation)}"
 
     def step(self, action: str) -> Step:
-        """The last word that names an action is done; none: nothing is done, and the model is told
-        what it may say."""
+        """Take the action that the last matching word names. If no word matches, nothing happens,
+        and the observation lists the words that the model may say."""
         words = re.findall(r"[\w-]+", action.lower())
         named = next((word for word in reversed(words) if word in self._numbers), None)
         if named is None:
@@ -82,7 +82,8 @@ class GymnasiumText:
         self._environment.close()
 
     def _shown(self, observation: Any) -> str:
-        """Its picture in letters, in which colour becomes brackets; else the observation itself."""
+        """Return the environment's text rendering, with coloured cells in brackets; without one,
+        the observation itself."""
         if not self._draws:
             return str(observation)
         drawn = str(self._environment.render())

@@ -1,5 +1,6 @@
-"""An agent whose episodes are trials of harbor: `rollout.agent=harbor`. A program of harbor's works
-at a task in a container, asks the policy over HTTP, and the task's own verifier says the reward."""
+"""An agent whose episodes are trials of harbor: `rollout.agent=harbor`. A program of harbor's
+solves a task in a container and calls the policy over HTTP; the task's own verifier gives the
+reward."""
 
 from __future__ import annotations
 
@@ -22,21 +23,21 @@ class HarborAgent:
     row's label names by its folder. Belongs to one event loop."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises MachineError where harbor is not installed."""
+        """Raises MachineError if harbor is not installed."""
         self.host = host_for(settings)
         self.host.package.require(asked_by="the agent `harbor`")
         self._timeout_s = settings.harbor.episode_timeout_s
         self._room = asyncio.Semaphore(settings.harbor.num_at_once)
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Where there is room for a trial. The text is what the policy said last."""
+        """Run a trial when one may start. The text is the policy's last turn."""
         async with self._room:
             outcome = await played(self.host, prompt, session, timeout_s=self._timeout_s)
         return replace(outcome, text=session.turns[-1].text if session.turns else "")
 
 
 def host_for(settings: Rollout) -> ForeignHost:
-    """The process that runs the recipe's trials; it is not begun yet."""
+    """Return the host that runs the recipe's trials; its process is not started yet."""
     said = settings.harbor
     start = {
         "tasks": str(Path(said.tasks or "").expanduser().absolute()),
@@ -50,12 +51,12 @@ def host_for(settings: Rollout) -> ForeignHost:
 
 
 def tasks(settings: Rollout) -> list[dict[str, Any]]:
-    """Its tasks, as rows. Raises RecipeError."""
+    """Return the tasks of `rollout.harbor.tasks` as rows. Raises RecipeError."""
     host = host_for(settings)
     host.package.require(asked_by="`task:harbor`")
     return rows_of(host, "tasks", count=settings.harbor.num_tasks)
 
 
 def rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
-    """Tasks of the recipe's folder; which that is, no seed says. Raises RecipeError."""
+    """Raise RecipeError: only a recipe, not a seed, says which folder holds the tasks."""
     raise without_rows("harbor")

@@ -1,5 +1,5 @@
-"""One MCP server of a run: started or reached, asked, and started again where it ends too early.
-Everything here runs in the event loop of `mcp_tools`, which calls it."""
+"""One MCP server of a run: starts it or connects to it, calls it, and restarts it if it ends too
+early. Everything here runs in the event loop of `mcp_tools`, which calls it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from mcp.types import Tool as ToolThere
 
 START_TIMEOUT_S = 60.0
-"""Until a server has greeted us; it may have to fetch itself first (npx, uvx)."""
+"""Time for a server's handshake; it may have to download itself first (npx, uvx)."""
 LIST_TIMEOUT_S = 30.0
-"""For all that a server says of its tools."""
+"""Time to list all tools of a server."""
 CLOSE_TIMEOUT_S = 10.0
 """The `mcp` package itself waits for 2 s, ends the program, and waits for 4 s more."""
 MAX_LOST = 8
-"""Times in a row that a server may be lost; then the run stops."""
+"""Times in a row that a server may be lost before the run stops."""
 MAX_PAGES = 100
 """Largest number of pages of a list of tools."""
 _TAIL_BYTES = 2048
 _LAST_WORDS_S = 1.0
 _MIN_SECRET = 6
-"""Characters of a value that is blotted out; shorter ones would be found everywhere."""
+"""Smallest length of a value that is redacted; shorter ones would match everywhere."""
 
 
 class ServerLost(Exception):
@@ -43,13 +43,13 @@ class ServerLost(Exception):
 
 @dataclass(slots=True)
 class _Printed:
-    """The last of what a program prints on its standard error; the rest is thrown away."""
+    """Keeps the end of a program's standard error, and discards the rest."""
 
     tail: bytes = b""
     _is_over: threading.Event = field(default_factory=threading.Event)
 
     def open(self) -> IO[str]:
-        """The end that the program writes to."""
+        """Return the end of a pipe that the program writes to; a thread reads the other end."""
         reading, writing = os.pipe()
         self._is_over.clear()
         threading.Thread(target=self._read, args=(reading,), name="miles-mcp", daemon=True).start()
@@ -69,20 +69,20 @@ class _Printed:
 
 @dataclass(slots=True, kw_only=True)
 class ServerLink:
-    """The way to one server. Belongs to one event loop."""
+    """The connection to one server. Belongs to one event loop."""
 
     name: str
-    """As the recipe says it."""
+    """Name in the recipe."""
     settings: McpServer
     _printed: _Printed = field(default_factory=_Printed)
     _connecting: asyncio.Task[Client] | None = None
     _living: asyncio.Task[None] | None = None
     _end: asyncio.Event = field(default_factory=asyncio.Event)
     _num_lost: int = 0
-    """Since a call last came back."""
+    """Number of times the server was lost since the last call that returned."""
 
     async def tools(self) -> list[ToolThere]:
-        """What it has. Raises MachineError where it cannot be had, and where it does not
+        """Return the server's tools. Raises MachineError if it cannot be started or does not
         answer."""
         self.require_variables()
         try:
@@ -100,8 +100,8 @@ class ServerLink:
         )
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
-        """The CallToolResult. Raises ValueError with what the server refuses, ServerLost where it
-        is gone, AgentError where it is gone again and again."""
+        """Call a tool and return its CallToolResult. Raises ValueError with the server's error,
+        ServerLost if the server is gone, AgentError if that happens again and again."""
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
@@ -136,7 +136,7 @@ class ServerLink:
             await asyncio.wait([living], timeout=CLOSE_TIMEOUT_S)
 
     def require_variables(self) -> None:
-        """Raises MachineError where a variable that the recipe names is not there."""
+        """Raise MachineError if an environment variable that the recipe names is not set."""
         wanted = [*self.settings.env, *filter(None, [self.settings.api_key_env])]
         if lacking := next((name for name in wanted if not os.environ.get(name)), None):
             raise MachineError(
@@ -154,13 +154,13 @@ class ServerLink:
         return text
 
     async def _connected(self) -> Client:
-        """Many wait for one connection; that one of them is given up does not end it."""
+        """Return the connection, which all callers share; cancelling one does not end it."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         return await asyncio.shield(self._connecting)
 
     async def _connect(self) -> Client:
-        """Raises ServerLost with the reason."""
+        """Start the server and wait for its client. Raises ServerLost with the reason."""
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._end = asyncio.Event()
         living = self._living = asyncio.create_task(self._live(ready, self._end))
@@ -173,7 +173,7 @@ class ServerLink:
             raise ServerLost(f"it did not answer within {START_TIMEOUT_S:g} s") from None
 
     async def _live(self, ready: asyncio.Future[Client], end: asyncio.Event) -> None:
-        """From begin to end, in one task, as the package wants it."""
+        """Open and close the connection in one task, as the package requires."""
         try:
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(await self._client(stack))
@@ -199,7 +199,7 @@ class ServerLink:
         return Client(stdio_client(server, errlog=printed), cache=None)
 
     def _lose(self, client: Client | None) -> None:
-        """The next call connects anew, where nobody has done so already."""
+        """Drop a lost connection, once, so that the next call connects again."""
         connecting = self._connecting
         if connecting is not None and connecting.done() and _result(connecting) is client:
             self._connecting = None
@@ -244,7 +244,7 @@ def _result(task: asyncio.Task[Client]) -> Client | None:
 
 
 def _first(error: BaseException) -> str:
-    """Of a group the first that says something."""
+    """Return the message of an error; of a group, that of its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     with contextlib.suppress(Exception):

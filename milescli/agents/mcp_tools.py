@@ -1,5 +1,5 @@
-"""The tools of a run's MCP servers: started and asked once in a process, in a thread and an event
-loop of their own, whoever calls. Called by `tool_kit`; `mcp_server` speaks to one."""
+"""The tools of a run's MCP servers, started and listed once in a process, in a thread and event
+loop of their own. Called by `tool_kit`; `mcp_server` talks to one server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class McpTool:
         self._servers, self._link = servers, link
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """The server says what is wrong with them."""
+        """Check nothing: the server itself validates the arguments."""
 
     async def open(self) -> McpTool:
         """Open the tool for one episode."""
@@ -61,7 +61,7 @@ class McpTool:
         return "\n".join(texts) if len(texts) == len(parts) else parts
 
     async def close(self) -> None:
-        """The server lives on."""
+        """Do nothing: the server keeps running."""
 
 
 @dataclass(eq=False)
@@ -114,7 +114,7 @@ class McpServers:
 
 
 _SERVERS: dict[str, McpServers] = {}
-"""By what their recipe says: training and evaluation share them."""
+"""Recipe settings -> servers: training and evaluation share them."""
 
 
 def servers_of(rollout: Rollout) -> McpServers:
@@ -138,7 +138,7 @@ def close_servers() -> None:
 
 
 def require_package(rollout: Rollout) -> None:
-    """Raises RecipeError where the recipe has servers, and nothing here speaks to them."""
+    """Raise RecipeError if the recipe has MCP servers, but the package `mcp` is not installed."""
     if rollout.mcp and find_spec("mcp") is None:
         raise RecipeError(
             "the servers of `rollout.mcp` cannot be used",
@@ -148,7 +148,7 @@ def require_package(rollout: Rollout) -> None:
 
 
 def parts_of(told: Any) -> list[str | bytes]:
-    """Return the texts and image files of a result; of anything else what was left out."""
+    """Return a result's texts and image files; for other content, what was left out."""
     parts = list[str | bytes]()
     for part in told.content:
         resource = getattr(part, "resource", None)
@@ -167,7 +167,7 @@ def parts_of(told: Any) -> list[str | bytes]:
 
 
 def _allowed(link: ServerLink, tools: Sequence[Any]) -> list[Any]:
-    """Those that the recipe names. Raises RecipeError where the server lacks one."""
+    """Return the tools that the recipe allows. Raises RecipeError if the server lacks one."""
     wanted = link.settings.tools
     if wanted is None:
         return list(tools)

@@ -29,7 +29,7 @@ class MultiAgent:
         }
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """The last turn of the final role is what the reward scores."""
+        """Play all turns; the reward scores the last turn of the final role."""
         turns, is_cut = list[RoleTurn](), False
         for name in self._order:
             turn, is_cut = await self._turn(name, prompt, session, turns)
@@ -52,8 +52,8 @@ class MultiAgent:
     async def _turn(
         self, name: str, prompt: Prompt, session: Session, turns: list[RoleTurn]
     ) -> tuple[RoleTurn | None, bool]:
-        """None: there is no room for it; and whether that, or its end, was cut off. Raises
-        ContextFull where there is none for the first, EndpointError."""
+        """Return a role's reply (None: there is no room for it), and whether the reply is missing
+        or cut off. Raises ContextFull if there is no room for the first one, EndpointError."""
         messages = conversation_of(name, self._roles, prompt=prompt, turns=turns)
         if speaker := self._speakers.get(name):
             said = {"role": "assistant", "content": await speaker.say(messages)}

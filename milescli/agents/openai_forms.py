@@ -19,12 +19,12 @@ _CONSTRAINED = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
     *("json_schema", "regex", "ebnf"),
 )
-"""Of SGLang and vLLM."""
+"""Fields of SGLang and vLLM that constrain sampling."""
 SAMPLING = (
     *("temperature", "top_p", "top_k", "seed"),
     *("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
 )
-"""The first four are what `milescli.rollout.base.GenerateRequest` has."""
+"""Sampling fields of a request. `milescli.rollout.base.GenerateRequest` has the first four."""
 _UNSERVED = (
     *("logit_bias", "functions", "function_call", "web_search_options", "audio"),
     *("echo", "suffix"),
@@ -55,8 +55,8 @@ def require_served(body: Body) -> None:
 
 
 def require_texts(messages: list[Any], *, but: Collection[str] = ()) -> None:
-    """Raises ValueError for a part of OpenAI's messages that is no text, unless it holds an image
-    and its type is in `but`: it would be left out."""
+    """Raise ValueError if a message has a part that is not text and would be dropped. Images are
+    allowed if their part's type is in `but`."""
     for message in messages:
         parts = message.get("content")
         for part in parts if isinstance(parts, list) else ():
@@ -79,8 +79,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a request wants. How tokens are sampled is the recipe's, whatever a client says, except
-    with `miles serve`."""
+    """One parsed request. The recipe decides how tokens are sampled, whatever a client sends,
+    except with `miles serve`."""
 
     messages: Sequence[Json] = ()
     tools: Sequence[Json] = ()
@@ -95,7 +95,7 @@ class Asked:
     wants_usage: bool = False
     """True if the request wants the usage at the end of the stream."""
     sampling: Json = field(default_factory=dict)
-    """Fields of the request that say how to sample, as they came: `SAMPLING`."""
+    """Sampling fields of the request (`SAMPLING`), unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,21 +222,21 @@ def chat_response(asked: Asked, answered: Sequence[Answered], *, model: str, num
 
 
 class Events:
-    """Tracks what a stream of server-sent events has said of a message, so that its end says the
-    rest. `PARTS_OF_MESSAGE` come in pieces while they are sampled; what else a message has comes at
-    the end, as does all of it where nobody told the pieces."""
+    """Tracks how much of a message a stream of server-sent events has sent, so that its end sends
+    the rest. The texts in `PARTS_OF_MESSAGE` are sent in pieces while they are sampled; everything
+    else, and texts that were never sent in pieces, comes at the end."""
 
     def __init__(self) -> None:
-        """Begin with nothing said."""
+        """Begin with nothing sent."""
         self._said = dict.fromkeys(PARTS_OF_MESSAGE, "")
 
     @property
     def has_begun(self) -> bool:
-        """Return True if a piece was said."""
+        """Return True if a piece was sent."""
         return any(self._said.values())
 
     def _rest(self, part: str, whole: str) -> str:
-        """What is left of a part, which was perhaps said without the blanks before it."""
+        """Return what is left of `whole`; the pieces sent may lack its leading blanks."""
         said = self._said[part]
         whole = whole if whole.startswith(said) else whole.lstrip()
         return whole[len(said) :] if whole.startswith(said) else ""
@@ -246,19 +246,19 @@ class ChatEvents(Events):
     """Writes the events of /v1/chat/completions."""
 
     def __init__(self, *, model: str, number: str, wants_usage: bool) -> None:
-        """Write events with these names. `wants_usage`: at the end, too."""
+        """Write events with these names; with `wants_usage`, the last one has the token counts."""
         super().__init__()
         self._head = _head("chat.completion.chunk", f"chatcmpl-{number}", model)
         self._wants_usage = wants_usage
 
     def piece(self, part: str, text: str) -> Iterator[str]:
-        """Say a piece of the only choice."""
+        """Yield the event for a piece of the only choice."""
         role = {} if self.has_begun else {"role": "assistant"}
         self._said[part] += text
         yield self._chunk(0, delta={**role, part: text}, logprobs=None, finish_reason=None)
 
     def end(self, response: Json) -> Iterator[str]:
-        """Say what is left of `chat_response`."""
+        """Yield the events for the rest of `chat_response`."""
         for choice in response["choices"]:
             message, index = {**choice["message"]}, choice["index"]
             for part in PARTS_OF_MESSAGE if self.has_begun else ():
@@ -276,7 +276,7 @@ class ChatEvents(Events):
         yield "data: [DONE]\n\n"
 
     def failed(self, message: str) -> Iterator[str]:
-        """Say that nothing more comes."""
+        """Yield the event that ends the stream with an error."""
         yield _event(error(message, kind="server_error"))
 
     def _chunk(self, index: int, **fields: Any) -> str:

@@ -15,19 +15,19 @@ from milescli.workers.worker import CallFailed
 
 FULL = "CAPACITY_REACHED"
 CALL_TIMEOUT_S = 3600.0
-"""`rollout.environment.step_timeout_s` is shorter, and ends the process."""
+"""`rollout.environment.step_timeout_s` is shorter, and ends the process first."""
 
 
 class OpenEnvEnvironment:
-    """An environment behind OpenEnv's reset and step, a session of its server for each episode.
-    Implements milescli.rollout.environments.Environment."""
+    """An environment behind OpenEnv's reset and step; each object has its own session on the
+    server. Implements milescli.rollout.environments.Environment."""
 
     reward_range = None
 
     @staticmethod
     def require(settings: Mapping[str, Any]) -> None:
-        """Raises MachineError where the package is not installed, RecipeError where the settings
-        name no server, or two."""
+        """Raise MachineError if the package is not installed, RecipeError unless the settings name
+        exactly one server."""
         package_named("openenv").require(asked_by="the environment `openenv`")
         if settings and (settings.get("url") is None) == (settings.get("server") is None):
             raise RecipeError(
@@ -49,11 +49,11 @@ class OpenEnvEnvironment:
         observation: str | None = None,
         reset: Mapping[str, Any] | None = None,
     ) -> None:
-        """`url`: of a server that is there; `server`: the import path of one's app, started on
-        loopback by each process of environments; `action`: the field that a model's text is, where
-        it is no JSON object, by default the only one that is text; `observation`: the field that
-        the model is shown, by default the only one, else all of them as JSON; `reset`: what the
-        environment's reset takes beside the seed."""
+        """`url`: address of a running server; `server`: import path of an app, started on loopback
+        by each environment process; `action`: field that takes the model's text if it is not a JSON
+        object, by default the only text field; `observation`: field that the model is shown, by
+        default the only one, else all of them as JSON; `reset`: further parameters of the
+        environment's reset, beside the seed."""
         self.require({"url": url, "server": server})
         start = {"url": url, "server": server, "action": action, "observation": observation}
         self._host = host_of(ForeignHost(package_named("openenv"), start))
@@ -62,13 +62,13 @@ class OpenEnvEnvironment:
         self._num_unclear = 0
 
     def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
-        """What the server tells first. It is given `seed`."""
+        """Start an episode with `seed`, and return the server's first observation."""
         start = self._ask("reset", session=self._session, seed=seed, options=self._options)
         self._session, self._num_unclear = start["session"], 0
         return start["observation"]
 
     def step(self, action: str) -> Step:
-        """Take a JSON object as the action itself, and other text as the field `action` of one."""
+        """Take one action: a JSON object is the action itself, other text its field `action`."""
         step = self._ask("step", session=self._session, text=action)
         if "unclear" in step:
             self._num_unclear += 1

@@ -1,6 +1,6 @@
-"""Sessions over HTTP, for agents that speak to a model by URL: OpenAI's and Anthropic's forms, and
-one of token ids. One server in the driver's event loop, a key for each session; what is sampled
-through it is recorded as by the session itself. It listens on loopback, except where `miles serve`
+"""Serves sessions over HTTP, for agents that call a model by URL: OpenAI's and Anthropic's formats,
+and one of token ids. One server runs in the driver's event loop, with a key for each session; what
+it samples is recorded like the session's own calls. It listens on loopback, except if `miles serve`
 says otherwise."""
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class _Guest:
     open: set[asyncio.Future[Any]] = field(default_factory=set)
     """Requests that have no response yet."""
     kept: Kept = field(default_factory=Kept)
-    """What `/v1/responses` can go on from."""
+    """Responses that a later `/v1/responses` request can continue from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """How a request for messages is responded to."""
+    """How to respond to a request for messages."""
 
     tell: Callable[[Sequence[Answered]], openai_forms.Json]
     """Returns the whole response."""
@@ -63,15 +63,15 @@ class _Events(Protocol):
     """Writes server-sent events of one response."""
 
     def piece(self, part: str, text: str) -> Iterator[str]:
-        """Say a piece of a part of the message."""
+        """Yield the events for a piece of one part of the message."""
         ...
 
     def end(self, response: openai_forms.Json) -> Iterator[str]:
-        """Say what is left."""
+        """Yield the events for the rest of the response."""
         ...
 
     def failed(self, message: str) -> Iterator[str]:
-        """Say that nothing more comes."""
+        """Yield the event that ends the stream with an error."""
         ...
 
 
@@ -81,19 +81,19 @@ _Respond = Callable[[Any, _Guest, str], Awaitable[Response]]
 @dataclass(slots=True, kw_only=True)
 class SessionProxy:
     """Implements milescli.rollout.base.Doors. Belongs to one event loop, and listens from the first
-    `open` on, until the loop ends."""
+    `open` until the loop ends."""
 
     tokenizer: ChatTokenizer
     model: str
-    """As it calls itself; requests may name any."""
+    """Name of the served model; requests may use any name."""
     max_model_len: int
-    """Tokens of a conversation."""
+    """Largest number of tokens of a conversation."""
     host: str = "127.0.0.1"
     listener: socket.socket | None = None
-    """Where it listens; None: at a free port of `host`."""
+    """Socket to listen on; None: a free port of `host`."""
     session_of: Callable[[Asked], RecordingSession] | None = None
-    """Makes a session for one request, whose chat is streamed token by token; None: all requests
-    with one key are of one session."""
+    """Makes a session for each request, so that its chat can be streamed token by token; None: all
+    requests with one key belong to one session."""
     _guests: dict[str, _Guest] = field(default_factory=dict)
     _numbers: count = field(default_factory=count)  # type: ignore[type-arg]
     _server: uvicorn.Server | None = None
@@ -134,7 +134,7 @@ class SessionProxy:
 
     @property
     def num_open(self) -> int:
-        """Requests that have no response yet."""
+        """Return the number of requests that have no response yet."""
         return sum(len(guest.open) for guest in self._guests.values())
 
     def open(self, session: Session) -> Door:
@@ -197,7 +197,7 @@ class SessionProxy:
         )
 
     def _saying(self, begin: Callable[[Any, _Guest, str], _Form]) -> _Respond:
-        """What responds to a request for messages: whole, or as events."""
+        """Return the handler of a request for messages; it responds as a whole or with events."""
 
         async def respond(asked: Asked, guest: _Guest, number: str) -> Response:
             form = begin(asked, guest, number)
@@ -208,8 +208,8 @@ class SessionProxy:
         return respond
 
     async def _streamed(self, asked: Asked, guest: _Guest, form: _Form) -> Response:
-        """Return at the first piece, or at the end where there is none; what fails before that has
-        its status."""
+        """Return once the first piece exists, or at the end if there are no pieces; a failure
+        before that sets the HTTP status."""
         pieces = asyncio.Queue[tuple[str, str] | None]()
         asking = asyncio.ensure_future(
             self._replies(asked, guest.session, tell=lambda *piece: pieces.put_nowait(piece))
@@ -257,7 +257,8 @@ class SessionProxy:
     async def _replies(
         self, asked: Asked, session: Session, *, tell: OnPiece | None = None
     ) -> list[Answered]:
-        """`tell`: what is told the pieces of an only choice, where a session is of one request."""
+        """Return the choices of a chat. `tell` receives the pieces of an only choice, if each
+        request has its own session."""
         chat = session.chat
         if self.session_of is not None:
             own = self.session_of(asked)
@@ -297,7 +298,7 @@ class SessionProxy:
         return self.tokenizer.pieces(turn.response_ids) if asked.wants_logprobs else ()
 
     def _guest(self, request: Request) -> _Guest | None:
-        """Whose key a request has."""
+        """Return the guest whose key the request has."""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = request.headers.get("x-api-key", "")  # Anthropic's
@@ -309,7 +310,7 @@ class SessionProxy:
         read: Callable[[dict[str, Any], _Guest], Asked],
         respond: _Respond,
     ) -> Response:
-        """The response, or what was wrong with the request."""
+        """Return the response, or an error that says what is wrong with the request."""
         guest = self._guest(request)
         if guest is None:
             return _REFUSED
@@ -331,7 +332,7 @@ class SessionProxy:
             return _failed(503, str(error), kind="server_error")
 
     async def _bounded(self, guest: _Guest, response: Awaitable[Response]) -> Response:
-        """It is given up where its episode has ended."""
+        """Return the response, or an error if the session ends first."""
         waiting = asyncio.ensure_future(response)
         guest.open.add(waiting)
         try:
@@ -359,7 +360,7 @@ class TooLarge(Exception):
 
 
 def _last_events(asking: asyncio.Future[list[Answered]], form: _Form) -> Iterator[str]:
-    """What is left of a response, or why there is nothing more."""
+    """Return the events for the rest of a response, or the error that ended it."""
     if asking.cancelled():
         return form.events.failed("the session has ended")
     error = asking.exception()
@@ -371,7 +372,7 @@ def _last_events(asking: asyncio.Future[list[Answered]], form: _Form) -> Iterato
 
 
 def _of_body(read: Callable[[dict[str, Any]], Asked]) -> Callable[[dict[str, Any], _Guest], Asked]:
-    """Of a form that needs to know nothing of the guest."""
+    """Adapt a parser that does not need the guest."""
     return lambda body, guest: read(body)
 
 
@@ -386,7 +387,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def as_object(data: bytes) -> dict[str, Any]:
-    """Parse a body. Raises ValueError for what is no JSON object."""
+    """Parse a body. Raises ValueError if it is not a JSON object."""
     try:
         body = parse_json(data)
     except ValueError as error:

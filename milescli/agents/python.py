@@ -1,4 +1,4 @@
-"""A tool that runs Python in the sandbox. Variables live on over the calls of an episode."""
+"""A tool that runs Python in the sandbox. Variables persist between the calls of an episode."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 _MIB = 1024**2
 _EPISODE_S = 3600.0
-"""Of an interpreter, all calls and the waits between them together."""
+"""Longest life of an interpreter, with all calls and the waits between them."""
 MAX_OPEN = 128
-"""Interpreters of a driver at once, a process of about 10 MiB each; further episodes wait."""
+"""Interpreters of a driver at a time, each a process of about 10 MiB; further episodes wait."""
 _OF_TOOL_TIMEOUT = 0.8
-"""Of `rollout.tool_timeout_s`, for the code itself; the rest is for what is around it."""
+"""Fraction of `rollout.tool_timeout_s` for the code itself; the rest is for the overhead."""
 
 
 class Python:
     """Run Python code and see what it prints, and the value of its last line. Variables live on."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Its limits are those of `rollout.code`."""
+        """The limits are those of `rollout.code`."""
         self._settings = settings
         self._session: Session | None = None
         self._slot: asyncio.Semaphore | None = None
@@ -69,8 +69,8 @@ class Python:
 
     @staticmethod
     def require(settings: Rollout) -> None:
-        """Raises MachineError where code of the model cannot be contained here, RecipeError where
-        it shall run elsewhere."""
+        """Raise MachineError if the machine cannot sandbox the model's code, RecipeError if the
+        recipe runs code on a server."""
         from milescli.sandbox.choose import choose
 
         if settings.code.url is not None:
@@ -102,7 +102,7 @@ _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] 
 
 
 def told(ran: Ran) -> str:
-    """What a model is told of a run."""
+    """Return the text that the model is shown of a run."""
     parts = [ran.stdout.rstrip("\n"), ran.stderr.rstrip("\n")]
     if ran.why:
         parts.append(f"error: {ran.why}")

@@ -1,6 +1,6 @@
-"""Tasks of the package `reasoning-gym`, drawn as they are asked for, of one turn each.
-`rollout.environment.name=reasoning_gym`. Rows of them that are made beforehand are scored by the
-reward of that name."""
+"""Single-turn tasks of the package `reasoning-gym`, generated on demand.
+`rollout.environment.name=reasoning_gym`. The reward of the same name scores rows that were
+generated beforehand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReasoningGymTask:
 
     @staticmethod
     def require(settings: Mapping[str, Any]) -> None:
-        """Raises MachineError where the package lacks."""
+        """Raise MachineError if the package is not installed."""
         require_package("reasoning_gym", asked_by="the environment `reasoning_gym`")
 
     def __init__(self, *, task: str, **options: Any) -> None:
@@ -34,7 +34,7 @@ class ReasoningGymTask:
         self._entry: Any = None
 
     def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
-        """The question; where its answer is to stand is said by the recipe's system prompt."""
+        """Return the question; the recipe's system prompt says where to write the answer."""
         self._tasks = self._make(seed)
         self._entry = self._tasks[0]
         return str(self._entry["question"])

@@ -1,5 +1,4 @@
-"""What every agent of several turns asks in the same way: the policy's next reply, where there is
-room for one."""
+"""Requests the policy's next reply, if there is room for one, for all agents of several turns."""
 
 from __future__ import annotations
 

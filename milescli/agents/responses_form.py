@@ -1,5 +1,5 @@
-"""OpenAI's `/v1/responses` as plain data: items as the messages that a session knows, and its
-replies as items and events. Pure but for what a session's responses are kept in; `proxy` speaks
+"""OpenAI's `/v1/responses` as plain data: converts items to the messages that a session knows, and
+its replies to items and events. Pure, except for the store of a session's responses; `proxy` speaks
 HTTP."""
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from milescli.agents.openai_forms import Answered, Asked, Body, Events, Json, sampling_of, usage
 
 MAX_KEPT = 256
-"""Responses of one session that can be gone on from by their id: the newest."""
+"""Number of responses of one session, the newest, that a request can continue by their id."""
 _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 _TEXTS = ("input_text", "output_text", "text")
 _UNSERVED = ("background", "conversation", "prompt")
-"""What asks for more than a turn of the policy."""
+"""Fields that ask for more than one turn of the policy."""
 
 
 class UnknownResponse(ValueError):
@@ -26,18 +26,18 @@ class UnknownResponse(ValueError):
 
 @dataclass(slots=True)
 class Kept:
-    """The conversations of one session, by the response that ends each."""
+    """The conversations of one session, by the id of the response that ends each."""
 
     _messages: dict[str, Sequence[Json]] = field(default_factory=dict)
 
     def add(self, name: str, messages: Sequence[Json]) -> None:
-        """The oldest is forgotten where there are too many."""
+        """Store a conversation, and drop the oldest one if there are too many."""
         self._messages[name] = messages
         while len(self._messages) > MAX_KEPT:
             self._messages.pop(next(iter(self._messages)))
 
     def up_to(self, name: str) -> Sequence[Json]:
-        """Messages up to a response, and that. Raises UnknownResponse."""
+        """Return the messages up to a response, and the response. Raises UnknownResponse."""
         if name not in self._messages:
             raise UnknownResponse(
                 f"this session keeps no response `{name}`: it has the last {MAX_KEPT} that were "
@@ -48,12 +48,12 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseAsked(Asked):
-    """What a request wants, and what its response repeats of it."""
+    """One parsed request, and the fields that its response repeats."""
 
     history: Sequence[Json]
-    """`messages` without the instructions, which are of one request alone."""
+    """`messages` without the instructions, which apply to one request alone."""
     is_kept: bool
-    """It can be gone on from by its id."""
+    """True if later requests can continue the response by its id."""
     repeated: Json
     """Fields of the response that repeat the request."""
 
@@ -118,7 +118,7 @@ def response(asked: ResponseAsked, answered: Answered, *, model: str, number: st
 
 
 def _head(asked: ResponseAsked, *, model: str, number: str) -> Json:
-    """How a response begins."""
+    """Return the fields of a response before anything is sampled."""
     return {
         "id": f"resp_{number}",
         "object": "response",
@@ -137,16 +137,16 @@ class ResponseEvents(Events):
     """Writes the events of /v1/responses."""
 
     def __init__(self, asked: ResponseAsked, *, model: str, number: str) -> None:
-        """Write events with these names."""
+        """Write events for this model and request number."""
         super().__init__()
         self._head = _head(asked, model=model, number=number)
         self._number = number
         self._num_events = self._num_items = 0
         self._open: str | None = None
-        """Part of the message whose item has begun."""
+        """Part of the message whose item is being sent."""
 
     def piece(self, part: str, text: str) -> Iterator[str]:
-        """Say a piece of an item."""
+        """Yield the events for a piece of an item."""
         if not self.has_begun:
             yield from self._begin()
         if part != self._open:
@@ -157,7 +157,7 @@ class ResponseEvents(Events):
         yield from self._delta(_text_item(part, text, self._number))
 
     def end(self, whole: Json) -> Iterator[str]:
-        """Say what is left of `response`."""
+        """Yield the events for the rest of `response`."""
         if not self.has_begun:
             yield from self._begin()
         for item in whole["output"]:
@@ -176,7 +176,7 @@ class ResponseEvents(Events):
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def failed(self, message: str) -> Iterator[str]:
-        """Say that nothing more comes."""
+        """Yield the event that ends the stream with an error."""
         yield self._event("error", code="server_error", message=message, param=None)
 
     def _begin(self) -> Iterator[str]:
@@ -238,7 +238,7 @@ def _more(part: Json) -> Json:
 
 
 def _text_item(part: str, text: str, number: str, *, status: str = "completed") -> Json:
-    """The item of a part of a message."""
+    """Return the item for one part of a message."""
     if part == "reasoning_content":
         content = [{"type": "reasoning_text", "text": text}]
         return {"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": content}
@@ -253,8 +253,8 @@ def _text_item(part: str, text: str, number: str, *, status: str = "completed") 
 
 
 def _items(answered: Answered, number: str) -> list[Json]:
-    """Of one turn: its reasoning, what it says, what it calls. There is always one of the last
-    two, so that turns can be told apart when items come back."""
+    """Return the items of one turn: its reasoning, its text, its calls. There is always a text or a
+    call, so that turns can be told apart when items come back."""
     assert answered.reply is not None, "a response has a reply"
     message, items = answered.reply.message, list[Json]()
     calls = message.get("tool_calls") or ()
@@ -278,7 +278,7 @@ def _items(answered: Answered, number: str) -> list[Json]:
 
 
 def _messages(given: object, before: Sequence[Json]) -> list[Json]:
-    """Of `input`, which goes on from `before`. Items of one turn of the policy are one message."""
+    """Convert `input`, which continues `before`. The items of one turn become one message."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
@@ -344,8 +344,8 @@ _READ: Mapping[str, Callable[[Json, list[Json]], None]] = {
 
 
 def _begun_turn(messages: list[Json]) -> Json:
-    """The policy's turn that the last item belongs to, where that was reasoning; a new one
-    elsewhere."""
+    """Return the policy's turn to add to: the last message if it has only reasoning so far, else a
+    new one."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or "content" in last or "tool_calls" in last:
         messages.append({"role": "assistant"})
@@ -364,7 +364,7 @@ def _text(content: object, what: str, *, kinds: Sequence[str]) -> str:
 
 
 def _is_plain_text(form: object) -> bool:
-    """Whether `text` of a request asks for no form that sampling would be constrained to."""
+    """True if the `text` of a request asks for no format that would constrain sampling."""
     wanted = form.get("format") if isinstance(form, dict) else form
     return wanted is None or (isinstance(wanted, dict) and wanted.get("type", "text") == "text")
 
@@ -377,7 +377,7 @@ def _text_or_none(body: Body, key: str) -> str | None:
 
 
 def _tool(tool: Any) -> Json:
-    """As chats are told of it."""
+    """Return a tool in the form of chat completions."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
         raise ValueError(f"tools of type `{kind}` are not supported, only functions")

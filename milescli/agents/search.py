@@ -1,5 +1,5 @@
-"""A tool that finds texts: in a corpus on this machine, by BM25 (the package `bm25s`), or by asking
-a server. `rollout.tools=[search]`, with `rollout.search`."""
+"""A tool that finds texts, in a local corpus by BM25 (the package `bm25s`) or by calling a server.
+`rollout.tools=[search]`, with `rollout.search`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Search:
     """Search a collection of texts and read the best matches."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Reads nothing yet."""
+        """Reads no corpus yet."""
         self._settings = settings
 
     @staticmethod
     def require(settings: Rollout) -> None:
-        """Raises MachineError where the package lacks, DataError where the corpus cannot be opened,
-        RecipeError where the environment has no key."""
+        """Raise MachineError if the package is not installed, DataError if the corpus cannot be
+        opened, RecipeError if the environment lacks the key."""
         search = settings.search
         if search.url is not None:
             _endpoint(settings)
@@ -44,7 +44,7 @@ class Search:
             check_file(_path(search), field="prompts")
 
     async def open(self) -> None:
-        """The first call reads the corpus, however long that takes."""
+        """Load the corpus, if it is local. The first call reads it, however long that takes."""
         if self._settings.search.url is None:
             await in_thread(lambda: _corpus(self._settings.search.model_dump_json()).load())
 
@@ -85,7 +85,7 @@ class Corpus:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def load(self) -> None:
-        """Raises DataError where a row has no text."""
+        """Read the texts and build their index, once. Raises DataError if a row has no text."""
         import bm25s
 
         with self._lock:
@@ -98,7 +98,7 @@ class Corpus:
             self._index = index
 
     def find(self, query: str) -> list[str]:
-        """The best first; none that shares no word with the query."""
+        """Return the best `top_k` texts, best first; none that shares no word with the query."""
         import bm25s
 
         self.load()
@@ -118,7 +118,7 @@ def _corpus(settings: str) -> Corpus:
 
 
 def shown(texts: Sequence[str]) -> str:
-    """What the model is told."""
+    """Return the numbered texts that the model is shown."""
     numbered = [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
     return "\n".join(numbered) or _NOTHING
 

@@ -1,4 +1,4 @@
-"""The built-in agent: one question, one response. `rollout.agent=single_turn`."""
+"""The built-in agent: one prompt, one response. `rollout.agent=single_turn`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from milescli.rollout.base import Outcome, Session
 
 
 async def single_turn(prompt: Prompt, session: Session) -> Outcome:
-    """The response to the prompt is all there is, and the recipe's reward scores it."""
+    """Answer the prompt with a single response, which the recipe's reward scores."""
     turn = await session.generate(prompt.token_ids)
     return Outcome(text=turn.text)

@@ -18,7 +18,7 @@ class TextArenaGame:
 
     @staticmethod
     def require(settings: Mapping[str, Any]) -> None:
-        """Raises MachineError where the package lacks."""
+        """Raise MachineError if the package is not installed."""
         require_package("textarena", asked_by="the environment `textarena`")
 
     def __init__(self, *, id: str, **options: Any) -> None:
@@ -31,7 +31,7 @@ class TextArenaGame:
         self._id = id
 
     def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
-        """The rules, as the game tells them."""
+        """Start a new game, and return its rules. Raises ValueError if it needs several players."""
         self._game = self._make()  # some keep what was said in the game before
         try:
             self._game.reset(num_players=1, seed=seed)
@@ -40,7 +40,7 @@ class TextArenaGame:
         return self._told()
 
     def step(self, action: str) -> Step:
-        """What the game says to it. The reward comes at the end."""
+        """Play one action. Only the last step has a reward."""
         ended, _ = self._game.step(action=action)
         if not ended:
             return Step(observation=self._told())
@@ -48,7 +48,7 @@ class TextArenaGame:
         return Step(reward=float((rewards or {}).get(0, 0.0)), ended=True)
 
     def _told(self) -> str:
-        """What was said since the last turn of the player."""
+        """Return what the game has said since the player's last turn."""
         _, observation = self._game.get_observation()
         text = observation if isinstance(observation, str) else str(observation)
         return text.strip() or "(nothing)"

@@ -1,5 +1,5 @@
 """All tools of a run, of whatever kind: `rollout.tools`, and those of the servers in `rollout.mcp`.
-Made once in a process. Called by the agent `tools`, and where a run begins."""
+Made once in a process. Called by the agent `tools`, and when a run starts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class OpenTool(Protocol):
     """Defines a tool within one episode."""
 
     async def call(self, arguments: Mapping[str, Any]) -> object:
-        """What it gives: text, what JSON knows, or images (`data.images.content_of`). Raises
-        ValueError, ArithmeticError or LookupError for the model's mistakes, MilesError to stop the
-        run, and anything else for its own; bounded in time by the caller."""
+        """Call the tool; return text, JSON values, or images (`data.images.content_of`). Raise
+        ValueError, ArithmeticError or LookupError for mistakes of the model, MilesError to stop the
+        run, and anything else for a failure of the tool. The caller bounds the time."""
         ...
 
     async def close(self) -> None:
-        """The episode has ended."""
+        """Release the tool at the end of the episode."""
         ...
 
 
@@ -36,20 +36,20 @@ class Tool(Protocol):
 
     @property
     def name(self) -> str:
-        """As the model calls it."""
+        """Return the name by which the model calls the tool."""
         ...
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """What the model is told of it, in OpenAI's form."""
+        """Return the description that the model is shown, in OpenAI's form."""
         ...
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Raises ValueError, told for the model, where they are none of its."""
+        """Raise ValueError, with a message for the model, if the arguments are invalid."""
         ...
 
     async def open(self) -> OpenTool:
-        """For one episode; may wait for others, which is no fault of a call."""
+        """Open the tool for one episode. May wait for others, which is not a failed call."""
         ...
 
 
@@ -57,7 +57,7 @@ class FunctionTool:
     """Implements milescli.agents.tool_kit.Tool."""
 
     def __init__(self, function: Any, *, name: str, settings: Rollout) -> None:
-        """Raises RecipeError where the function does not say what it takes."""
+        """Raises RecipeError if the function does not declare its parameters."""
         self.name, self.schema = name, schema_of(function, name=name)
         self._function, self._settings = function, settings
         self._parameters = {parameter.name: parameter for parameter in parameters_of(function)}
@@ -121,10 +121,10 @@ class Record:
 
 
 class ToolKit:
-    """The tools of all episodes."""
+    """Holds the tools of all episodes."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Starts nothing. Raises RecipeError where a tool cannot be had."""
+        """Starts nothing. Raises RecipeError if a tool is not usable."""
         require_package(settings)
         self.settings = settings
         self.tools: dict[str, Tool] = {
@@ -136,12 +136,12 @@ class ToolKit:
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
-        """What the model is told, in OpenAI's form."""
+        """Return the descriptions that the model is shown, in OpenAI's form."""
         return [tool.schema for tool in self.tools.values()]
 
     async def complete(self) -> None:
-        """With the tools of servers, which are asked for them by the first that waits. Raises
-        RecipeError or MachineError where one cannot be used."""
+        """Add the tools of the MCP servers; the first caller starts and lists them. Raises
+        RecipeError or MachineError if one is not usable."""
         if not self._is_whole:
             self._add(await in_thread(servers_of(self.settings).tools))
 
@@ -168,8 +168,8 @@ class ToolKit:
 
 
 def offered(rollout: Rollout) -> list[Mapping[str, Any]]:
-    """What the model may call, in OpenAI's form; servers are started, and asked. Those of an agent
-    that plays in a process of its own are started there again. Raises as `ToolKit.complete`."""
+    """Return the tools that the model may call, in OpenAI's form; starts and lists the MCP servers.
+    An agent in a process of its own starts them there again. Raises as `ToolKit.complete`."""
     kit = ToolKit(rollout)
     kit.complete_now()
     if rollout.mcp and not plays_here(rollout):

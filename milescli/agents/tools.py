@@ -1,5 +1,5 @@
-"""An agent that calls tools until it has its response: `rollout.agent=tools`. The model says what
-is called, by its chat template; the results come back to it as messages."""
+"""An agent that calls tools until it has its response: `rollout.agent=tools`. The model makes calls
+in the format of its chat template, and gets the results as messages."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Session, ToolCall
 
 MAX_FAILURES = 32
-"""Number of failures of one tool before its first success: then the tool is wrong, and the run
-stops."""
+"""Number of failures of one tool before its first success after which the run stops, because the
+tool itself must be wrong."""
 OF_THE_MODEL = (ValueError, ArithmeticError, LookupError)
-"""What a tool raises for arguments that make no sense."""
+"""Exceptions of a tool for arguments that make no sense."""
 
 
 @dataclass(slots=True)
 class ToolBox:
-    """The tools of one episode; `close` ends what they hold."""
+    """Holds the tools of one episode; `close` releases them."""
 
     kit: ToolKit
     num_errors: int = 0
@@ -37,8 +37,8 @@ class ToolBox:
     _opened: dict[str, OpenTool] = field(default_factory=dict)
 
     async def call(self, call: ToolCall) -> Content:
-        """What the model is told of it, as the content of a message. Raises AgentError where the
-        tool fails each time."""
+        """Make a call, and return the content of the message that the model gets. Raises AgentError
+        if the tool fails each time."""
         began = time.monotonic()
         try:
             told = await self._told(call)
@@ -52,7 +52,7 @@ class ToolBox:
         return self._cut(told)
 
     async def close(self) -> None:
-        """The episode has ended."""
+        """Release all tools at the end of the episode."""
         for tool in self._opened.values():
             await tool.close()
 
@@ -83,7 +83,7 @@ class ToolBox:
         return json.dumps(value, default=str) if content is None else content
 
     def _told_failure(self, call: ToolCall, error: Exception) -> str:
-        """Of the model's mistake what it was; a tool that never works stops the run."""
+        """Return the message for the model's mistake. Raises AgentError if a tool never works."""
         if call.name in self.kit.tools and not isinstance(error, OF_THE_MODEL):
             record = self._record(call.name)
             record.num_failures += 1
@@ -127,12 +127,12 @@ class ToolAgent:
     """Turns of the model and of the run's tools, bounded by `rollout.max_turns`."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises RecipeError where a tool cannot be had."""
+        """Raises RecipeError if a tool is not usable."""
         self._kit = ToolKit(settings)
         self._max_turns = settings.max_turns
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """The last turn, which calls nothing, is what the reward scores."""
+        """Play turns until one calls no tool; the reward scores that turn."""
         await self._kit.complete()
         box = ToolBox(self._kit)
         try:
@@ -157,7 +157,7 @@ class ToolAgent:
         return Outcome(text=text, is_cut=is_cut, figures=figures)
 
     async def _results(self, reply: Reply, box: ToolBox) -> list[dict[str, Any]]:
-        """One message for each call; of calls that could not be read one that says so."""
+        """Return one message for each call, or one that says why they cannot be parsed."""
         if reply.malformed is not None and not reply.calls:
             return [{"role": "tool", "content": f"error: {reply.malformed}"}]
         return [

@@ -1,5 +1,5 @@
 """An agent whose episodes the package verifiers plays: `rollout.agent=verifiers`. Its environment
-asks the policy over HTTP, and says the reward; it lives in a virtual environment of its own."""
+calls the policy over HTTP and gives the reward; it runs in a virtual environment of its own."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class VerifiersAgent:
     the task, as `task:verifiers` writes it, or its number in the taskset."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises MachineError where verifiers is not installed."""
+        """Raises MachineError if verifiers is not installed."""
         self.host = host_for(settings)
         self.host.package.require(asked_by="the agent `verifiers`")
         self._timeout_s = settings.verifiers.episode_timeout_s
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """The reward is that of the environment, its rewards and metrics are figures."""
+        """Play one episode; the environment gives the reward, and its metrics as figures."""
         return await played(self.host, prompt, session, timeout_s=self._timeout_s)
 
 
 def host_for(settings: Rollout) -> ForeignHost:
-    """The process that plays the recipe's environment; it is not begun yet."""
+    """Return the host that plays the recipe's environment; its process is not started yet."""
     said = settings.verifiers
     start = {
         "environment": said.environment,
@@ -42,12 +42,12 @@ def host_for(settings: Rollout) -> ForeignHost:
 
 
 def tasks(settings: Rollout) -> list[dict[str, Any]]:
-    """The first `rollout.verifiers.num_tasks` of its taskset, as rows. Raises RecipeError."""
+    """Return the first `rollout.verifiers.num_tasks` tasks as rows. Raises RecipeError."""
     host = host_for(settings)
     host.package.require(asked_by="`task:verifiers`")
     return rows_of(host, "tasks", count=settings.verifiers.num_tasks)
 
 
 def rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
-    """Tasks of the recipe's taskset; which that is, no seed says. Raises RecipeError."""
+    """Raise RecipeError: only a recipe, not a seed, says which taskset to use."""
     raise without_rows("verifiers")

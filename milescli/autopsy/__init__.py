@@ -1,1 +1,1 @@
-"""Why a run ended, from the files that it left: see `why`."""
+"""Finds why a run ended, from the files that it left: see `why`."""

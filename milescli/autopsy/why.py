@@ -70,7 +70,7 @@ def _records() -> Iterator[str]:
 
 
 NUM_POINTS = 6
-"""Points of the curve."""
+"""Number of points of the memory curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +82,8 @@ class Memory:
     peak: dict[str, int]
     """Process -> bytes it held when all together held most, the largest first."""
     oom_kills: int | None
-    """Processes of this control group that the kernel ended for want of memory during the attempt;
-    None where the system does not say."""
+    """Processes of this control group that the kernel killed for lack of memory during the attempt;
+    None if the system does not say."""
 
     def lines(self) -> list[str]:
         """Format the memory for people."""
@@ -129,7 +129,7 @@ def _utc(seconds: float) -> str:
 
 Record = dict[str, Any]
 NUM_MOMENTS = 16
-"""On the timeline; what is left out is counted."""
+"""Number of lines of the timeline; the others are counted."""
 BAD = ("failed", "killed")
 AT_ONCE = ("Interrupted", "Terminated")
 """Kinds of errors of a run that its user stopped without saving."""
@@ -147,22 +147,22 @@ class Why:
     summary: str
     """One line."""
     step: int
-    """Steps done."""
+    """Number of completed steps."""
     cause: Record | None
     """The error that ended it: error, why, fix, kind."""
     first: str | None
-    """Process that died first, where one did."""
+    """Process that died first, if any."""
     first_log: str | None
-    """Path of its log."""
+    """Path of that process's log."""
     last_lines: str
     """Last lines of that log."""
     timeline: list[tuple[str, str]]
     """(time, what happened), UTC."""
     memory: Memory | None
     kernel: list[str] | None
-    """None: the kernel's log may not be read."""
+    """Lines of the kernel's log; None if it is not readable."""
     next: list[str]
-    """Commands."""
+    """Commands to try next."""
 
     @property
     def is_bad(self) -> bool:
@@ -240,7 +240,8 @@ def _of_newest_attempt(events: list[Record]) -> list[Record]:
 
 
 def _first_dead(events: list[Record], cause: Record | None) -> str | None:
-    """The first that was lost and never replaced; else whom the error names."""
+    """Return the first process that was lost and never replaced; else the one that the error
+    names."""
     lost: dict[str, Record] = {}
     for event in events:
         if event["event"] == "WorkerLost":
@@ -253,7 +254,7 @@ def _first_dead(events: list[Record], cause: Record | None) -> str | None:
 
 
 def _log_of(worker: str | None, log_dir: Path) -> Path | None:
-    """Of a process: engines log what matters in the file of their server."""
+    """Return the log of a process: engines write what matters to the file of their server."""
     if worker is None:
         return None
     stem = worker.replace(" ", "-")
@@ -309,7 +310,7 @@ def _moment(event: Record) -> str | None:
 
 
 def _began(events: list[Record]) -> float:
-    """Seconds since 1970."""
+    """Return the start in seconds since 1970."""
     return next((parse_time(event["time"]) for event in events if "time" in event), 0.0)
 
 
@@ -352,7 +353,7 @@ def _part(title: str, lines: list[str]) -> list[str]:
 
 _WHY_FILE = "why.txt"
 WHAT_IT_TELLS = "what died first, its log, memory"
-"""For errors that name the command."""
+"""Description of the command, for errors that name it."""
 
 
 def write_why(log_dir: Path) -> Path | None:

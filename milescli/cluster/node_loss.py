@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 LOOK_EVERY_S = 5.0
-"""For nodes that are waited for."""
+"""Seconds between two checks while waiting for nodes."""
 _KEY = "machine.on_node_loss"
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 ASK_TIMEOUT_S = 120.0
-"""Bound on an answer of every node: Ray starts a Python process there, and a vendor's tool takes
+"""Time limit for all nodes to answer: Ray starts a Python process there, and a vendor's tool takes
 seconds."""
 
 
@@ -219,7 +219,7 @@ def choose_nodes(settings: MachineSettings) -> RunNodes:
 
 
 def _no_cluster_named(num_nodes: int) -> MachineError:
-    """Several computers are wanted, and nobody said which."""
+    """Return the error that several computers are wanted, but no cluster is named."""
     return MachineError(
         f"{num_nodes} nodes are requested, but no Ray cluster is named",
         why="miles starts Ray only on this computer; for several nodes it joins a running cluster",
@@ -235,8 +235,8 @@ def _no_cluster_named(num_nodes: int) -> MachineError:
 def _choose(
     members: list[RunNode], settings: MachineSettings, free: Mapping[str, Mapping[str, float]]
 ) -> list[RunNode]:
-    """`settings.nodes` of them: those with enough devices and free ones before others, then in the
-    order in which they are given, which stays."""
+    """Choose `settings.nodes` of them: those with enough devices and free ones first, then in the
+    given order, which is kept."""
 
     def lacks(member: RunNode) -> tuple[bool, bool]:
         there = len(member.devices)
@@ -249,7 +249,7 @@ def _choose(
 
 
 def _require_same_software(chosen: Sequence[RunNode]) -> None:
-    """Each node against the program that runs here."""
+    """Compare each node's software with that of this program."""
     mine = node_report().versions
     for member in chosen:
         theirs = {name: member.report.versions.get(name, "missing") for name in mine}
@@ -300,7 +300,8 @@ def _require_devices(chosen: Sequence[RunNode], settings: MachineSettings) -> No
 
 
 def _as_one_machine(chosen: Sequence[RunNode]) -> Machine:
-    """All nodes, with what the weakest has: a plan gives every node the same."""
+    """Return all nodes, each with the resources of the weakest: a plan gives every node the
+    same."""
     nodes = [member.report.machine.nodes[0] for member in chosen]
     weakest: Node = replace(
         nodes[0],

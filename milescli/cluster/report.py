@@ -20,7 +20,8 @@ from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
 
 COMPARED_PACKAGES = ("torch", "sglang", "megatron-core", "ray", "transformers")
-"""Must be equal on all nodes: they talk to each other in formats of their own."""
+"""Packages that must be equal on all nodes, because nodes communicate in formats that differ
+between versions."""
 NODE_REPORT = "milescli.cluster.report:node_report"
 HAS_NONCE = "milescli.cluster.report:has_nonce"
 FOLDER_DIGEST = "milescli.cluster.report:folder_digest"
@@ -71,7 +72,7 @@ def _versions() -> dict[str, str]:
 
 
 def _source_digest() -> str:
-    """Of all our own code: two checkouts of one version need not be the same program."""
+    """Return a digest of all our own code: two checkouts of one version may differ."""
     folder, digest = Path(milescli.__file__).parent, hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         digest.update(str(file.relative_to(folder)).encode() + file.read_bytes())

@@ -64,8 +64,8 @@ class NodeResources:
         await start_all(list(self.agents.values()), timeout_s=timeout_s)
 
     async def _name_devices(self, timeout_s: float) -> list[list[str]]:
-        """A session of our own has all devices that are visible here; a cluster gives some, and
-        says which."""
+        """Find the names of the devices: our own session has all that are visible here; a cluster
+        assigns some."""
         kind = self.plan.device_kind
         if kind == "cpu":
             return []

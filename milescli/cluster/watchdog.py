@@ -29,15 +29,15 @@ from milescli.platform.memory_record import MemoryRecord, pids_noted
 from milescli.platform.ports import free_ports
 
 LOOK_EVERY_S = 2.0
-"""How often it notes which processes the run has: one that is killed can no longer be asked what
-it left behind."""
+"""Seconds between two lists of the run's processes: a killed one can no longer be asked what it
+left behind."""
 TERM_GRACE_S, KILL_GRACE_S = 3.0, 10.0
-"""Between TERM and KILL; then until the watchdog gives up on processes that even KILL does not
-end."""
+"""Seconds between TERM and KILL; then until the watchdog gives up on processes that survive
+KILL."""
 REPORT_WITHIN_S = 60.0
-"""For the report of `miles why` on a driver that was killed."""
+"""Time for the report of `miles why` on a killed driver."""
 CHECK_EVERY_S = 0.5
-"""How often whoever started it looks whether it lives."""
+"""Seconds between two checks, by the process that started it, that the watchdog lives."""
 WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
 """How the watchdog learns the token: under its own name, the watchdog would end itself."""
 
@@ -53,7 +53,7 @@ class Watchdog:
         self._environment.pop(TOKEN_VARIABLE, None)
         self._verdicts = list[Path]()
         self.num_replaced = 0
-        """Successors that had to be started."""
+        """Number of replacements that had to be started."""
         self._lock, self._released = threading.Lock(), threading.Event()
         self._pid = self._pipe = self._done = -1
         self._begin()
@@ -146,7 +146,8 @@ class Watchdog:
 
 
 def _is_readable(pipe: int, within_s: float) -> bool:
-    """Also where its other end was closed. Any number of a pipe will do, unlike for `select`."""
+    """Return True if there is data, or the other end was closed. Unlike `select`, works for any
+    descriptor number."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return bool(poll.poll(1000 * within_s))
@@ -167,7 +168,8 @@ def _is_suspended(pid: int) -> bool:
 
 
 def _is_watchdog(pid: int) -> bool:
-    """The number of one that died may be another's by now."""
+    """Return True if the process is a watchdog: the id of a dead one may be another process's by
+    now."""
     with suppress(OSError):
         return b"milescli.cluster.watchdog" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
@@ -222,7 +224,8 @@ def _wait_until_gone(token: str, seconds: float) -> None:
 def _remove_shared_memory(
     pids: set[int], *, named: tuple[str, ...] = ("torch", "psm", "miles", "sgl")
 ) -> None:
-    """Files that torch, Python, SGLang and our weight channel name by process id in /dev/shm."""
+    """Remove files in /dev/shm that torch, Python, SGLang and our weight channel name by process
+    id."""
     for entry in Path("/dev/shm").glob("*"):
         parts = entry.name.replace("-", "_").split("_")
         if parts[0] in named and any(part.isdigit() and int(part) in pids for part in parts):
@@ -274,7 +277,7 @@ def _verdicts(received: bytes) -> list[Path]:
 
 
 def _report(log_dir: Path) -> None:
-    """In a process of its own: it imports more than a watchdog may."""
+    """Write the report in a process of its own: it imports more than a watchdog may."""
     command = [sys.executable, "-m", "milescli.autopsy.why", str(log_dir)]
     with suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
@@ -292,7 +295,7 @@ if __name__ == "__main__":
 
 
 CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
-"""For the watchdog to end what a dead driver left."""
+"""Time for the watchdog to end what a dead driver left."""
 
 
 def watchdog_on_duty(token: str) -> bool:

@@ -1,1 +1,1 @@
-"""How we speak: the only room that imports rich."""
+"""All output: the only room that imports rich."""

@@ -1,5 +1,4 @@
-"""The columns of a run's table: a word each, which metric it shows, how wide, how important, how
-written."""
+"""The columns of a run's table: heading, metric, width, priority and number format of each."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ class Column:
     head: tuple[str, str]
     """Two lines above the figures."""
     word: str
-    """Before the figure, where each step is a line of its own."""
+    """Word before the figure if each step is a line of its own."""
     width: int
     rank: int
-    """Narrow terminals drop the highest first."""
+    """Narrow terminals drop the columns with the highest rank first."""
     metric: str
-    """Name in metrics.jsonl; of the first column `step`."""
+    """Name in metrics.jsonl; `step` for the first column."""
     form: Callable[[float | None], str]
 
     def write(self, figures: Mapping[str, float]) -> str:
@@ -60,7 +59,8 @@ def rate(per_s: float | None) -> str:
 def _column(
     head: str, word: str, metric: str, form: str | Callable[[float | None], str], *sizes: int
 ) -> Column:
-    """`head`: `logprob|diff max` stands on two lines; `form`: of a number; `sizes`: width, rank."""
+    """Make a column. `head`: `logprob|diff max` becomes two lines; `form`: of a number; `sizes`:
+    width, rank."""
     upper, _, lower = head.rpartition("|")
     write = (lambda value: number(value, form)) if isinstance(form, str) else form
     width, rank = sizes

@@ -47,7 +47,7 @@ from milescli.core.scalars import figures_below, objective_figures, scalars_of
 from milescli.core.units import format_bytes, format_duration
 
 WARMUP_LINES = 10
-"""A log holds so many lines of the warm-up, whatever its length."""
+"""Largest number of lines of the warm-up in a log, whatever its length."""
 LABEL_WIDTH = 10
 """Characters before the text of a milestone."""
 _TIMED = ("rollout", "train", "publish", "step")
@@ -197,10 +197,10 @@ def _line(label: str, text: str, style: str) -> Text:
 
 
 _REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("[^"]*"\)')
-"""rich's pictures fetch their font from the web; ours take one that is there."""
+"""rich's pictures download their font from the web; ours use an installed one."""
 REFRESH_PER_S = 4
 SVG_MILESTONES = 9
-"""How many of the lines above the panel a picture shows."""
+"""Number of lines above the panel in a picture."""
 
 
 class LiveRun:

@@ -1,8 +1,5 @@
-"""The one voice of the program: data on stdout, narration on stderr, in the mode that the user
-chose.
-
-Every command speaks through it.
-"""
+"""All output of the program: data on stdout, narration on stderr, in the mode that the user chose.
+Every command prints through it."""
 
 from __future__ import annotations
 
@@ -29,10 +26,10 @@ from milescli.core.errors import MilesError
 from milescli.core.files import parse_json
 
 JSON_SCHEMA = 1
-"""Rises when a field of the JSON output changes its meaning or goes away."""
+"""Incremented when a field of the JSON output changes its meaning or is removed."""
 
 PIPE_WIDTH = 160
-"""Columns where the output is no terminal: nothing is cut to fit a screen that is not there."""
+"""Columns if the output is not a terminal, so that nothing is cut to fit a screen."""
 
 
 class Mode(StrEnum):
@@ -40,13 +37,13 @@ class Mode(StrEnum):
 
     HUMAN = "human"
     JSON = "json"
-    """One JSON object a line: results on stdout, narration and errors on stderr."""
+    """One JSON object per line: results on stdout, narration and errors on stderr."""
     QUIET = "quiet"
-    """Bare data on stdout; of the narration only warnings and errors."""
+    """Bare data on stdout, and only warnings and errors of the narration."""
 
 
 class Output:
-    """Where all output goes. Text from users is never read as markup."""
+    """Prints all output. Text from users is never read as markup."""
 
     def __init__(
         self,
@@ -55,16 +52,16 @@ class Output:
         stdout: IO[str] | None = None,
         stderr: IO[str] | None = None,
     ) -> None:
-        """Streams other than the process's own are for tests."""
+        """`stdout` and `stderr` replace the process's own streams in tests."""
         self.mode = mode
         self._begun = ""
-        """What was printed of a text so far."""
+        """Text that `piece` has printed so far."""
         self.data = _console(stdout if stdout is not None else sys.stdout)
         self.narration = _console(stderr if stderr is not None else sys.stderr)
 
     @property
     def is_interactive(self) -> bool:
-        """The narration goes to a terminal that can redraw: only then is a live panel drawn."""
+        """Return True if the narration's terminal can redraw: only then a live panel is drawn."""
         return self.narration.is_terminal and not self.narration.is_dumb_terminal
 
     @property
@@ -73,15 +70,15 @@ class Output:
         return self.mode is Mode.HUMAN and self.data.is_terminal
 
     def json(self, kind: str, payload: Mapping[str, object]) -> None:
-        """One line on stdout, in JSON mode only: `{"schema": 1, "kind": kind, ...payload}`."""
+        """Print one line, in JSON mode only: `{"schema": 1, "kind": kind, ...payload}`."""
         if self.mode is Mode.JSON:
             self._json(self.data, kind, payload)
 
     def table(
         self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = ""
     ) -> None:
-        """Rows as data. Quiet: tab-separated, without a header. Nothing in JSON mode: `json` speaks
-        there."""
+        """Print rows as data; in quiet mode tab-separated, without a header. Prints nothing in JSON
+        mode: use `json` there."""
         if self.mode is Mode.QUIET:
             for row in rows:
                 self._line(self.data, "\t".join(_plain(cell) for cell in row))
@@ -104,7 +101,7 @@ class Output:
             self._show(grid)
 
     def kv(self, pairs: Mapping[str, object], *, title: str = "") -> None:
-        """Names and values as data. Quiet: tab-separated. Nothing in JSON mode."""
+        """Print names and values; in quiet mode tab-separated. Prints nothing in JSON mode."""
         if self.mode is Mode.QUIET:
             for name, value in pairs.items():
                 self._line(self.data, f"{name}\t{_plain(value)}")
@@ -119,23 +116,23 @@ class Output:
             self._show(Padding(grid, (0, 0, 0, 2)) if title else grid)
 
     def text(self, text: str) -> None:
-        """Print data that is already text: a recipe, a help page; or what is left of one whose
-        beginning was printed by `piece`. Prints nothing in JSON mode."""
+        """Print data that is already text, such as a recipe or a help page, or the rest of a text
+        that `piece` began. Prints nothing in JSON mode."""
         if self.mode is not Mode.JSON:
             self._line(self.data, text.removeprefix(self._begun).rstrip("\n"))
             self._begun = ""
 
     def piece(self, text: str) -> None:
-        """Print a piece of a text at once, which `text` ends. Prints nothing in JSON mode."""
+        """Print a piece of a text at once; `text` prints the rest. Prints nothing in JSON mode."""
         if self.mode is not Mode.JSON:
             self._begun += text
             self.data.file.write(text)
             self.data.file.flush()
 
     def masked(self, pieces: Sequence[tuple[str, bool]]) -> None:
-        """Print text in pieces, some of which are learned: those are coloured, and every other
+        """Print text in pieces, some of which are trained on: those are coloured, and every other
         piece of either kind is underlined, so that the borders are visible. Without colours, double
-        angle brackets enclose what is learned."""
+        angle brackets enclose the trained pieces."""
         if self.mode is Mode.JSON:
             return
         if self.data.is_terminal and not self.data.no_color:
@@ -182,12 +179,12 @@ class Output:
             )
 
     def give_back_terminal(self) -> None:
-        """The cursor, which a process that died while it drew has hidden."""
+        """Show the cursor, which a process has hidden that died while it drew."""
         if self.is_interactive:
             self.narration.show_cursor(True)
 
     def next_steps(self, commands: Mapping[str, str]) -> None:
-        """Commands that can be pasted, each with what it does."""
+        """Print commands to paste, each with its meaning."""
         if self.mode is not Mode.HUMAN:
             return
         width = max(len(command) for command in commands)
@@ -210,7 +207,7 @@ class Output:
             self.narration.print(pretty, soft_wrap=True)
 
     def _show(self, drawing: RenderableType) -> None:
-        """On a terminal as it is drawn; elsewhere without the blanks that fill its lines."""
+        """Print a drawing; if stdout is not a terminal, without trailing blanks."""
         if self.data.is_terminal:
             self.data.print(drawing)
             return
@@ -220,8 +217,7 @@ class Output:
             self._line(self.data, line.rstrip())
 
     def _json(self, console: Console, kind: str, payload: Mapping[str, object]) -> None:
-        """An envelope; what the stream cannot encode as an escape of JSON, so that nothing is
-        lost."""
+        """Print one JSON line; escape what the stream cannot encode, so that nothing is lost."""
         line = envelope(kind, payload)
         try:
             line.encode(console.encoding)
@@ -230,13 +226,13 @@ class Output:
         self._line(console, line)
 
     def _line(self, console: Console, text: str) -> None:
-        """As it stands: not wrapped, not coloured."""
+        """Print a line unchanged, without wrapping or colours."""
         console.file.write(text + "\n")
         console.file.flush()
 
 
 def envelope(kind: str, payload: Mapping[str, object]) -> str:
-    """One line of strict JSON, see `finite`."""
+    """Return one line of strict JSON (see `finite`)."""
     return json.dumps(
         {"schema": JSON_SCHEMA, "kind": kind, **finite(dict(payload))},
         ensure_ascii=False,
@@ -256,7 +252,7 @@ def finite(value: object) -> object:
 
 
 _PLAIN = "plain"
-"""Name of the way in which a stream prints what its encoding has no character for."""
+"""Name of the error handler that replaces characters that a stream cannot encode."""
 _DRAWN = (
     dict.fromkeys("█▇▆▅▄▃▂▁▀", "#")
     | dict.fromkeys("░▒▓", ".")
@@ -273,12 +269,12 @@ _DRAWN = (
     }
     | {"·": ".", "\u2013": "-", "\u2014": "-", "\u2018": "'", "\u2019": "'", "“": '"', "”": '"'}
 )
-"""What miles itself prints beyond ASCII, and how it looks in ASCII. Corners of boxes are `+`."""
+"""Characters that miles prints beyond ASCII -> replacements. Corners of boxes become `+`."""
 
 
 def _in_plain(error: UnicodeError) -> tuple[str | bytes, int]:
     """Replace what a stream cannot encode: our own drawings by ASCII, bytes of names that are not
-    text by themselves, and all else by a question mark."""
+    valid text by themselves, and everything else by a question mark."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     piece = error.object[error.start]
@@ -292,9 +288,9 @@ codecs.register_error(_PLAIN, _in_plain)
 
 
 def _console(stream: IO[str]) -> Console:
-    """Colours only on a terminal, whatever GITHUB_ACTIONS or FORCE_COLOR say; none with NO_COLOR.
-    From now on nothing that is printed to the stream, by whom it may be, fails as its encoding has
-    no character for it."""
+    """Make a console with colours only on a terminal, whatever GITHUB_ACTIONS or FORCE_COLOR say,
+    and none with NO_COLOR. From now on, printing to the stream never fails because its encoding
+    lacks a character, whoever prints."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors=_PLAIN)
     is_terminal = stream.isatty()
@@ -332,8 +328,8 @@ def show_lines(lines: Sequence[Line], output: Output) -> None:
 
 @contextmanager
 def redrawn(output: Output) -> Iterator[Callable[[Sequence[Line]], None] | None]:
-    """Provide a function that replaces the screen; None if there is no terminal, or nobody watches
-    it."""
+    """Provide a function that replaces the screen; None if there is no terminal, or the mode is not
+    for people."""
     if output.mode is not Mode.HUMAN or not (output.is_interactive and output.data.is_terminal):
         yield None
         return

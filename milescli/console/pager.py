@@ -19,7 +19,7 @@ from rich.text import Text
 from milescli.console.output import Mode, Output
 
 LESS = "FRX"
-"""Of `less`, where LESS says nothing: colours, and what was read stays on the screen."""
+"""Options of `less` if LESS is not set: colours, and the text stays on the screen."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def _pager(output: Output) -> list[str] | None:
 
 
 def _fits(text: str, output: Output) -> bool:
-    """True if the page and the next prompt are on the screen at once."""
+    """Return True if the page and the next prompt fit on the screen together."""
     width, height = output.data.size
     lines = (Text.from_ansi(line).cell_len for line in text.splitlines())
     return sum(max(1, -(-cells // width)) for cells in lines) < height

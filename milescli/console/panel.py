@@ -18,7 +18,7 @@ from milescli.core.scalars import Record, figures_below, objective_figures
 from milescli.core.units import format_duration
 
 ETA_STEPS = 10
-"""The time that is left is estimated by the mean of so many last steps."""
+"""Number of last steps whose mean duration estimates the remaining time."""
 FRAME_COLUMNS = 6
 """Border and padding of the panel."""
 MAX_WIDTH = 150
@@ -31,7 +31,7 @@ ADAPTER_LINES = 4
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 SMALLEST_SHARE = 0.01
-"""Phases that took less of the step are not named."""
+"""Phases with a smaller share of the step are not named."""
 
 
 def frame(history: History, *, elapsed_s: float, width: int, height: int) -> RenderableType:

@@ -1,5 +1,5 @@
-"""Standard streams of a process that may outlive its terminal: closed ones, readers that go away,
-and readers that stay and read no more. What is printed through them is `output`."""
+"""Standard streams of a process that may outlive its terminal: closed streams, readers that
+disappear, and readers that stop reading. `output` prints through them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ReaderGone(Exception):
 
 
 def open_standard_streams() -> bool:
-    """One that the caller has closed (`miles models >&-`) swallows what it gets: else a file that
-    is opened next has its number, and is written to by mistake. Returns whether standard output was
-    open."""
+    """Open standard streams that the caller has closed (`miles models >&-`) on /dev/null. Otherwise
+    the next file that is opened would get that number, and be written to by mistake. Returns True
+    if standard output was open."""
     is_heard = sys.stdout is not None
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         try:
@@ -36,7 +36,7 @@ def print_nothing_more() -> None:
 
 
 def outlive_readers(*, ignored: tuple[int, ...], patience_s: float | None) -> None:
-    """Replace standard output and standard error by streams as `until_closed` makes them."""
+    """Replace standard output and standard error by streams made by `until_closed`."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if getattr(stream, "name", "") == f"<{name}>":  # a caller in Python may have its own
@@ -52,8 +52,8 @@ def until_closed(
     patience_s: float | None = None,
 ) -> TextIO:
     """Return the stream, with errors of these numbers ignored. If nobody reads for `patience_s`,
-    further output is dropped until somebody reads again, who is told how much is missing; None:
-    writing waits as long as it takes."""
+    further output is dropped until somebody reads again; a message then says how much is missing.
+    None: writing waits as long as it takes."""
     raw = _Output(number, "w", closefd=False)
     raw.ignored, raw.patience_s = ignored, patience_s
     return io.TextIOWrapper(
@@ -66,15 +66,15 @@ def until_closed(
 
 
 class _Output(io.FileIO):
-    """A standard stream: what is printed when one of the `ignored` errors happens goes nowhere."""
+    """A standard stream that discards its output when one of the `ignored` errors happens."""
 
     ignored: tuple[int, ...] = ()
     patience_s: float | None = None
     _num_dropped = 0
-    """Bytes since somebody read last."""
+    """Bytes dropped since somebody last read."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        """Return the number of bytes that were written, or that nobody can read any more."""
+        """Return the number of bytes that were written or discarded."""
         view = memoryview(data).cast("B")
         try:
             return super().write(view) if self.patience_s is None else self._written(view)
@@ -86,7 +86,7 @@ class _Output(io.FileIO):
             return len(view)
 
     def _written(self, data: memoryview) -> int:
-        """Write so much at once as a pipe takes that can be written to at all."""
+        """Write in pieces of PIPE_BUF bytes, which a writable pipe takes without blocking."""
         if self._num_dropped and self._takes():
             gap = f"\n[{self._num_dropped} bytes were not shown: nobody read them]\n"
             self._num_dropped = 0
@@ -99,7 +99,7 @@ class _Output(io.FileIO):
         return len(data)
 
     def _takes(self) -> bool:
-        """Wait until something can be written, once: while bytes are dropped, no more."""
+        """Return True if the stream is writable; wait for it unless bytes are being dropped."""
         assert self.patience_s is not None
         poll = select.poll()
         poll.register(self.fileno(), select.POLLOUT)

@@ -79,7 +79,7 @@ class Segment:
     name: str
     size: float
     is_free: bool = False
-    """Nobody takes it: drawn faintly."""
+    """True if nobody uses it: drawn faintly."""
 
 
 def staircase(segments: Sequence[Segment], *, total: float, width: int) -> list[Text]:

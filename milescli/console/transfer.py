@@ -1,6 +1,6 @@
-"""Long work as it is done: a bar on a terminal, now and then a line in a log, one event a line with
---json; nothing with --quiet. With rate and time left, of bytes or of whatever is counted. Made by
-the runtime. Not while a run draws its panel: of two that draw, neither would be readable."""
+"""Progress of long work: a bar on a terminal, a line now and then in a log, one event per line with
+--json, nothing with --quiet; with rate and remaining time, in bytes or any other unit. Used by the
+runtime, but not while a run draws its panel: two drawings would make each other unreadable."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from milescli.console.output import Mode, Output
 from milescli.core.units import format_bytes, format_count, format_duration
 
 LINE_EVERY_S = 10.0
-"""A log gets a line so often."""
+"""Seconds between two lines in a log."""
 EVENT_EVERY_S = 1.0
-"""A program that reads JSON gets an event so often, and one at the end."""
+"""Seconds between two JSON events; there is one more at the end."""
 BYTES = "bytes"
 _LEAST_BAR, _MOST_BAR, _DONE = 6, 24, "━"
 
 
 class Transfer:
-    """Call it with how many more are done; from any thread. A context manager."""
+    """Shows progress; call it with the number of new units, from any thread. A context manager."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Transfer:
             self._event()
 
     def __call__(self, num: int) -> None:
-        """So many more are done."""
+        """Add `num` completed units."""
         with self._lock:
             self.done += num
             if self._bar is not None:
@@ -83,7 +83,7 @@ class Transfer:
                 self.output.note(f"{self.label}: {self.said()}")
 
     def reached(self, num: int) -> None:
-        """Set the total that is done; less than before changes nothing."""
+        """Set the number of completed units; a smaller number than before changes nothing."""
         if num > self.done:
             self(num - self.done)
 
@@ -100,7 +100,7 @@ class Transfer:
 
     @property
     def seconds(self) -> float:
-        """Since the start of this attempt."""
+        """Return the seconds since this attempt started."""
         return time.monotonic() - self._began
 
     @property
@@ -110,7 +110,7 @@ class Transfer:
 
     @property
     def eta_s(self) -> float | None:
-        """Until the end at this speed."""
+        """Return the seconds until the end at the current rate; None before there is a rate."""
         return max(0, self.total - self.done) / self.per_s if self.per_s else None
 
     def _event(self) -> None:
@@ -132,9 +132,9 @@ class Transfer:
 
 
 class _Line(ProgressColumn):
-    """Shows the label, a bar, the amount, the speed and the remaining time, up to date even while
-    nothing arrives. On a narrow terminal the bar goes first, then the end of the label; figures
-    stay."""
+    """Shows the label, a bar, the amount, the rate and the remaining time, up to date even while
+    nothing arrives. On a narrow terminal the bar is dropped first, then the end of the label; the
+    figures stay."""
 
     def __init__(self, said: Callable[[], str], *, width: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class _Line(ProgressColumn):
 
 
 def bar_line(label: str, said: str, *, share: float, width: int) -> Text:
-    """Draw at most `width` characters, plus the figures, which are always shown."""
+    """Draw a line of at most `width` characters; the figures are always shown whole."""
     room = width - len(said) - 2
     if len(label) > room - _LEAST_BAR - 1:
         return Text.assemble(label[: max(0, room)], " ", (said, theme.QUIET), no_wrap=True)

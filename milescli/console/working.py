@@ -1,6 +1,6 @@
-"""Work of unknown length while it is done: on a terminal a line that turns, with the time and what
-is being waited for; in a log the same now and then. Nothing with --json or --quiet. Work whose end
-can be counted has a bar instead (`transfer`)."""
+"""Shows work of unknown length: on a terminal a spinner with the time and what is being waited for;
+in a log a line now and then. Nothing with --json or --quiet. Work whose end is known has a bar
+instead (`transfer`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from milescli.console.panel import SPINNER
 from milescli.core.units import format_duration
 
 LINE_EVERY_S = 10.0
-"""A log gets a line so often."""
+"""Seconds between two lines in a log."""
 TURNS_PER_S = 8
 
 

@@ -1,4 +1,4 @@
-"""What nodes of a cluster are to each other: versions, interfaces, reach, clocks, bandwidth. Pure;
+"""Compares the nodes of a cluster: versions, interfaces, reachability, clocks, bandwidth. Pure;
 `cluster` asks the nodes."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.doctor.network import GLOO_VARIABLE, NCCL_VARIABLE, gloo_choice, nccl_choice
 
 CLOCK_WARN_S, CLOCK_FAIL_S = 1.0, 300.0
-"""Events of several nodes are ordered by their time stamps, and steps take seconds; Kerberos (five
-minutes by default) and with it some shared file systems refuse a clock that is further off."""
+"""Events of several nodes are ordered by their time stamps, and steps take seconds. Kerberos (five
+minutes by default), and with it some shared file systems, refuse a clock that is further off."""
 SLOW_SHARE = 0.5
 """Fraction of the median pair below which a pair counts as slow."""
 SETTLE = (
@@ -25,8 +25,8 @@ SETTLE = (
 def judge_versions(
     mine: Mapping[str, str], theirs: Mapping[str, Mapping[str, str]], *, address: str
 ) -> list[Finding]:
-    """`mine`: of the driver; `theirs`: by node. All must be equal: they talk to each other in
-    formats of their own."""
+    """Compare each node's versions (`theirs`) with the driver's (`mine`). All must be equal,
+    because nodes communicate in formats that differ between versions."""
     findings: list[Finding] = []
     for node, versions in theirs.items():
         unlike = {
@@ -53,8 +53,9 @@ def judge_interfaces(
     variables: Mapping[str, Mapping[str, str]],
     environ: Mapping[str, str],
 ) -> list[Finding]:
-    """`interfaces`: node -> its addresses -> their interfaces; `variables`: node -> what is set
-    there; `environ`: of the driver."""
+    """Check that each node has the address that Ray uses for it, and that no variable selects
+    another network. `interfaces`: node -> address -> interface; `variables`: node -> its
+    environment; `environ`: the driver's."""
     findings: list[Finding] = []
     for node, addresses in interfaces.items():
         own = addresses.get(node)
@@ -113,7 +114,7 @@ def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str
 
 
 def judge_clocks(names: Sequence[str], report: Report) -> list[Finding]:
-    """Clocks against that of the first node, each with its error bound."""
+    """Compare each node's clock with that of the first node, within its error bound."""
     if len(report.offsets) < len(names) - 1:
         return skip("clocks", "see `reach` first")
     findings: list[Finding] = []

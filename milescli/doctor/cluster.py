@@ -1,5 +1,5 @@
-"""`miles doctor` on a Ray cluster: the checks of one computer on every node, and those of the nodes
-together. A node that does not answer is named, and holds up no other."""
+"""`miles doctor` on a Ray cluster: runs the checks of one computer on every node, then those
+between the nodes. A node that does not answer is named, and does not delay the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial
 from milescli.doctor.trial import run_trial
 
 ASK_S, EXAMINE_S, GROUP_S = 120.0, 900.0, 300.0
-"""Bounds on a short question, on all checks of a node, and on the collective of all."""
+"""Time limits of a short question, of all checks of a node, and of the collective."""
 EXAMINE = "milescli.doctor.cluster:examine"
 TAKE_PLACE = "milescli.doctor.cluster:take_place"
 FREE_PORTS = "milescli.platform.ports:free_ports"
@@ -42,8 +42,8 @@ def cluster_findings(address: str, *, runs_dir: Path, with_trials: bool = True) 
 
 
 def examine(*, runs_dir: str, nodes: list[str], with_trials: bool) -> list[Finding]:
-    """Called on every node: the checks of one computer. `nodes`: addresses of all, of which one is
-    its own."""
+    """Run the checks of one computer; called on every node. `nodes`: addresses of all nodes,
+    including its own."""
     machine = this_machine(os.environ)
     addresses = {address for interface in list_interfaces() for address in interface.addresses}
     own = next((address for address in nodes if address in addresses), "127.0.0.1")
@@ -55,7 +55,7 @@ def examine(*, runs_dir: str, nodes: list[str], with_trials: bool) -> list[Findi
 
 
 def take_place(*, place: dict[str, object], kind: str, settings: dict[str, str]) -> list[Finding]:
-    """Called on every node: its part of the collective of all."""
+    """Take part in the collective over all nodes; called on every node."""
     return run_trial(
         "nodes",
         device_kind=kind,
@@ -125,7 +125,7 @@ def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
 
 
 def _silent(check: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
-    """Nodes that gave no answer, or broke on it."""
+    """Return a finding for each node that did not answer, or failed."""
     return [
         finding
         for answer in answers

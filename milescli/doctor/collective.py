@@ -1,6 +1,6 @@
-"""Processes that meet, reach each other, compare clocks and add numbers: those of the devices of
-one machine, or one on each node of a cluster. Measures only; `links` and `cluster` judge. Run by
-`trials`."""
+"""Processes that meet, connect to each other, compare clocks and run all-reduces: one for each
+device of a machine, or one on each node of a cluster. Measures only; `links` and `cluster` judge.
+Run by `trials`."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 PLACE_VARIABLE = "MILES_DOCTOR_PLACE"
 """The `Place` of a trial's process, as JSON."""
 MEETING_S = 60.0
-"""Bound on the wait for the others to come."""
+"""Time limit of the wait for all processes."""
 STEP_S = 30.0
-"""Bound on each step that they take together; communicators of devices are made in it."""
+"""Time limit of each common step, including the creation of the devices' communicators."""
 CONNECT_S = 5.0
-"""Bound on a connection to one of them."""
+"""Time limit of a connection between two processes."""
 NUM_PINGS = 20
 """Number of pings, of which the fastest counts."""
 MOST_PAIRS = 28
-"""All pairs of eight. Among more, those of neighbours are measured."""
+"""All pairs of eight processes. If there are more, only neighbours are measured."""
 BUFFER_BYTES = {"cpu": 4 * MIB, "cuda": 256 * MIB}
-"""Bytes that are added at once: enough to fill a link, and fast."""
+"""Bytes of one all-reduce: enough to saturate a link, and still fast."""
 ROUNDS = 5
-"""Number of measured rounds, whose mean counts, after an unmeasured one."""
+"""Number of measured rounds, after one that is not measured; the mean counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One of those that meet."""
+    """One process of the collective."""
 
     rank: int
     names: list[str]
-    """[rank] as people call them: numbers of devices, or addresses of nodes."""
+    """[rank] names for people: numbers of devices, or addresses of nodes."""
     addresses: list[str]
-    """[rank] where they listen; each must reach all."""
+    """[rank] address on which the process listens; every process must reach all of them."""
     meeting: tuple[str, int]
-    """Where rank 0 awaits the others."""
+    """Address and port where rank 0 waits for the others."""
     backend: Literal["gloo", "nccl"]
     device: int | None = None
     """Index of the accelerator, as torch counts; None: on the host."""
@@ -60,24 +60,24 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What one of them saw; that of rank 0 is the whole."""
+    """What one process observed; rank 0's report has the results of all."""
 
     offsets: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Name -> (seconds that its clock is ahead of that of rank 0, at most so wrong)."""
+    """Name -> (seconds that its clock is ahead of rank 0's, largest error of that)."""
     unreachable: list[tuple[str, str, str]] = field(default_factory=list)
     """(from, to, why)."""
     pairs: dict[str, float] = field(default_factory=dict)
-    """`0-1` -> bytes per second that one sends in an all-reduce of the two."""
+    """`0-1` -> bytes per second that one process sends in an all-reduce of the two."""
     everyone: float = 0.0
-    """The same over all of them."""
+    """Bytes per second that one process sends in an all-reduce of all."""
     step: str = "meeting"
-    """The last that was begun; empty: all were ended."""
+    """Last step that was started; empty if all were completed."""
     problem: str = ""
-    """Why it could not be ended; empty where its process was killed."""
+    """Why that step failed; empty if the process was killed."""
 
 
 def broken_of(reports: Sequence[Report]) -> Report | None:
-    """Return the first report with a problem, else the first that did not come to its end."""
+    """Return the first report with a problem, else the first with an incomplete step."""
     return next(
         (report for report in reports if report.problem),
         next((report for report in reports if report.step), None),
@@ -90,9 +90,9 @@ def take_part(
     on_step: Callable[[Report], None] = lambda _: None,
     clock: Callable[[], float] = time.time,
 ) -> Report:
-    """Take all steps in order: meet, reach each other and read clocks, add numbers in pairs, then
-    all together. `on_step` is called as each step begins, so that one that hangs has its name.
-    Never raises for what the network or a device does: the report has it."""
+    """Take all steps in order: meet, connect to each other and read clocks, then all-reduce in
+    pairs and over all. `on_step` is called as each step begins, so that a step that hangs is known.
+    Errors of the network or a device are not raised, but recorded in the report."""
     import torch.distributed as dist
 
     # a collective that hangs raises at its bound, in the step that it belongs to
@@ -125,7 +125,7 @@ def write_report(file: Path, report: Report) -> None:
 
 
 def read_report(file: Path) -> Report:
-    """Read a report; a process that wrote none did not come."""
+    """Read a report; if there is no file, the process did not start."""
     return (
         Report(**json.loads(file.read_text(encoding="utf-8")))
         if file.exists()
@@ -144,9 +144,9 @@ def pairs_of(count: int) -> list[tuple[int, int]]:
 
 
 def read_clock(host: str, port: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """(seconds that the clock of the listener there is ahead of ours, how far that may be off): the
-    time stamp lies between question and reply, and is taken for the middle (RFC 5905, section 8,
-    with one time stamp of the server). Raises OSError."""
+    """Return (seconds that the clock of the listener there is ahead of ours, largest error of
+    that). The time stamp lies between question and reply, and is taken for the middle (RFC 5905,
+    section 8, with one time stamp of the server). Raises OSError."""
     best = (0.0, float("inf"))
     with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -208,8 +208,8 @@ def _meet(place: Place) -> Store:
 
 
 def _reach(place: Place, store: Store, report: Report, clock: Callable[[], float]) -> None:
-    """Everyone connects to all others, and hears what the others could not reach. Raises
-    RuntimeError where one does not come."""
+    """Connect to all other processes, and learn what the others could not reach. Raises
+    RuntimeError if one does not arrive."""
     for rank, name in enumerate(place.names):
         try:
             port = int(store.get(f"port/{rank}"))
@@ -260,8 +260,8 @@ def _add_numbers(
 
 
 def bus_bandwidth(device: torch.device, group: ProcessGroup, size: int) -> float:
-    """Bytes per second that one rank sends in an all-reduce of BUFFER_BYTES: 2 (n - 1) / n of the
-    buffer (ring). 0 alone. The sum is checked: RuntimeError where it is wrong."""
+    """Return the bytes per second that one rank sends in an all-reduce of BUFFER_BYTES: 2 (n - 1) /
+    n of the buffer (ring); 0 for a single rank. Raises RuntimeError if the sum is wrong."""
     import torch
     import torch.distributed as dist
 

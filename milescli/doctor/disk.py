@@ -1,5 +1,5 @@
-"""Checks of disks: where runs live, where Ray keeps its session, where models of the hub are
-cached. Each really writes what it says."""
+"""Checks of disks: of the folder of runs, of Ray's sessions, and of models from the hub. Speed is
+measured by a real write."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 
 NEEDED, WANTED = 2 * GIB, 20 * GIB
-"""Free where runs live: for the smallest run with two checkpoints; for real models."""
+"""Free bytes for runs: for the smallest run with two checkpoints; for real models."""
 SPEED_WANTED = 50 * MIB
-"""Per second; a checkpoint of a 1B model and its optimizer is 16 GB."""
+"""Bytes per second; a checkpoint of a 1B model and its optimizer is 16 GB."""
 SCRATCH = Path("/tmp")
-"""Where every run keeps Ray's session: paths of sockets are bounded at 107 bytes, so it is not
-TMPDIR."""
+"""Folder of every run's Ray session. It is not TMPDIR, because paths of sockets are limited to 107
+bytes."""
 SCRATCH_NEEDED, SCRATCH_WANTED = 256 * MIB, 2 * GIB
-"""Free there: for the logs of Ray and of one engine; for several, and what Ray spills."""
+"""Free bytes there: for the logs of Ray and of one engine; for several, and what Ray spills."""
 RAY_FULL = 0.95
-"""Ray's `local_fs_capacity_threshold`: above it no object that does not fit into shared memory is
-taken."""
+"""Ray's `local_fs_capacity_threshold`: on a fuller disk Ray accepts no object that does not fit
+into shared memory."""
 CHECKPOINT_BYTES = {"fp32": 16, "bf16": 14}
-"""Per parameter, as Megatron-Core saves them: weights, the optimizer's own float32 weights, two
-moments. fp32 measured on quickstart."""
+"""Bytes per parameter, as Megatron-Core saves them: weights, the optimizer's own float32 weights,
+two moments. fp32 measured on quickstart."""
 SLOW_SAVE_S = 600.0
-"""A checkpoint that takes longer gets a warning: the run waits for it where it stops."""
+"""A checkpoint that takes longer gets a warning, because the run waits for it at its end."""
 
 
 def check_disk(
     folder: Path, *, free_bytes: int | None = None, bytes_per_s: float | None = None
 ) -> list[Finding]:
-    """Space and writing speed where runs live (or will: the nearest folder that exists)."""
+    """Check free space and speed where runs are (or will be: the nearest folder that exists)."""
     existing = nearest_folder(folder)
     another = f"--set run.dir={another_folder(but_not=existing)}"
     in_the_way = next(
@@ -84,7 +84,7 @@ def check_disk(
 
 
 def write_speed(folder: Path, *, size_bytes: int = 32 * MIB) -> float:
-    """Bytes per second of one synced write. Raises OSError where the folder takes none."""
+    """Return the bytes per second of one synced write. Raises OSError if it fails."""
     block = os.urandom(MIB)
     with tempfile.TemporaryFile(dir=folder) as file:
         start = time.monotonic()
@@ -134,8 +134,8 @@ def check_checkpoints(
     free_bytes: int | None = None,
     bytes_per_s: float | None = None,
 ) -> list[Finding]:
-    """Space for `checkpoint.keep` checkpoints and the one that is written before the oldest goes,
-    and how long one takes to write."""
+    """Check that the disk has space for `checkpoint.keep` checkpoints and one more, written before
+    the oldest is removed, and estimate how long one takes to write."""
     from milescli.runtime.inputs.model_facts import planned_facts
 
     numbers = table(planned_facts(recipe)).num_parameters
@@ -171,8 +171,8 @@ def check_checkpoints(
 
 
 def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Finding]:
-    """Space in the hub's cache for the models that are not there yet. Their size is that of
-    bfloat16 weights: what most releases are."""
+    """Check that the hub's cache has space for the models that are not there yet. Assumes bfloat16
+    weights, as most releases have."""
     from milescli.backends.hub.repo import cache_dir
     from milescli.doctor.hub_access import is_cached, wanted_repos
     from milescli.runtime.inputs.model_facts import facts_of_recipe

@@ -1,6 +1,6 @@
-"""The trial of a real engine and a real trainer: the engine responds, it repeats itself, the
-trainer finds its responses as likely as it does, a step changes the weights, and the new ones
-arrive bit for bit and are used. Run by `trials`."""
+"""Trial of a real engine and a real trainer: the engine responds, equally for equal seeds; the
+trainer computes the same log-probs; a step changes the weights, and the engine receives them bit
+for bit and uses them. Run by `trials`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ RESPONSE_TOKENS = 8
 MODEL = ScratchModel(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, ffn_hidden_size=64)
 PROMPT_IDS = list(range(10, 26))
 MODEL_VARIABLE = "MILES_TRIAL_MODEL"
-"""Names the folder of the model that is tried in place of the tiny one."""
+"""Environment variable with the folder of a model to test instead of the tiny one."""
 REQUEST = GenerateRequest(prompt_ids=PROMPT_IDS, max_new_tokens=RESPONSE_TOKENS, seed=7)
 
 
 def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Finding]:
-    """Findings `engine`, `trainer`, `agreement` and `weights`; those that could not be reached are
-    left out. The model is tiny, or that of the folder which MODEL_VARIABLE names. On a CPU the
-    trainer starts while the engine's imports run; elsewhere after the engine, which measures the
-    free memory of the device first."""
+    """Return the findings `engine`, `trainer`, `agreement` and `weights`, without those that were
+    not reached. The model is tiny, or that of the folder in MODEL_VARIABLE. On a CPU the trainer
+    starts while the engine's imports run; elsewhere after the engine, which measures the free
+    memory of the device first."""
     from milescli.backends.sglang.launch.command import own_environment
     from milescli.backends.sglang.launch.servable import cpu_family
     from milescli.backends.sglang.launch.server import EngineServer
@@ -83,7 +83,7 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
 async def _converse(
     spec: EngineSpec, trainer: TrainerRank | None, *, start_s: float
 ) -> list[Finding]:
-    """Ask an engine that is ready. Starts and closes the trainer where none is given."""
+    """Exercise an engine that is ready. Starts and closes a trainer if none is given."""
     from milescli.backends.sglang.client.fleet import SglangFleet
 
     address = EngineAddress(name="engine 0", url=spec.url, log_path=spec.log_path)
@@ -122,8 +122,8 @@ async def check_response(
 async def exercise(
     engine: RolloutEngine, trainer: TrainerRank, completion: Completion, *, url: str
 ) -> list[Finding]:
-    """Let the trainer score the response, take a step, publish, and score what the engine says
-    then."""
+    """Let the trainer score the response, take a step, publish, and score the engine's next
+    response."""
     findings = await _agree("agreement", "with the weights of the folder", trainer, completion)
     try:
         findings += ok(
@@ -178,8 +178,8 @@ def judge_agreement(
     rounded: Sequence[float],
     has_experts: bool = False,
 ) -> list[Finding]:
-    """[tokens] log-probs of the same response, as `train.agreement.judge` takes them; they may
-    differ by what a run allows before its first step."""
+    """Compare [tokens] log-probs of the same response, as `train.agreement.judge` takes them; they
+    may differ by as much as a run allows before its first step."""
     # torch comes with it, for which the warm process would wait
     from milescli.train.agreement import Agreement, judge
 

@@ -1,5 +1,5 @@
-"""What a check is and what it finds; bounded, parallel running of many. Knows no particular
-check."""
+"""Checks and findings, and a runner that executes many checks in parallel with time limits. Knows
+no particular check."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from milescli.core.errors import MilesError
 
 REPORT = "miles doctor --json > doctor.json   # a fault of miles: please report it with this file"
 SLACK_S = 1.0
-"""For threads that end at their bound to hand over what they found."""
+"""Time for threads to return their findings once their time is up."""
 
 
 class Status(StrEnum):
-    """How it stands."""
+    """Outcome of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -26,7 +26,7 @@ class Status(StrEnum):
     FAIL = "fail"
     """Runs will not work."""
     SKIP = "skip"
-    """Not checked, and why."""
+    """Not checked; `why` has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,47 +38,47 @@ class Finding:
     what: str
     why: str = ""
     fix: list[str] = field(default_factory=list)
-    """Commands to paste; the best first."""
+    """Commands to paste, the best one first."""
     node: str = ""
-    """Address of the node of a cluster that it was found on; empty: of this machine, or of the
-    cluster as a whole."""
+    """Address of the cluster node that it concerns; empty: this machine, or the cluster as a
+    whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One question to the machine."""
+    """One check of the machine."""
 
     name: str
     run: Callable[[], list[Finding]]
-    """Called in a thread of its own. A MilesError becomes a `fail`."""
+    """Runs in a thread of its own. A MilesError becomes a `fail`."""
     timeout_s: float = 30.0
-    """Timeout from its start, which comes after the checks that it needs, and after other heavy
-    ones."""
+    """Time limit from the start of the check, which waits for the checks that it needs and for
+    other heavy ones."""
     is_heavy: bool = False
     """Takes a core or more: few of these run at once."""
     needs: tuple[str, ...] = ()
-    """Checks that must not fail, or this one is skipped: a fault is reported once."""
+    """Checks that must not fail, or this one is skipped: a fault is reported only once."""
 
 
 def ok(check: str, what: str) -> list[Finding]:
-    """Return the finding that all is well."""
+    """Return a finding that all is well."""
     return [Finding(check=check, status=Status.OK, what=what)]
 
 
 def warn(check: str, what: str, *, why: str, fix: str | list[str], node: str = "") -> list[Finding]:
-    """Return the finding that it works, with a drawback."""
+    """Return a finding that something works, with a drawback."""
     fixes = [fix] if isinstance(fix, str) else fix
     return [Finding(check=check, status=Status.WARN, what=what, why=why, fix=fixes, node=node)]
 
 
 def fail(check: str, what: str, *, why: str, fix: str | list[str], node: str = "") -> list[Finding]:
-    """Return the finding that it does not work."""
+    """Return a finding that something does not work."""
     [finding] = warn(check, what, why=why, fix=fix, node=node)
     return [replace(finding, status=Status.FAIL)]
 
 
 def failed(check: str, error: MilesError, *, node: str = "") -> list[Finding]:
-    """Return the finding that it does not work, as the error explains."""
+    """Return a `fail` with what, why and fix of the error."""
     return fail(check, error.what, why=error.why, fix=error.fixes, node=node)
 
 
@@ -91,8 +91,8 @@ def enough(
     wanted: tuple[float, str],
     fix: str | list[str],
 ) -> list[Finding]:
-    """Return the finding by how much there is of something: `needed` and `wanted` are amounts, each
-    with the reason why less does not work, or works with a drawback."""
+    """Return a finding that depends on an amount: `needed` and `wanted` are amounts, each with the
+    reason why less does not work, or works with a drawback."""
     for judge, (bound, why) in ((fail, needed), (warn, wanted)):
         if amount < bound:
             return judge(check, what, why=why, fix=fix)
@@ -100,12 +100,12 @@ def enough(
 
 
 def skip(check: str, why: str) -> list[Finding]:
-    """Return the finding that it was not tried."""
+    """Return a finding that something was not tried."""
     return [Finding(check=check, status=Status.SKIP, what="not checked", why=why)]
 
 
 Watch = Callable[[Callable[[], str]], AbstractContextManager[None]]
-"""Shows what the function says while its block runs."""
+"""Displays what the function returns while its block runs."""
 
 
 def run_checks(
@@ -127,7 +127,7 @@ def run_checks(
 
 
 def _progress(tasks: Sequence[_RunningCheck]) -> str:
-    """`12 of 14 checks done; engine, collective (waits)`"""
+    """Return a line such as `12 of 14 checks done; engine, collective (waits)`."""
     left = [
         task.check.name + " (waits)" * (not task.began.is_set())
         for task in tasks
@@ -137,7 +137,7 @@ def _progress(tasks: Sequence[_RunningCheck]) -> str:
 
 
 class _RunningCheck:
-    """One check on its way. `result` is called by the main thread, all else by the check's own."""
+    """One running check. The main thread calls `result`, the check's own thread everything else."""
 
     def __init__(self, check: Check) -> None:
         self.check = check
@@ -169,8 +169,8 @@ class _RunningCheck:
             )  # one that hangs gives its place to the next
 
     def result(self) -> list[Finding]:
-        """Waits for its end, at most for its own time from when it began; what stands before it is
-        bounded likewise."""
+        """Wait until the check ends, or until its time limit after its start. The checks before it
+        have time limits too."""
         self.began.wait()
         if self.ended.wait(max(0.0, self.deadline - time.monotonic())):
             return self.findings

@@ -1,5 +1,5 @@
-"""Commands that mend, ready to be pasted: with the user's own arguments, their own Python, and
-`sudo` where they are not root."""
+"""Commands that fix something, ready to paste: with the user's own arguments, their own Python, and
+`sudo` unless they are root."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from milescli.core.units import GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """What the user typed after `miles doctor`."""
+    """Options that the user gave to `miles doctor`."""
 
     recipe: str | None = None
-    """As `--recipe` takes it."""
+    """Value of `--recipe`."""
     sets: Sequence[str] = ()
-    """Texts of `--set`."""
+    """Values of `--set`."""
     address: str | None = None
-    """As `--address` takes it."""
+    """Value of `--address`."""
 
     def command(self, verb: str, *more: str) -> str:
-        """Return `miles VERB` with all of them and `more` options, which win: no key is set
-        twice."""
+        """Return `miles VERB` with all these options and `more`, which win: no key is set twice."""
         keys = {_key(option) for option in more}
         sets = [text for text in self.sets if _key(f"--set {text}") not in keys]
         words = ["miles", verb]
@@ -49,19 +48,18 @@ class DoctorOptions:
 
 
 def as_root(command: str) -> str:
-    """Return the command, run by sudo where we are not root."""
+    """Return the command, with sudo unless we are root."""
     return command if os.geteuid() == 0 else f"sudo {command}"
 
 
 def pip_install(*words: str) -> str:
-    """Into the environment that runs this, whichever `pip` comes first in PATH."""
+    """Return a pip command for this Python environment, whichever `pip` is first in PATH."""
     return shlex.join([sys.executable, "-m", "pip", "install", *words])
 
 
 def another_folder(*, but_not: Path, needed_bytes: int = 20 * GIB) -> Path:
-    """Find a folder for runs on the file system with the most room among those that can be written,
-    other than that of `but_not`; where none has `needed_bytes`, return one that the user must
-    name."""
+    """Find a writable folder for runs on the file system with the most free space, other than that
+    of `but_not`; if none has `needed_bytes`, return a placeholder that the user must replace."""
     import psutil
 
     here, home = file_system_of(but_not), Path.home()
@@ -92,7 +90,8 @@ def file_system_of(path: Path) -> int:
 
 
 def _key(option: str) -> str:
-    """`--set data.prompts` of `--set data.prompts=x   # why`; `--nodes` of `--nodes 1`."""
+    """Return the key of an option: `--set data.prompts` for `--set data.prompts=x   # why`;
+    `--nodes` for `--nodes 1`."""
     words = option.split("#")[0].split()
     return (
         " ".join([words[0], words[1].partition("=")[0]])

@@ -18,15 +18,15 @@ from milescli.platform.probe import Accelerators, fault_errors
 from milescli.platform.visibility import find_conflicts, find_contradictions, set_variables
 
 SHM_NEEDED, SHM_WANTED = 600 * MIB, 2 * GIB
-"""Ray's object store takes 512 MiB there, weights in transit some more."""
+"""Ray's object store takes 512 MiB there; weights in transit need some more."""
 SHM_GROWN = 8 * GIB
-"""Free, once it is mended."""
+"""Free bytes after the proposed fix."""
 NUM_PORTS = 16
-"""Free ones that are looked for: a run takes one or two for each engine, and some of its own."""
+"""Number of free ports to look for: a run takes one or two for each engine, and some of its own."""
 
 
 def check_platform(machine: Machine) -> list[Finding]:
-    """Report what was found, and what was odd."""
+    """Report the devices that were found, and anything unusual."""
     node = machine.nodes[0]
     devices = (
         f"{len(node.devices)} x {node.devices[0].name} ({node.devices[0].arch}), "
@@ -94,7 +94,7 @@ def check_shm(*, size_bytes: int, free_bytes: int) -> list[Finding]:
 
 
 def shm_sizes() -> tuple[int, int]:
-    """Size and free bytes of /dev/shm; zeros where there is none."""
+    """Return size and free bytes of /dev/shm; zeros if it does not exist."""
     try:
         stats = os.statvfs("/dev/shm")
     except OSError:

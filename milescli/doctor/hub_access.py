@@ -1,5 +1,5 @@
-"""Can the Hugging Face hub be reached, is the token taken, and is what the recipe names to be had
-there or in the cache. No secret is shown."""
+"""Checks whether the Hugging Face hub is reachable, whether it accepts the token, and whether what
+the recipe names exists there or in the cache. Shows no secret."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PUBLIC = "https://huggingface.co"
 TIMEOUT_S = 10.0
 """Timeout of one request to the hub."""
 NO_HUB = (407, 500, 502, 503, 504)
-"""Proxy authentication required, and what gateways say of a server that is down."""
+"""HTTP status: proxy authentication required, and what gateways report of a server that is down."""
 
 
 def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:

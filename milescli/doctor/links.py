@@ -1,5 +1,5 @@
-"""Links between devices: what the vendor's tool says of each pair, and what a collective over each
-pair reached. Pure; `trials` measures."""
+"""Links between devices: what the vendor's tool says of each pair, and the bandwidth that a
+collective over each pair reached. Pure; `trials` measures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from milescli.platform.machine import DEVICE_MODELS, Device, Interconnect, model
 from milescli.platform.probe import Accelerators
 
 MOST_NAMED = 6
-"""Pairs in one line."""
+"""Largest number of pairs that one line lists."""
 SHARE_WANTED = 0.5
-"""Expected fraction of the link's bandwidth. A collective of two ranks reaches about 0.7 to 0.8 in
-others' reports; below a half something is wrong."""
+"""Expected fraction of the link's bandwidth. Others report that a collective of two ranks reaches
+about 0.7 to 0.8; less than half means that something is wrong."""
 
 
 def check_topology(accelerators: Accelerators) -> list[Finding]:
@@ -92,8 +92,8 @@ def judge_collective(
 def judge_bandwidths(
     speeds: Mapping[str, float], no_access: Sequence[str], *, device: str
 ) -> list[Finding]:
-    """`speeds`: `0-1` -> bytes per second of a collective over the pair; `no_access` as in
-    `judge_collective`."""
+    """Judge the bandwidth of each pair. `speeds`: `0-1` -> bytes per second of a collective over
+    the pair; `no_access` as in `judge_collective`."""
     if no_access:
         return fail(
             "links",

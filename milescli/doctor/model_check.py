@@ -1,7 +1,6 @@
-"""`miles models check FOLDER`: what a new family, or a model of one, is held against on this
-machine: its names, its weights through Megatron and back, its logits against transformers', an
-engine against the trainer, memory. Called by the command; made of the parts of `convert` and
-`doctor`."""
+"""`miles models check FOLDER`: checks a new family, or a model of one, on this machine: its names,
+its weights through Megatron and back, its logits against transformers', an engine against the
+trainer, memory. Called by the command; made of the parts of `convert` and `doctor`."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from milescli.platform.probe import probe
 from milescli.recipe.schema import Recipe
 
 _ENGINE_S = 600.0
-"""Bound on the trial of an engine, which loads the model and answers."""
+"""Time limit of the engine's trial, which loads the model and generates."""
 _ENGINE = ("engine", "agreement", "trainer", "weights")
 
 
@@ -50,7 +49,7 @@ def run_model_check(folder: Path, *, output: Output) -> int:
 
 def check_model_folder(folder: Path, *, output: Output) -> list[Finding]:
     """Check a Hugging Face folder, one finding per question. Raises CheckpointError if the folder
-    is no model, or of a family that miles does not know."""
+    is not a model, or of a family that miles does not know."""
     facts, machine = load_facts(folder), probe()
     steps: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("names", lambda: check_names(folder, facts)),
@@ -139,7 +138,7 @@ def _check_round_trip(folder: Path, *, output: Output) -> list[Finding]:
 
 
 def differing(first: Path, second: Path) -> list[str]:
-    """Names of tensors that are not equal bit for bit, or in one folder alone."""
+    """Return the names of tensors that differ in any bit, or are in one folder alone."""
     import torch
 
     def bits(tensor: torch.Tensor) -> torch.Tensor:

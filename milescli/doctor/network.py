@@ -1,5 +1,5 @@
-"""Checks of the network as one machine shows it: interfaces that variables name, proxies, the own
-name, RDMA. Reads /sys; connects to nothing."""
+"""Checks of one machine's network: interfaces that variables name, proxies, the host name, RDMA.
+Reads /sys; connects to nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Interface:
     name: str
     is_up: bool
     addresses: tuple[str, ...] = ()
-    """IPv4"""
+    """IPv4 addresses."""
 
 
 def list_interfaces() -> list[Interface]:
@@ -102,8 +102,8 @@ def check_interfaces(
 
 
 def nccl_choice(value: str, names: Sequence[str]) -> list[str]:
-    """Apply NCCL's rules (its manual, NCCL_SOCKET_IFNAME): prefixes; `^` all but these; `=` exact
-    names. Without them, lo and docker come last."""
+    """Return the names that NCCL would use by its rules (its manual, NCCL_SOCKET_IFNAME): words are
+    prefixes; `^` excludes them; `=` makes them exact. Without a value, lo and docker come last."""
     exclude, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     words = [word for word in value.lstrip("^=").split(",") if word]
 
@@ -114,13 +114,13 @@ def nccl_choice(value: str, names: Sequence[str]) -> list[str]:
 
 
 def gloo_choice(value: str, names: Sequence[str]) -> list[str]:
-    """Return the names that Gloo would take: exact ones, all of which must be there."""
+    """Return the names that Gloo would use: exact ones, all of which must exist."""
     wanted = [word.strip() for word in value.split(",")]
     return wanted if all(word in names for word in wanted) else []
 
 
 def _proxies(environ: Mapping[str, str]) -> list[Finding]:
-    """gRPC, thus Ray, sends even loopback through a proxy unless no_proxy forbids it."""
+    """Check that no_proxy excludes loopback: gRPC, and so Ray, sends even that through a proxy."""
     given = [name for name in PROXIES if environ.get(name)]
     exempt = f"{environ.get('no_proxy', '')},{environ.get('NO_PROXY', '')}".split(",")
     if (
@@ -143,8 +143,8 @@ def check_host_name(
     address: str = "127.0.0.1",
     resolve: Callable[[str], str] = socket.gethostbyname,
 ) -> list[Finding]:
-    """Check that the own name leads to an address: torch.distributed and Ray look it up. `address`:
-    to which it should, for the fix."""
+    """Check that the host name resolves: torch.distributed and Ray look it up. `address`: the one
+    that it should resolve to, for the fix."""
     name = name or socket.gethostname()
     try:
         return ok("hostname", f"{name} is {resolve(name)}")
@@ -161,8 +161,8 @@ def check_host_name(
 def check_rdma(
     *, root: Path = Path("/"), environ: Mapping[str, str], memlock: int | None = None
 ) -> list[Finding]:
-    """/sys/class/infiniband: ports that are up, NCCL_IB_HCA and memlock in keeping. One machine
-    alone needs none."""
+    """Check RDMA devices in /sys/class/infiniband: which ports are up, and whether NCCL_IB_HCA and
+    the memlock limit match. A single machine needs none."""
     folder = root / "sys/class/infiniband"
     ports = {
         path.parent.parent.name + ":" + path.name: _port(path)
@@ -221,7 +221,7 @@ def check_rdma(
 
 
 def _port(path: Path) -> tuple[str, str]:
-    """("ACTIVE", "400 Gb/s") of "4: ACTIVE" and "400 Gb/sec (4X NDR)"."""
+    """Read state and rate: ("ACTIVE", "400 Gb/s") from "4: ACTIVE" and "400 Gb/sec (4X NDR)"."""
     try:
         state, rate = (path / "state").read_text().strip(), (path / "rate").read_text().strip()
     except OSError:

@@ -33,9 +33,9 @@ from milescli.platform.probe import find_accelerators, probe, run_tool
 from milescli.recipe.load import LoadedRecipe
 
 TOOLS_S = 120.0
-"""Bound on what asks the vendors' tools: a few questions of 20 s each, where the driver hangs."""
+"""Time limit of the vendors' tools: a few calls of 20 s each if the driver hangs."""
 DEVICES = ("visibility",)
-"""Must pass before it is known what the machine is."""
+"""Checks that must pass before the machine is known."""
 T = TypeVar("T")
 
 

@@ -1,5 +1,5 @@
 """Checks of one recipe: reward, plan, and its model, tokenizer and data, by the code that a launch
-runs, in a folder that is thrown away."""
+runs, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from milescli.data.examples import ExampleReport
 
 DATA_LIMIT = 256 * MIB
-"""Data sets of the hub are fetched to be looked at up to this size."""
+"""Largest size of a data set of the hub that is downloaded for a check."""
 
 
 def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> list[Check]:
@@ -146,7 +146,7 @@ def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
 
 
 def _large_data(recipe: Recipe) -> str:
-    """Why the data is not looked at; empty where it is small, or here already."""
+    """Return why the data is not checked; empty if it is small, or already here."""
     from milescli.backends.hub.datasets import missing_bytes
     from milescli.recipe.data_files import FIELDS, files_of
 

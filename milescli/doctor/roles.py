@@ -1,5 +1,5 @@
-"""Models of a recipe beside the one that it trains: are they there, and what are they? By the code
-that a launch runs; no weights are fetched."""
+"""Checks the models of a recipe besides the one that it trains: whether they exist, and what they
+are. Uses the code that a launch runs; downloads no weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.recipe.schema import Recipe
 
 
 def check_roles(recipe: Recipe) -> list[Finding]:
-    """Raises what a launch would raise."""
+    """List the models of the recipe's roles. Raises what a launch would raise."""
     from milescli.runtime.inputs.given_models import (
         policy_paths,
         reward_facts,
@@ -41,7 +41,7 @@ def check_roles(recipe: Recipe) -> list[Finding]:
 
 
 def critic_facts(recipe: Recipe) -> ModelFacts | None:
-    """Return the facts of the critic; None where there is none."""
+    """Return the facts of the critic; None if the recipe has none."""
     from milescli.runtime.inputs.model_facts import facts_of_recipe
 
     if not recipe.has_critic:
@@ -51,7 +51,7 @@ def critic_facts(recipe: Recipe) -> ModelFacts | None:
 
 
 def repos_of_roles(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield (name on the hub, key) of the models that are not on this disk."""
+    """Yield (name on the hub, recipe key) of the models that are not on this disk."""
     from milescli.runtime.inputs.given_models import policy_paths, reward_path, teacher_paths
 
     models = [*teacher_paths(recipe), *filter(None, [reward_path(recipe)]), *policy_paths(recipe)]

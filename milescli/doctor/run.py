@@ -1,6 +1,5 @@
-"""`miles doctor`: which checks there are, and how their findings are shown. Called by the command;
-ends with an exit code. Findings that are equal on several nodes share a row, and secrets in them
-are masked."""
+"""`miles doctor`: selects the checks, and shows their findings. Called by the command; returns an
+exit code. Equal findings of several nodes share a row, and secrets in them are masked."""
 
 from __future__ import annotations
 
@@ -49,10 +48,10 @@ from milescli.sandbox.choose import choose
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
 MASK = "***"
 SHORTEST = 6
-"""A shorter value is left where it stands in a text: it would match inside many words. Alone, it is
-masked too."""
+"""Shorter secret values are not masked within a text: they would match inside many words. A text
+that is nothing else is masked."""
 SHORTEST_PASSWORD = 3
-"""The same of a password in an address, which is looked for as it stands."""
+"""The same limit for a password in an address, which is searched as it stands."""
 _USER = re.compile(r"//[^/\s]+@")
 """Up to the last @ before the path: passwords may hold one."""
 _QUERY = re.compile(
@@ -287,19 +286,19 @@ def _runs_dir(loaded: LoadedRecipe | None) -> Path:
 
 
 MOST_NAMES = 4
-"""Nodes named in one row."""
+"""Largest number of nodes named in one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """Findings of one check that say the same."""
+    """Equal findings of one check."""
 
     finding: Finding
     """The first of them."""
     nodes: list[str]
-    """Where; empty: this machine, or the cluster as a whole."""
+    """Nodes with this finding; empty: this machine, or the cluster as a whole."""
     is_everywhere: bool
-    """On every node that answered this check."""
+    """True if every node that answered this check has it."""
 
     @property
     def where(self) -> str:

@@ -1,4 +1,4 @@
-"""Variables and versions that Ray and torch obey and that harm runs: Ray's age, its own switches,
+"""Checks variables and versions that affect Ray and torch: Ray's version, its own switches,
 allocator and debug variables. Also checks the system's limits, and whether CPU kernels compile."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from milescli.platform.machine import Kind, Machine
 
 DISTRIBUTION = "miles-cli"
 WITHOUT_DEPENDENCIES = ("sglang",)
-"""Installed with --no-deps: what they ask for beyond our list is for GPUs."""
+"""Packages installed with --no-deps: their other requirements are for GPUs."""
 
 
 def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Finding]:
@@ -44,7 +44,7 @@ def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Fin
 
 
 def requirements() -> list[str]:
-    """List what the installed package requires, extras aside."""
+    """List the requirements of the installed package, without extras."""
     required = importlib.metadata.requires(DISTRIBUTION) or []
     return [line for line in required if "extra ==" not in line]
 
@@ -108,8 +108,8 @@ def _fix(line: str) -> str:
 def check_kernels(
     machine: Machine, *, there: Kernels | None = None, has_engine: bool | None = None
 ) -> list[Finding]:
-    """Findings `kernels` and `layers`. `there`, `has_engine`: what is installed, looked up where
-    they are not given."""
+    """Return the findings `kernels` and `layers`. `there`: the installed kernels, `has_engine`:
+    whether TransformerEngine is installed; both are looked up if not given."""
     if machine.kind == "cpu":
         return check_compiled()
     if machine.kind != "cuda":
@@ -128,7 +128,7 @@ def check_kernels(
 
 
 def check_compiled() -> list[Finding]:
-    """Finding `kernels` of a CPU; compiles them where nobody has yet, for a second."""
+    """Return the finding `kernels` of a CPU; compiles missing kernels, which takes a second."""
     try:
         library = loaded()
     except NoKernels as error:
@@ -151,11 +151,11 @@ def _judge(there: Kernels) -> list[Finding]:
 
 
 MEMORY_NEEDED, MEMORY_WANTED = 3 * GIB, 8 * GIB
-"""Free: for the smallest run; for more than one engine or rank."""
+"""Free bytes: for the smallest run; for more than one engine or rank."""
 NOFILE_NEEDED, NOFILE_WANTED, NOFILE_GOOD = 1024, 8192, 65536
-"""Open files: that a run needs; that many engines and ranks want; what the fix sets."""
+"""Open files: least for a run; for many engines and ranks; what the fix sets."""
 THREADS_NEEDED, THREADS_WANTED = 600, 2000
-"""Beyond those that are there. A run of 13 processes was seen with 341 on 2 cores; libraries start
+"""Threads beyond those that already run. A run of 13 processes had 341 on 2 cores; libraries start
 more on more cores."""
 
 
@@ -178,7 +178,7 @@ def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
 
 
 def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Finding]:
-    """Open files: every actor and engine holds hundreds."""
+    """Check the limit of open files: every actor and engine opens hundreds."""
     own_soft, own_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = own_soft if soft is None else soft, own_hard if hard is None else hard
     if soft == resource.RLIM_INFINITY or soft >= NOFILE_WANTED:
@@ -204,8 +204,8 @@ def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Fi
 
 
 def check_threads(*, root: Path = Path("/")) -> list[Finding]:
-    """Threads that the cgroups and `ulimit -u` allow: Ray and the engines start hundreds, and die
-    of `can't start new thread`."""
+    """Check how many threads the cgroups and `ulimit -u` still allow: Ray and the engines start
+    hundreds, and otherwise die with `can't start new thread`."""
     tight = min(threads_left(root), default=None)
     if tight is None:
         return ok("threads", "no limit")
@@ -239,7 +239,7 @@ SLOWING = {
     "NCCL_P2P_DISABLE": "devices of one machine communicate through the host",
     "HSA_OVERRIDE_GFX_VERSION": "kernels of another architecture run, and may be wrong",
 }
-"""Left over from a search for a fault, mostly; and what they do."""
+"""Debug variables that slow a run down, usually left over from debugging -> their effect."""
 
 
 def check_ray_version(
@@ -268,8 +268,8 @@ def check_ray_version(
 
 
 def check_variables(plan: PlanView | None, *, environ: Mapping[str, str]) -> list[Finding]:
-    """Variables of the user's shell that actors inherit and that do harm, and those that miles will
-    replace. `plan`: of the recipe, or None without one."""
+    """Check for variables of the user's shell that actors inherit and that do harm, and those that
+    miles will replace. `plan`: the recipe's, or None without one."""
     findings = [*_harmful(environ), *(_replaced(plan, environ) if plan else [])]
     return findings or ok("variables", "none that harms a run")
 
@@ -302,8 +302,8 @@ def _harmful(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _replaced(plan: PlanView, environ: Mapping[str, str]) -> list[Finding]:
-    """Return what the user set and an actor will not get. Visibility has a check of its own, and
-    threads are the plan's."""
+    """Return a finding for variables that actors get with another value than the user's. Visibility
+    has its own check, and the plan sets the threads."""
     ours = {**trainer_environment(plan), **engine_environment(plan)}
     names = [
         name

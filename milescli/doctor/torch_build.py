@@ -1,5 +1,5 @@
-"""What torch says of the machine against what the vendors' tools said: its build, the devices it
-sees, the driver below it."""
+"""Compares what torch reports of the machine with what the vendors' tools report: its build, the
+devices it sees, the driver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ less than all."""
 
 
 def describe_torch() -> dict[str, Any]:
-    """Run in a process of its own: torch is imported, devices are opened."""
+    """Describe torch's build and devices. Imports torch: runs in a process of its own."""
     import torch
 
     devices: list[dict[str, object]] = []
@@ -59,8 +59,8 @@ def judge_trial(findings: list[Finding], machine: Machine) -> list[Finding]:
 
 
 def judge_torch(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
-    """`seen` as `describe_torch` gives it. On a CPU there is nothing to compare: any build will
-    do."""
+    """Compare `seen`, the result of `describe_torch`, with the machine. On a CPU any build is
+    fine."""
     kind, what = machine.kind, f"torch {seen['version']}"
     built = "rocm" if seen["hip"] else "cuda" if seen["cuda"] else "cpu"
     if kind == "cpu":
@@ -134,7 +134,8 @@ def _devices(seen: Mapping[str, Any], machine: Machine, what: str) -> list[Findi
 
 
 def _has_code(arch: str, built: list[str]) -> bool:
-    """Binaries run on later minor versions of the same major; PTX (compute_) on all later ones."""
+    """Return True if the build has code for the architecture. Binaries run on later minor versions
+    of the same major; PTX (compute_) on all later ones."""
     if not arch.startswith("sm_"):
         return arch in [entry.partition(":")[0] for entry in built]
     own = int(arch[3:].rstrip("af"))
@@ -148,8 +149,8 @@ def _has_code(arch: str, built: list[str]) -> bool:
 
 
 def _driver(seen: Mapping[str, Any], machine: Machine) -> list[Finding]:
-    """CUDA: the driver must bear torch's CUDA. ROCm: the runtime should be the one that torch was
-    built for."""
+    """Check the driver. CUDA: it must support torch's CUDA version. ROCm: the runtime should be the
+    one that torch was built for."""
     if machine.kind == "cuda":
         major = str(seen["cuda"]).partition(".")[0]
         what = (

@@ -18,7 +18,7 @@ from milescli.doctor.finding import Finding, Status, fail, skip
 
 NO_SETTINGS: Mapping[str, str] = {}
 _LAST_LINES = 8
-"""Of a broken trial's log, shown with the finding."""
+"""Number of lines of a failed trial's log, shown with the finding."""
 _TRIAL_OF = {"weights": "engine", "trainer": "engine", "agreement": "engine", "links": "collective"}
 
 

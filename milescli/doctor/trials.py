@@ -1,6 +1,6 @@
-"""Trials of the real parts, each the smallest that proves it: torch sees the devices, Ray starts,
-processes add numbers, an engine answers (`engine_trial`). Run as `python -m milescli.doctor.trials
-NAME FOLDER DEVICE` by `trial`; writes findings as JSON lines."""
+"""Trials of the real parts, each as small as possible: torch sees the devices, Ray starts,
+processes run an all-reduce, an engine answers (`engine_trial`). `trial` runs them as `python -m
+milescli.doctor.trials NAME FOLDER DEVICE`; they write findings as JSON lines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from milescli.doctor.torch_build import describe_torch
 
 Kind = Literal["cuda", "rocm", "cpu"]
 WORLD_SIZE = 2
-"""Processes of the collective on a CPU."""
+"""Number of processes of the collective on a CPU."""
 COLLECTIVE_S = 270.0
-"""Bound on it; the trial itself has 300 s."""
+"""Time limit of the collective; the whole trial has 300 s."""
 
 
 def try_ray(folder: Path, kind: Kind) -> list[Finding]:
@@ -112,8 +112,8 @@ def take_one_part(
 
 
 def try_nodes(folder: Path, kind: Kind) -> list[Finding]:
-    """This node's part of the collective over all nodes. Its place is in the environment; what it
-    saw goes out as one line of JSON."""
+    """Take part in the collective over all nodes, at the place that the environment gives, and
+    return the report as one line of JSON."""
     raw = json.loads(os.environ[PLACE_VARIABLE])
     report = take_part(
         Place(**{**raw, "meeting": tuple(raw["meeting"])}),
@@ -139,8 +139,8 @@ TRIALS: dict[str, Callable[[Path, Kind], list[Finding]]] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Run the trial and write its findings; a MilesError is a finding, anything else a traceback in
-    the log."""
+    """Run the trial and write its findings; a MilesError becomes a finding, anything else a
+    traceback in the log."""
     name, folder, kind = arguments
     reply = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print belongs into the log

@@ -289,7 +289,7 @@ def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
 def _rounding_of_run(
     checkpoint: Path, base: Path
 ) -> Callable[[Iterable[Named]], Iterator[Named]] | None:
-    """None where the run's trainer multiplied by the base model's weights as they are."""
+    """Return the rounding of the run's base weights; None if its trainer used them unrounded."""
     run = RunDir(checkpoint.absolute().parents[1])
     if not run.plan_file.is_file() or not run.is_run:
         return None

@@ -1,5 +1,5 @@
-"""Writes an adapter as a PEFT folder with its card: beside its place, read back, and only then
-moved there."""
+"""Writes an adapter as a PEFT folder with its card: under a temporary name, and moves it into place
+once it is read back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_adapter_folder(out: Path, adapter: Adapter) -> tuple[str, ...]:
 
 
 def _require_same(actual: Adapter, written: Adapter) -> None:
-    """What each module's weight is changed by is what it was."""
+    """Check that each module's change of weight is the same as before."""
     assert (
         actual.pairs.keys() == written.pairs.keys() and actual.saved.keys() == written.saved.keys()
     )

@@ -1,9 +1,6 @@
-"""Writes a Hugging Face folder beside its place, reads it back, compares, and only then moves it
-there. Called by the runtime's export.
-
-The weights come from a function that yields them tensor by tensor, and is called twice: to write,
-and to compare with the disk.
-"""
+"""Writes a Hugging Face folder under a temporary name, reads it back, compares, and only then moves
+it into place. Called by the runtime's export. The weights come from a function that yields them
+tensor by tensor, and is called twice: to write, and to compare with the disk."""
 
 from __future__ import annotations
 
@@ -88,9 +85,9 @@ class _Job:
     """Describes what is written, and how."""
 
     table: WeightTable
-    """In the form of the names that are written."""
+    """Table with the names that are written."""
     base_table: WeightTable
-    """In the form of the names of the base model's folder."""
+    """Table with the names of the base model's folder."""
     choices: Mapping[str, Choice]
     scheme: Scheme | None
     """Quantisation scheme of the quantised tensors."""
@@ -99,7 +96,7 @@ class _Job:
     dtypes: dict[str, torch.dtype]
     passed: list[str]
     done: Callable[[int], object] = lambda num_bytes: None
-    """Told of the bytes of each tensor that was dealt with."""
+    """Called with the bytes of each finished tensor."""
     copied_mtp: list[str] = field(default_factory=list)
     absent_mtp: list[str] = field(default_factory=list)
     """Names of MTP tensors that config.json has, but neither the weights nor the base model."""
@@ -274,7 +271,7 @@ def _plan(
     beside: Plain,
     open_files: ExitStack,
 ) -> tuple[_Job, dict[str, object], list[str]]:
-    """(what is written, config.json, notes)"""
+    """Return (what is written, config.json, notes)."""
     base_config = read_config(base)
     is_untied = load_facts(base).tied_embeddings and not (
         table.facts.tied_embeddings or table.facts.scores
@@ -319,8 +316,8 @@ def _plan(
 def _open_base(
     base: Path, table: WeightTable, *, open_files: ExitStack
 ) -> tuple[Source | None, WeightTable, list[str]]:
-    """(the base model's weights, the table in their form, names of those that Megatron has no place
-    for). Of a converted model only the latter are there, and a record of the others."""
+    """Return (the base model's weights, the table in their form, names of those that Megatron has
+    no place for). Of a converted model only the latter exist, and a record of the others."""
     if (record := read_record(base)) is not None:
         source = (
             open_files.enter_context(HfReader(base)) if any(base.glob("*.safetensors")) else None
@@ -407,7 +404,8 @@ def _stream(
 
 
 def _parts_of(job: _Job) -> dict[str, set[str]]:
-    """Names of the parts of each quantised tensor, which must be in one file to be read back."""
+    """Return the names of the parts of each quantised tensor, which must be in one file to be read
+    back."""
     if job.scheme is None:
         return {}
     return {
@@ -418,7 +416,7 @@ def _parts_of(job: _Job) -> dict[str, set[str]]:
 
 
 class _Again:
-    """Gives tensors once more, some at a time; those that come before their turn wait."""
+    """Yields tensors a second time, some at a time; those that come before their turn wait."""
 
     def __init__(self, tensors: Iterator[Named]) -> None:
         self._tensors, self._waiting = tensors, dict[str, torch.Tensor]()

@@ -24,11 +24,11 @@ class Measured:
     """Holds the result of reading back, over all quantised tensors."""
 
     num_plain: int = 0
-    """Tensors that are stored plain: equal to the bit."""
+    """Number of tensors that are stored unquantised: equal to the bit."""
     num_quantised: int = 0
     worst_share_of_bound: float = 0.0
-    """Largest |difference| to the weight, as a part of what the format's rounding allows
-    at that number."""
+    """Largest |difference| to the weight, relative to the rounding error that the format allows at
+    that number."""
     squared_difference: float = 0.0
     squared_weight: float = 0.0
 

@@ -36,7 +36,7 @@ class Story:
     base_model: str | None
     """Name on the hub; None: made here from a seed, or a folder without a public name."""
     step: int
-    """RL steps done."""
+    """Number of completed RL steps."""
     recipe: Recipe
     seed: int
     rewards: tuple[tuple[int, float], ...] = ()
@@ -101,7 +101,7 @@ def _data(data: Data, recorded: object) -> dict[str, str]:
 
 
 def _read_events(file: Path, *, upto: int) -> tuple[dict[int, float], dict[int, Evaluated]]:
-    """By step; of a step that was done again after a resume, the last."""
+    """Return the events by step; for a step that was repeated after a resume, the last ones."""
     rewards: dict[int, float] = {}
     evals: dict[int, Evaluated] = {}
     for event in cast("Iterator[dict[str, Any]]", read_jsonl(file)):

@@ -27,7 +27,7 @@ SET_BY_SCRIPT = ("run.name", "machine.nodes", "machine.gpus", "machine.address")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Holds what every form needs to know."""
+    """Holds what every kind of job script needs to know."""
 
     loaded: LoadedRecipe
     plan: Plan

@@ -175,7 +175,7 @@ FORMS: dict[Form, tuple[str, Callable[[Job], dict[str, str]]]] = {
 
 
 def _names(recipe: Recipe) -> Iterator[tuple[str, str | None]]:
-    """(key, value) of all that may be a file or folder."""
+    """Yield (key, value) of all that may be a file or folder."""
     yield "model.path", recipe.model.path
     for field in FIELDS:
         yield from ((f"data.{field}", file.name) for file in files_of(recipe.data, field))
@@ -186,5 +186,5 @@ def _names(recipe: Recipe) -> Iterator[tuple[str, str | None]]:
 
 
 def _one_line(text: str) -> str:
-    """For comments, which a line break would end."""
+    """Return the text on one line, for comments, which a line break would end."""
     return " ".join(text.split())

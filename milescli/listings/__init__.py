@@ -1,1 +1,1 @@
-"""What there is to choose from, as data: families, models, recipes. Takes no device."""
+"""The families, models and recipes to choose from, as data. Takes no device."""

@@ -36,9 +36,9 @@ class Listed:
     takes: str
     """Its settings, or what a call takes."""
     lacks: str | None
-    """Why it cannot be had here; None: it can."""
+    """Why it is not usable here; None if it is."""
     mend: str | None = None
-    """A command."""
+    """Command that makes it usable."""
 
 
 def environments() -> list[Listed]:

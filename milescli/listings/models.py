@@ -32,14 +32,14 @@ MIXERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRow:
-    """One family, and what was shown of it."""
+    """One family, and what was tested of it."""
 
     family: str
     stands_for: str
     convert: bool
-    """Both ways, bit for bit."""
+    """True if conversion works both ways, bit for bit."""
     train: bool
-    """Megatron-Core computes it here."""
+    """True if Megatron-Core trains it here."""
     logits: float | None
     """Largest relative difference to transformers'."""
     layouts: tuple[str, ...]
@@ -49,7 +49,7 @@ class FamilyRow:
     evidence: str
     """Day and versions, or that it was not run."""
     remark: str
-    """What is missing, empty where nothing is."""
+    """What is missing; empty if nothing is."""
 
 
 def families() -> list[FamilyRow]:

@@ -1,5 +1,5 @@
-"""Cores, memory and shared memory of this computer, with affinity and cgroup limits taken off.
-Reads /proc and /sys; starts nothing."""
+"""Cores, memory and shared memory of this computer, within affinity and cgroup limits. Reads /proc
+and /sys; starts nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_host(*, root: Path = Path("/"), cpus: Collection[int] | None = None) ->
 
 
 def _physical_cores(root: Path, usable: Collection[int]) -> int:
-    """Distinct sets of hyper-thread siblings; a CPU without this entry counts as a core."""
+    """Count distinct sets of hyper-thread siblings; a CPU without this entry counts as a core."""
     siblings = {
         _text(root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
         or f"alone {number}"
@@ -141,7 +141,7 @@ def _threads_of_user(root: Path) -> int:
 
 
 def _cpu_quota(groups: list[Path]) -> float | None:
-    """The smallest number of CPUs that any group allows."""
+    """Return the smallest number of CPUs that any group allows."""
     quotas = []
     for group in groups:
         quota, _, period = (_text(group / "cpu.max") or "").partition(" ")

@@ -72,14 +72,14 @@ def find_compiler() -> str | None:
 
 
 def _key(compiler: str) -> str:
-    """Another source, compiler or processor has a library of its own."""
+    """Return a key of the library's file: each source, compiler and processor has its own."""
     made = os.stat(compiler)
     parts = (SOURCE.read_text(), *FLAGS, compiler, made.st_size, made.st_mtime_ns, _processor())
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:24]
 
 
 def _processor() -> str:
-    """Its name and instruction sets, by which -march=native goes."""
+    """Return its name and instruction sets, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -93,8 +93,8 @@ def _processor() -> str:
 
 
 def _folder() -> Path:
-    """In the user's cache, or in the folder of temporary files; nobody else can write to it, since
-    what lies there is run."""
+    """Return a folder in the user's cache, or among temporary files; nobody else can write to it,
+    since its content is executed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     temporary = Path(tempfile.gettempdir()) / f"miles-{os.getuid()}"
     for base in (cache / "miles", temporary) if cache.is_absolute() else (temporary,):
@@ -117,7 +117,7 @@ def _only_ours(of: os.stat_result) -> bool:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Whole or not at all: several processes may begin at once."""
+    """Compile to a temporary name, and rename: several processes may begin at once."""
     part = path.with_suffix(f".{os.getpid()}.part")
     command = [compiler, *FLAGS, str(SOURCE), "-o", str(part), "-lm"]
     try:

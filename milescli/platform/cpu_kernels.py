@@ -28,7 +28,7 @@ _ARGUMENTS = {
     "attend_packed": "pipipippppiiiiiift",
     "attend_packed_backward": "pipipipippppppiiiiiift",
 }
-"""By function: p pointer, i int64, f float, t int."""
+"""Argument types by function: p pointer, i int64, f float, t int."""
 _BLOCK_VALUES = 16_384
 """Of rows whose gradients of a weight are added up together."""
 
@@ -299,19 +299,19 @@ def attend_packed_backward(
 
 
 def _is_laid(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether C finds there what it expects."""
+    """Return True if the memory layout is what C expects."""
     return x.dtype is dtype and x.is_contiguous()
 
 
 def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """[..., W], and how far its rows are apart; a copy where that differs."""
+    """Return [..., W], and the distance of its rows; a copy if the distances differ."""
     if not (x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1)):
         x = x.contiguous()
     return x, x.stride(-2) if x.dim() == 2 else x.shape[-1]
 
 
 def _heads(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """[S, heads, D], the heads of a token in one piece, and how far tokens are apart."""
+    """Return [S, heads, D] with contiguous heads of a token, and the distance of tokens."""
     if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
         x = x.contiguous()
     return x, x.stride(0)

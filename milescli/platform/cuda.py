@@ -78,7 +78,7 @@ def parse_instances(listing: str, summary: str, whole: list[Device]) -> list[Dev
 
 
 def _rows(text: str) -> list[list[str]]:
-    """QUERY's lines that are about a device."""
+    """Return QUERY's lines that are about a device."""
     rows = [
         [field.strip() for field in fields]
         for fields in csv.reader(text.splitlines(), skipinitialspace=True)
@@ -89,7 +89,7 @@ def _rows(text: str) -> list[list[str]]:
 
 
 def _loss_message(fields: list[str]) -> str:
-    """Of the name, UUID, memory or capability; empty where all is well."""
+    """Return what is missing among name, UUID, memory and capability; empty if nothing is."""
     return next((field for field in fields[1:5] if _GONE.search(field)), "")
 
 
@@ -132,5 +132,5 @@ def parse_links(text: str) -> dict[tuple[int, int], str]:
 
 
 def _arch(capability: str) -> str:
-    """9.0 -> sm_90"""
+    """Convert 9.0 to sm_90."""
     return f"sm_{capability.replace('.', '')}" if re.fullmatch(r"\d+\.\d+", capability) else ""

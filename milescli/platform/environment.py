@@ -122,8 +122,8 @@ def environment_rows(plan: PlanView) -> list[tuple[str, str, str, str]]:
 
 
 def _visibility(kind: Kind, devices: Sequence[str]) -> list[Setting]:
-    """The slot's own devices, and Ray kept from choosing others: trainer rank and engine of one
-    slot must meet on one device."""
+    """Give the process the slot's own devices, and keep Ray from choosing others: trainer rank and
+    engine of one slot must be on the same device."""
     if not devices or kind == "cpu":
         return []
     value = ",".join(devices)

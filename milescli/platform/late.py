@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class _Late(ModuleType):
-    """Imports the module of its name, and keeps what was asked of it."""
+    """Imports the module of its name at the first use, and caches the attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # of Python, which looks at modules without using them

@@ -28,7 +28,7 @@ class Device:
     name: str
     """NVIDIA H200"""
     memory_bytes: int
-    """0 where the vendor's tool does not say."""
+    """0 if the vendor's tool does not say."""
     arch: str
     """sm_90, gfx942"""
     uuid: str = ""
@@ -64,7 +64,7 @@ class Node:
     memory_bytes: int
     """Main memory that this process may use."""
     available_bytes: int | None = None
-    """What of it could be had when the computer was asked; None: of a machine that is only
+    """Memory that was available when the computer was probed; None for a machine that is only
     described."""
     shm_bytes: int
     """Size of /dev/shm; 0 where there is none."""
@@ -81,7 +81,7 @@ class Machine:
     nodes: list[Node]
     driver_version: str = ""
     runtime_version: str = ""
-    """CUDA or ROCm."""
+    """Version of CUDA or ROCm."""
     visibility: dict[str, str] = field(default_factory=dict)
     """Set variables among CUDA_, HIP_ and ROCR_VISIBLE_DEVICES."""
     notes: list[str] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Machine:
 
 
 def _check_types(part: Machine | Node | Device, origin: str) -> None:
-    """Numbers must be numbers: a file may say `80GB`."""
+    """Check that numbers are numbers: a file may say `80GB`."""
     for item in fields(part):
         value = getattr(part, item.name)
         if item.type == "int" and (
@@ -164,7 +164,7 @@ def _check_types(part: Machine | Node | Device, origin: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DeviceModel:
-    """Describes a device as its maker sells it."""
+    """A device model, as its maker sells it."""
 
     kind: Kind
     name: str
@@ -175,7 +175,7 @@ class _DeviceModel:
     arch: str
     interconnect: Interconnect
     num_per_node: int = 8
-    """In the usual server."""
+    """Number in the usual server."""
 
 
 def _device_model(
@@ -298,7 +298,8 @@ def _usual_node(model: _DeviceModel, num_devices: int) -> Node:
 
 
 def _known_model(model: str, words: list[str]) -> str | None:
-    """A100, [SXM4, 40GB] -> A100-40GB. None where a word contradicts every model of that name."""
+    """Find a model: A100, [SXM4, 40GB] -> A100-40GB. Returns None if a word contradicts every model
+    of that name."""
     fitting = [name for name in DEVICE_MODELS if name.partition("-")[0] == model]
     for word in words:
         if word not in _SAYS_NOTHING:
@@ -307,7 +308,7 @@ def _known_model(model: str, words: list[str]) -> str | None:
 
 
 def _unknown(text: str, wanted: str, *, count: int) -> MachineError:
-    """With the two nearest names, the same number of them."""
+    """Return the error, with the two nearest names and the same number of them."""
     near = (
         [name for name in DEVICE_MODELS if name.startswith(wanted.partition("-")[0])]
         if wanted

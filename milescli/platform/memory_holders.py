@@ -1,5 +1,6 @@
-"""Who holds the main memory that a run would need: how much others hold, and the largest processes
-of this user. Shows no arguments of theirs, which may hold secrets. Reads /proc alone."""
+"""Finds which processes use the main memory that a run needs: how much others use, and the largest
+processes of this user. Shows no arguments of theirs, which may contain secrets. Reads /proc
+alone."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def _ancestors(root: Path) -> Iterator[int]:
 
 
 def _holder(folder: Path) -> Holder | None:
-    """None for a process of another user, and for one that has just ended."""
+    """Describe a process; None if it belongs to another user, or has just ended."""
     with suppress(OSError, ValueError, IndexError):
         if folder.stat().st_uid != os.getuid():
             return None

@@ -43,7 +43,7 @@ def oom_kills(*, root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")
 FILE = "memory.jsonl"
 EVERY_S = 10.0
 MAX_LINES = 1000
-"""Then every second line is left out: the older, the coarser."""
+"""Number of lines after which every second one is removed: the older, the coarser."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 GROWN = 1.05
 """Times the peak of a process when its shared pages were last looked at: they are again. The kernel
@@ -115,7 +115,7 @@ class MemoryRecord:
         return peak - (known.others_bytes if known is not None else 0)
 
     def _name(self, pid: int) -> str:
-        """By the log that a process writes; else its command."""
+        """Return a process's name: that of the log that it writes, or else its command."""
         if pid == self.driver:
             return "driver"
         if pid not in self._names and (log := self._log_of(pid)) is not None:
@@ -143,7 +143,8 @@ class _Shared:
 
 
 def _status_bytes(pid: int, file: str, name: str) -> int | None:
-    """Of a line `name: NUMBER kB` of a process's file; None where it has ended or says none."""
+    """Read a line `name: NUMBER kB` of a process's file; None if the process has ended, or the line
+    is missing."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
             if line.startswith(f"{name}:"):
@@ -210,7 +211,7 @@ def sizes_by_name(look: Mapping[str, Any], *, of: str = "resident_bytes") -> dic
 
 
 def _command(pid: int) -> str:
-    """Of `python -m a.b` b."""
+    """Return the name of a command: for `python -m a.b`, b."""
     process = Path(f"/proc/{pid}")
     with suppress(OSError):
         words = (process / "cmdline").read_text(errors="replace").split("\0")

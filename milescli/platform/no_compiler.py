@@ -29,7 +29,7 @@ def compile_nothing() -> None:
 
 
 def _as_it_is(function: Any = None, *args: Any, **options: Any) -> Any:
-    """Of a decorator, with or without arguments."""
+    """Act as a decorator that changes nothing, with or without arguments."""
     return function if callable(function) else _as_it_is
 
 
@@ -57,7 +57,7 @@ class _StandIn(ModuleType):
 
 
 def _whole() -> ModuleType:
-    """The compiler, which takes the stand-in's place."""
+    """Return the compiler, which replaces the stand-in."""
     if isinstance(sys.modules.get(_NAME), _StandIn):
         del sys.modules[_NAME]
     return importlib.import_module(_NAME)

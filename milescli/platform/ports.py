@@ -14,7 +14,7 @@ RANGE = range(20_000, 32_000)
 """Below the ports that Linux gives to outgoing connections (32768 and up): those can take a free
 port before its server binds it."""
 _reserved: deque[socket.socket] = deque(maxlen=256)
-"""Of the ports that this process gave last; by now the servers of earlier ones listen."""
+"""Locks of the ports that this process chose last; the servers of earlier ones listen by now."""
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
@@ -35,9 +35,9 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
 
 
 def _reserve(port: int, host: str) -> socket.socket | None:
-    """A name that one process alone can have, in Linux's abstract namespace: it belongs to a
-    network namespace, as ports do, and is gone with the process. None: another has it, or listens
-    on the port."""
+    """Reserve a port by a name in Linux's abstract namespace, which only one process can have: it
+    belongs to a network namespace, as ports do, and disappears with the process. None if another
+    process has it, or listens on the port."""
     reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         reservation.bind(f"\0miles-port-{port}")

@@ -38,9 +38,9 @@ class ToolReply:
     """Holds the reply of a vendor's tool."""
 
     text: str
-    """Standard output, also of a tool that failed half-way; empty where it could not be had."""
+    """Standard output, even of a tool that failed half-way; empty if it could not run."""
     problem: str = ""
-    """How it failed; empty where it did not, or is not installed, which is no problem."""
+    """How it failed; empty if it did not, or is not installed, which is no problem."""
 
 
 RunTool = Callable[[Sequence[str]], ToolReply]
@@ -61,7 +61,7 @@ class Accelerators:
     """(a, b) with a < b, indices of devices -> NV18, PIX, SYS; XGMI, PCIE. What the tool does not
     say is left out."""
     faults: list[DeviceFault] = field(default_factory=list)
-    """Devices that are there and cannot be used."""
+    """Devices that exist but cannot be used."""
 
 
 def probe(
@@ -218,7 +218,8 @@ def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
 
 
 def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
-    """The kernel knows which devices are here and may be opened; the tools know names and links."""
+    """Find AMD devices: the kernel knows which ones are here and may be opened; the tools know
+    names and links."""
     view = sysfs.find_amd(root)
     reply, topology = run(rocm.AMD_STATIC), rocm.AMD_TOPOLOGY
     devices, driver = rocm.parse_amd_smi(reply.text)
@@ -258,7 +259,7 @@ def _find_amd(run: RunTool, root: Path, may_open: MayOpen) -> Accelerators:
 def _closed_files(
     root: Path, view: sysfs.AmdView, devices: Sequence[Device], may_open: MayOpen
 ) -> list[DeviceFault]:
-    """Device files that are not there or may not be opened, of AMD's devices."""
+    """List AMD device files that do not exist or may not be opened."""
     kfd = root / "dev/kfd"
     if not any(map(is_accelerator, [*devices, *view.devices])):
         return []  # a graphics card, which would not be used
@@ -277,8 +278,8 @@ def _closed_files(
 
 
 def _with_memory(device: Device, host: HostFacts, *, share: int) -> Device:
-    """Where the tool does not say: that of its model, else (GB10) the host's, which CUDA reports
-    too, divided among `share` devices."""
+    """Fill in memory that the tool does not report: that of the device's model, else (GB10) the
+    host's, which CUDA reports too, divided among `share` devices."""
     if device.memory_bytes:
         return device
     model = model_of(device)

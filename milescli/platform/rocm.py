@@ -158,7 +158,7 @@ def _entries(text: str) -> list[dict[str, Any]]:
 
 
 def _json(text: str) -> Any:
-    """The JSON in a tool's output, which warnings may precede; None where there is none."""
+    """Return the JSON in a tool's output, which warnings may precede; None if there is none."""
     starts = [place for place in (text.find("{"), text.find("[")) if place >= 0]
     if not starts:
         return None
@@ -181,7 +181,7 @@ def uuid_of(serial: str) -> str:
 
 
 def _field(part: dict[str, Any], *keys: str) -> str:
-    """The first of these that says something."""
+    """Return the first of these fields that has a value."""
     return next(
         (str(part[key]) for key in keys if key in part and str(part[key]) not in _MISSING), ""
     )

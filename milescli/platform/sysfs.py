@@ -33,7 +33,7 @@ class AmdView:
     links: dict[tuple[int, int], str] = field(default_factory=dict)
     """Links as in `rocm.parse_links`."""
     num_absent: int = 0
-    """Devices that the driver knows and this container was not given."""
+    """Number of devices that the driver knows, but this container lacks."""
 
 
 def find_amd(root: Path) -> AmdView:
@@ -139,7 +139,7 @@ def has_amd(root: Path) -> bool:
 
 
 def _on_bus(root: Path, *, vendor: str) -> bool:
-    """Whether a display controller (class 0x03) of this vendor is on the PCI bus."""
+    """Return True if a display controller (class 0x03) of this vendor is on the PCI bus."""
     devices = (root / "sys/bus/pci/devices").glob("*")
     return any(
         _text(path / "vendor").strip() == vendor and _text(path / "class").startswith("0x03")
@@ -158,7 +158,7 @@ def _pairs(path: Path) -> list[tuple[str, str]]:
 
 
 def _numbers(path: Path) -> Mapping[str, int]:
-    """`name number` on each line."""
+    """Read lines of `name number`."""
     words = [line.split() for line in _text(path).splitlines()]
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 

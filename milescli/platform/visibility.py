@@ -64,7 +64,7 @@ def device_names(kind: Kind, places: Sequence[int], environ: Mapping[str, str]) 
 
 
 def _governing(kind: Kind, given: Mapping[str, str]) -> str | None:
-    """The variable that counts: HIP reads HIP_ first, then CUDA_."""
+    """Return the variable that counts: HIP reads HIP_ first, then CUDA_."""
     order = {"cuda": (CUDA,), "rocm": (HIP, CUDA), "cpu": ()}[kind]
     return next((name for name in order if name in given), None)
 
@@ -127,7 +127,7 @@ def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> li
 
 
 def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
-    """What is wrong with these devices together: a run wants equal ones."""
+    """Return the errors if a run cannot use these devices together: it needs equal ones."""
     able = [device for device in chosen if is_accelerator(device)]
     if len(able) > 1 and any(map(is_instance, able)):
         return [_cut(variable, able)]
@@ -162,7 +162,7 @@ def _unlike(variable: str, chosen: Sequence[Device]) -> list[MachineError]:
 
 
 def _cut(variable: str, devices: Sequence[Device]) -> MachineError:
-    """GPUs in MIG mode, which are no devices themselves."""
+    """Return the error for GPUs in MIG mode, which are not whole devices."""
     parts = [device for device in devices if is_instance(device)]
     whole = [device for device in devices if is_accelerator(device) and not is_instance(device)]
     parents = sorted({device.index for device in parts})
@@ -194,7 +194,7 @@ def _entries(value: str) -> list[str]:
 
 
 def _match(entry: str, devices: Sequence[Device]) -> Device | None:
-    """By index, or by the beginning of a UUID, as CUDA does."""
+    """Match a device by index, or by the beginning of a UUID, as CUDA does."""
     if entry.isdigit():
         return next(
             (

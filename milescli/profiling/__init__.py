@@ -1,1 +1,1 @@
-"""Where the time of a running run goes, on request: `miles profile`."""
+"""`miles profile`: where a running run spends its time."""

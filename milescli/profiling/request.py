@@ -34,17 +34,17 @@ class Request:
     engines: list[int] = field(default_factory=list)
     """Engines that are sampled, by their place in the plan."""
     memory: bool = False
-    """Say what is in the memory of the ranks, too."""
+    """True to report what is in the memory of the ranks, too."""
 
 
 class Progress(StrEnum):
     """Names the progress of a profile."""
 
     BEGUN = "begun"
-    """It is being taken."""
+    """The profile is being taken."""
     DONE = "done"
     ENDED = "ended"
-    """The run ended, or went wrong, in the middle."""
+    """The run ended or failed in the middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,9 @@ class State:
 
     progress: Progress
     first_step: int
-    """The first that is profiled."""
+    """First step that is profiled."""
     last_step: int
-    """The last that is, once it is done."""
+    """Last step that is profiled, once it is done."""
     seconds: float = 0.0
     """Seconds from the first to the last."""
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def ask(run: RunDir, wanted: Request) -> Path:
 
 
 def _place(written: Path, target: Path) -> None:
-    """Whole from the first moment on. Raises FileExistsError where there is one."""
+    """Write a file atomically. Raises FileExistsError if it exists."""
     try:
         os.link(written, target)
     except FileExistsError:

@@ -19,7 +19,7 @@ from milescli.profiling.request import SUMMARY, Request, State, folder_of
 FORWARD, SAMPLING, RESULTS = "forward", "sampling", "handing out results"
 SCHEDULER, IDLE, WEIGHTS = "scheduler", "idle", "taking weights"
 LOOP = "event_loop"
-"""In the name of the function that the scheduler lives in; other threads do not count."""
+"""Part of the name of the scheduler's main function; other threads do not count."""
 _BY_FUNCTION = (
     (WEIGHTS, ("update_weights", "resume_memory", "release_memory", "flush_cache")),
     (RESULTS, ("process_batch_result",)),
@@ -27,7 +27,7 @@ _BY_FUNCTION = (
     (FORWARD, ("forward_batch", "forward_", "model_runner", "run_batch")),
     (IDLE, ("on_idle", "recv_requests", "recv_", "sleep", "poll")),
 )
-"""The first of them that any function of a stack bears, with its file."""
+"""The first entry that matches any function of a stack, with its file, counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def kind_of(stack: list[str]) -> str:
 
 
 LEAST_SHARE = 0.005
-"""What is told of in words."""
+"""Smallest share that is described in words."""
 WORDS = {traces.WAITING: "waiting for rollouts and the driver"}
 
 
@@ -92,13 +92,13 @@ class Part:
     largest: dict[str, str] = field(default_factory=dict)
     """The operation or function that took most of the time, by kind of work."""
     file: str | None = None
-    """In the profile's folder: for chrome://tracing, or https://speedscope.app."""
+    """File in the profile's folder: for chrome://tracing, or https://speedscope.app."""
     error: str | None = None
-    """Why there is nothing to see."""
+    """Why there is no profile."""
     tensors: list[dict[str, Any]] = field(default_factory=list)
-    """With --memory: the largest, by what they are, shape and type."""
+    """With --memory: the largest tensors, by purpose, shape and type."""
     memory_error: str | None = None
-    """Why nothing is told of its memory, or not all."""
+    """Why its memory is not, or not completely, reported."""
     snapshot: str | None = None
     """With --memory, of a GPU: what torch wrote, for https://pytorch.org/memory_viz."""
 
@@ -125,7 +125,7 @@ class Summary:
     seconds: float
     parts: list[Part]
     resident_bytes: dict[str, int] = field(default_factory=dict)
-    """With --memory: what each process on the driver's computer holds, the largest first."""
+    """With --memory: memory of each process on the driver's computer, largest first."""
 
     @property
     def errors(self) -> list[str]:

@@ -16,7 +16,7 @@ WEIGHTS, PYTHON, OTHER, WAITING = "sending weights", "Python", "other operations
 DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of what a GPU does, in a trace."""
 OURS = "miles: "
-"""How ranges of the rank's own calls begin."""
+"""Prefix of the ranges of the rank's own calls."""
 _OF_COLLECTIVES = ("nccl", "gloo:", "c10d::", "rccl")
 _THAT_WAIT = ("parallelregion", "asynccommunication")
 """In names of Megatron's functions that wait for other ranks; products in them count as such."""
@@ -75,7 +75,7 @@ def split(events: Sequence[Mapping[str, Any]], *, seconds: float) -> Traced:
 
 
 def _of_device(events: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
-    """Kernels on several streams count each; there are few at once."""
+    """Sum the kernels by kind; those on several streams count each, as few run at once."""
     kinds: dict[str, Kind] = {}
     for event in events:
         name = str(event["name"])
@@ -85,7 +85,7 @@ def _of_device(events: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
 
 
 def _of_process(events: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
-    """Of each event the time in which none within it ran, by what it is within."""
+    """Sum for each event the time in which no inner event ran, by what contains it."""
     kinds: dict[str, Kind] = {}
     threads: dict[object, list[Mapping[str, Any]]] = {}
     for event in events:
@@ -102,7 +102,8 @@ def _time_within(events: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _self_times(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[list[str], float]]:
-    """(names from the outermost to the event itself, microseconds of its own), of one thread."""
+    """Yield (names from the outermost to the event itself, microseconds of its own), of one
+    thread."""
     open_: list[tuple[str, float, list[float]]] = []
 
     def close() -> tuple[list[str], float]:
@@ -143,7 +144,7 @@ def _add(kinds: dict[str, Kind], kind: str, name: str, seconds: float) -> None:
 
 
 def _union(events: Iterable[Mapping[str, Any]]) -> float:
-    """Seconds in which at least one of them ran."""
+    """Return the seconds in which at least one of them ran."""
     total, until = 0.0, float("-inf")
     for start, length in sorted((float(e["ts"]), float(e["dur"])) for e in events):
         total += max(start + length - max(start, until), 0.0)

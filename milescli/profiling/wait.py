@@ -22,9 +22,9 @@ POLL_S = 0.25
 LEAST_BOUND_S = 300.0
 """Shortest bound on the silence of the run: an evaluation or a save may take this long."""
 STEPS_OF_SILENCE = 5.0
-"""Or so many times its last step."""
+"""Or this many times the duration of its last step."""
 SPARE_STEPS = 3
-"""More than were to be waited for: then the driver does not heed the request."""
+"""Steps, beyond those to wait for, after which the driver must have ignored the request."""
 MORE_STEPS = 20
 """Number of further steps for a run that has completed all of its own."""
 
@@ -34,11 +34,11 @@ class Pace:
     """Holds the pace of a run, from its events."""
 
     step: int | None
-    """Done last; None: none is yet."""
+    """Last completed step; None if there is none."""
     step_s: float
     """Seconds that a step took; 0: unknown."""
     silent_s: float
-    """Since its last event."""
+    """Seconds since its last event."""
 
     @property
     def bound_s(self) -> float:
@@ -134,7 +134,7 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
 
 
 def _passed_over(run: RunDir, step: int) -> MilesError:
-    """Steps are done, and nobody takes the request, or ends what it began."""
+    """Return the error that steps pass, but nobody takes the request, or ends the profile."""
     return MilesError(
         f"the driver of `{run.name}` does not record profiles",
         why=f"it is at step {step} and ignored the request: it belongs to an older miles or to "

@@ -78,8 +78,8 @@ async def _take_in(attempt: Attempt, start: Start) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class AdapterDevices(Devices):
-    """The turns of one of several adapters on the devices. Its turn with the trainer is from a step
-    to the publish of what was learned in it: otherwise the next samples would wait for the steps of
+    """Gives one of several adapters its turns on the devices. Its turn with the trainer lasts from
+    a step to the publish of that step: otherwise the next samples would wait for the steps of
     others."""
 
     turn: asyncio.Lock

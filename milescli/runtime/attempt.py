@@ -1,5 +1,5 @@
 """One attempt at a run: its processes from the first actor to the last. It starts and supervises
-them, lets what is trained (`training`) learn, saves, ends clean, and begins again where nodes
+them, lets each `training` take its steps, saves, shuts down cleanly, and restarts when nodes
 join."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class Attempt:
-    """Holds what is running, from the first actor to the last."""
+    """Holds the running processes of an attempt, from the first actor to the last."""
 
     def __init__(self, spec: RunSpec, *, session: RunSession, bus: EventBus) -> None:
         self.spec, self.session, self.bus = spec, session, bus
@@ -86,36 +86,36 @@ class Attempt:
 
     @property
     def step(self) -> int:
-        """Steps done; of several adapters, by every one."""
+        """Return the number of completed steps; with several adapters, the smallest."""
         return min(one.step for one in self.trainings)
 
     @property
     def saved_step(self) -> int | None:
-        """Return the step of the newest checkpoint that a resumed run would go on from; of several
-        adapters, of the one that is furthest behind, of those that have steps to do."""
+        """Return the step of the newest checkpoint from which a resumed run would continue; with
+        several adapters, that of the one furthest behind among those with steps left to do."""
         left = [one for one in self.trainings if one.saver.newest_step != one.spec.num_steps]
         saved = [one.saver.newest_step for one in left or self.trainings]
         return None if None in saved else min(step for step in saved if step is not None)
 
     @property
     def mirrors(self) -> list[Mirror]:
-        """Return what copies checkpoints to an object store; empty where nothing does."""
+        """Return the mirrors that copy checkpoints to an object store; empty if there are none."""
         return [one.mirror for one in self.trainings if one.mirror is not None]
 
     @property
     def taking_turns(self) -> bool:
-        """Engines and trainer share device memory, so that the trainer can only start beside
-        sleeping engines."""
+        """Return True if engines and trainer share device memory, so that the trainer can only
+        start while the engines sleep."""
         plan = self.spec.plan
         return bool(plan.engines.num) and plan.colocated and plan.device_kind != "cpu"
 
     @property
     def has_begun(self) -> bool:
-        """True if all processes are there, and there is something to stop."""
+        """Return True if all processes run, and there is something to stop."""
         return any(one.run is not None for one in self.trainings)
 
     async def main(self) -> None:
-        """The whole attempt, watched."""
+        """Run the whole attempt under supervision, and release its processes at the end."""
         try:
             signals = StopSignals(
                 on_stop=self._on_stop, again=self._resume, on_notice=self._on_notice
@@ -147,7 +147,7 @@ class Attempt:
             await one.saver.discard_unfinished()
 
     def _resume(self) -> str:
-        """Return the command that goes on with the run after this attempt."""
+        """Return the command that continues the run after this attempt."""
         step, num_steps = self.saved_step, self.spec.num_steps
         return resume_command(self.spec.run.shown, step=step, num_steps=num_steps)
 
@@ -165,8 +165,8 @@ class Attempt:
         return True
 
     def _on_notice(self, notice: Preemption) -> bool:
-        """Finish the step if it and a save fit before the end, else save at once. In no case does
-        the step go on when the save would not fit any more."""
+        """Finish the step if it and a save fit before the deadline, else save at once. The step
+        never continues beyond the point where a save would still fit."""
         if not any(one.has_learned for one in self.trainings):
             return False
         self._preemption, self.stop.why = notice, notice.why
@@ -183,7 +183,7 @@ class Attempt:
 
     @contextmanager
     def _preemption_watched(self, signals: StopSignals) -> Iterator[None]:
-        """Ask the cloud within it, where the recipe names one."""
+        """Poll the cloud for preemption notices within the context, if the recipe names a cloud."""
         if (cloud := self.spec.recipe.machine.preemption) == "none":
             yield
             return
@@ -206,8 +206,8 @@ class Attempt:
             watch.close()
 
     async def _begin(self) -> None:
-        """Trainer and engines start side by side, and what comes before the first step does not
-        wait for the engines, where the devices allow it."""
+        """Start trainer and engines side by side. Work before the first step does not wait for the
+        engines if the devices allow it."""
         plan = self.spec.plan
         detail = f"{plan.trainer.world_size} trainer ranks, {plan.engines.num} engines"
         self.bus.emit(PhaseStarted(phase="start", detail=detail))
@@ -271,7 +271,7 @@ class Attempt:
         mirror.emit_news(self.bus)
 
     async def _finish_mirrors(self, gives_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the copies of the last checkpoints; the machine's grace period is a bound."""
+        """Wait for the last copies, at most for the step timeout or until the machine goes away."""
         bound_s = self.spec.recipe.machine.step_timeout_s
         if self._preemption is not None:
             bound_s = min(bound_s, max(0.0, self._preemption.deadline_s - time.time()))
@@ -290,8 +290,8 @@ class Attempt:
         self.bus.emit(event)
 
     def devices_of(self, training: Training, trainer: Trainer, fleet: SglangFleet) -> Devices:
-        """Return the turns of its trainer and engines on the devices. Adapters share the locks:
-        one alone changes the engines."""
+        """Return the object that gives the devices to the trainer and its engines in turn. Adapters
+        share the locks: only one at a time changes the engines."""
         share = 1.0 if self.taking_turns else self.spec.recipe.weights.wave_share
         if training.adapter is not None:
             return AdapterDevices(
@@ -311,7 +311,7 @@ class Attempt:
         )
 
     def keep_engines(self, fleet: WatchedFleet, name: str, *, join: Join) -> EngineKeeper:
-        """Start replacing dead engines of the fleet of that name."""
+        """Start replacing dead engines of the fleet with this name."""
         engines, builder = self.engines, self.session.builder
         return keep_engines(fleet, name, engines, builder, repairs=self.repairs, join=join)
 
@@ -327,8 +327,8 @@ class Attempt:
         return fleet
 
     async def _start_trainer(self) -> HealingTrainer:
-        """Start the trainer's ranks, which are replaced where they die. They have the weights to
-        begin from; those of an adapter come in its turn."""
+        """Start the trainer's ranks, which are replaced if they die, with their initial weights; an
+        adapter's weights are loaded in its turn."""
         trainer = self.trainer = HealingTrainer(
             await self._until_started("trainer", self._start_ranks),
             restart=self._restart_ranks,
@@ -343,8 +343,8 @@ class Attempt:
         return trainer
 
     def _copies(self) -> Copies | None:
-        """Make the copies of the ranks' state, where the recipe wants some. Their keepers start
-        beside what follows."""
+        """Return the object that copies the ranks' state, if the recipe wants copies. Its processes
+        start in the background."""
         every = self.spec.recipe.fault.copy_every
         if not every:
             return None
@@ -366,15 +366,15 @@ class Attempt:
         return devices.room_for_ranks() if devices is not None else nullcontext()
 
     async def _start_ranks(self) -> RankGroup:
-        """Start ranks with the weights of the model as it is given. A checkpoint whose manifest is
-        being written counts by then."""
+        """Start ranks with the given model's weights. Waits for a checkpoint whose manifest is
+        being written, so that it counts."""
         for one in self.trainings:
             await one.saver.completed()
         with_teachers = all(one.work.asks_teachers for one in self.trainings)
         return await self.session.builder.start_trainer(with_teachers=with_teachers)
 
     async def _restart_ranks(self) -> RankGroup:
-        """Start ranks with what the newest checkpoint of this past has, or the model where there is
+        """Start ranks with the state of this run's newest checkpoint, or with the model if there is
         none yet."""
         ranks = await self._start_ranks()
         for one in self.trainings:
@@ -382,7 +382,7 @@ class Attempt:
         return ranks
 
     async def save_and_stop(self, stopped: Stopped) -> None:
-        """Save what was learned since the newest checkpoints, then say how to go on."""
+        """Save what was learned since the newest checkpoints, then raise Stopped or NodesJoined."""
         begun = [one for one in self.trainings if one.has_learned]
         for one in begun:
             await one.save_last()
@@ -406,7 +406,7 @@ async def _result_of(starting: asyncio.Future[T]) -> T:
 
 
 def _failure_of(starting: asyncio.Future[SglangFleet | None]) -> Probe:
-    """Engines that fail to start end the run at once, and not after the warm-up."""
+    """Return a probe that ends the run as soon as the engines fail to start."""
 
     async def probe() -> None:
         if starting.done() and not starting.cancelled() and (error := starting.exception()):
@@ -416,24 +416,24 @@ def _failure_of(starting: asyncio.Future[SglangFleet | None]) -> Probe:
 
 
 LOOK_EVERY_S = 5.0
-"""Also how long a node has been there before it is asked anything."""
+"""Seconds between two looks; also how long a node must have been there before it is used."""
 
 
 class JoiningNodes:
-    """Belongs to one attempt, whose spec has a `wished`."""
+    """Restarts a run on more nodes. Belongs to one attempt, whose spec has a `wished`."""
 
     def __init__(self, spec: RunSpec, *, stop: StopFlag, bus: EventBus) -> None:
-        """`stop`: of the loop; `bus` is told of a node that cannot be used, once."""
+        """`stop`: flag of the loop; `bus` gets one notice for each node that cannot be used."""
         self._spec, self._stop, self._bus = spec, stop, bus
         self._known = {member.node.node_id for member in spec.nodes.chosen}
-        """Nodes of the run, and those that were looked at and left alone."""
+        """Nodes of the run, and nodes that were checked and not used."""
         self._seen = set[str]()
-        """In the last look."""
+        """Nodes seen in the last look."""
         self._looked_at = time.monotonic()
         self._is_over = False
 
     async def probe(self) -> None:
-        """Look who has joined. Never raises for what a new node is or lacks."""
+        """Check which nodes have joined. Never raises because of what a new node is or lacks."""
         if self._is_over or time.monotonic() - self._looked_at < LOOK_EVERY_S:
             return
         there = {node.node_id for node in await in_thread(living_nodes)}
@@ -453,7 +453,7 @@ class JoiningNodes:
             self._stop.set_joined(self._joined(nodes))
 
     def _usable(self, num_nodes: int) -> RunNodes:
-        """Raises MilesError where a run could not begin with so many nodes."""
+        """Return that many nodes. Raises MilesError if a run could not start on them."""
         wished = self._spec.wished
         assert wished is not None, "a run that has all its nodes looks for none"
         loaded = for_nodes(min(num_nodes, wished.recipe.machine.nodes), wished)

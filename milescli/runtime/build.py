@@ -1,5 +1,5 @@
-"""The composition root: from a spec to running actors, each of its vendor; and the adapter that
-engines of a LoRA run begin with."""
+"""The composition root: turns a spec into running actors, each of its vendor's class; also writes
+the initial adapter for the engines of a LoRA run."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ SCORER_NAME = "reward model"
 COLLECTOR_TARGET = "milescli.runtime.collecting.process:CollectorProcess"
 ENGINE_TARGET = "milescli.backends.sglang.launch.server:EngineServer"
 UntilStarted = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
-"""Calls what starts the process of a name, as often as it is killed in its start: see
-`restarts.until_started`."""
+"""Calls the function that starts the process of a name, again each time the process is killed
+during its start: see `restarts.until_started`."""
 PLACE_TIMEOUT_S = 60.0
-"""For a session of our own on this computer to reserve what the plan needs."""
+"""Time for our own Ray session on this computer to reserve the plan's resources."""
 
 
 async def _once(name: str, start: Callable[[], Awaitable[None]]) -> None:
@@ -59,30 +59,30 @@ async def _once(name: str, start: Callable[[], Awaitable[None]]) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Builder:
-    """Starts the processes of one run. `resources` is taken already."""
+    """Starts the processes of one run, whose `resources` are reserved already."""
 
     spec: RunSpec
     cluster: Cluster
     resources: NodeResources
     log_dir: Path
     warm: Path | None = None
-    """Where engines are asked for, if a warm process waits; see `prestart`."""
+    """Socket at which a warm process starts engines, if there is one; see `prestart`."""
     trainer_target: str = TRAINER_TARGET
     """Class of the trainer's ranks."""
 
     @property
     def recipe(self) -> Recipe:
-        """The spec's."""
+        """Return the recipe of the spec."""
         return self.spec.recipe
 
     @property
     def plan(self) -> Plan:
-        """The spec's."""
+        """Return the plan of the spec."""
         return self.spec.plan
 
     async def start_trainer(self, *, with_teachers: bool) -> RankGroup:
-        """Start all trainer ranks, with the model loaded, and those of the run's teachers, where it
-        has any. They meet on the node of rank 0."""
+        """Start all trainer ranks, with the model loaded, and with the run's teachers if it has
+        any. They meet on the node of rank 0."""
         settings, resources, ranks = self.recipe.machine, self.resources, []
         slots = trainer_slots(self.plan)
         master = slots[0].node
@@ -130,8 +130,8 @@ class Builder:
         )
 
     async def _set_up(self, ranks: list[ActorHandle]) -> list[int]:
-        """Wait until all ranks have loaded their models; returns their pids by rank. Where one
-        fails, none is left."""
+        """Wait until all ranks have loaded their models; return their pids by rank. If one fails,
+        all are killed."""
         timeout_s = self.recipe.machine.start_timeout_s
         try:
             pids = await start_all(ranks, timeout_s=timeout_s)
@@ -144,9 +144,9 @@ class Builder:
     async def start_engines(
         self, engines: Engines, *, until_started: UntilStarted = _once
     ) -> SglangFleet:
-        """Start all engines at once, and the reward model if there is one, and the clients.
-        `engines` is filled as processes start, so that a failure half-way
-        can still stop them. `until_started`: what to do about one that is killed meanwhile."""
+        """Start all engines at once, the reward model if there is one, and the clients. `engines`
+        is filled as processes start, so that a failure half-way can still stop them.
+        `until_started`: how to retry a start that is killed."""
         await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
@@ -169,13 +169,14 @@ class Builder:
         return engines.fleet
 
     async def end_engine(self, dead: EngineActors) -> None:
-        """Whatever it is doing, and whether or not it hears. What is left of it, its successor
-        ends."""
+        """Kill an engine at once, whatever it is doing. Its successor ends the processes that
+        remain of it."""
         await dead.stop(grace_s=0.0)
         await self.cluster.kill(dead.handles)
 
     async def _start_engine(self, index: int, engines: Engines) -> None:
-        """The one that was spawned, or another in its place where it was killed meanwhile."""
+        """Start the engine that was spawned; if it is killed meanwhile, spawn another in its place
+        and raise WorkerKilled."""
         engine, timeout_s = engines.actors[index], self.recipe.machine.start_timeout_s
         try:
             await engine.start(timeout_s=timeout_s)
@@ -186,9 +187,8 @@ class Builder:
             raise
 
     async def restart_engine(self, dead: EngineActors, engines: Engines) -> EngineAddress:
-        """Start a new engine in the place of `dead`, which `end_engine` was called for, and of
-        which nothing is left afterwards. Raises WorkerDied or WaitTimeout where it does not
-        start."""
+        """Start a new engine in the place of `dead`, which `end_engine` was called for; end what
+        remains of that first. Raises WorkerDied or WaitTimeout if it does not start."""
         timeout_s = self.recipe.machine.start_timeout_s
         new = await self._spawn_engine(dead.index, ends_groups=dead.groups)
         engines.actors[dead.index] = new
@@ -202,7 +202,7 @@ class Builder:
         return [self._fleet(served, adapter=name) for name in self.recipe.adapters]
 
     def base_fleet(self, engines: Engines) -> SglangFleet:
-        """Return a client of the engines that asks for the model without any adapter."""
+        """Return a client of the engines that uses the model without any adapter."""
         return self._fleet(self.engine_addresses(engines), serves_policy=False)
 
     def _fleet(
@@ -212,15 +212,14 @@ class Builder:
         serves_policy: bool = True,
         adapter: str | None = None,
     ) -> SglangFleet:
-        """Return the client of a fleet's engines. `adapter`: the one of several that it asks
-        for."""
+        """Return the client of a fleet's engines. `adapter`: its adapter, if there are several."""
         return SglangFleet(
             engines=engines,
             **self._asking(serves_policy=serves_policy, adapter=adapter),
         )
 
     def _asking(self, *, serves_policy: bool = True, adapter: str | None = None) -> dict[str, Any]:
-        """Return the arguments of a client but its engines."""
+        """Return the arguments of a client, except its engines."""
         inputs, bound_s = self.spec.inputs, self.recipe.machine.request_timeout_s
         facts = inputs.facts
         serves_adapter = serves_policy and start_folder(self.spec) is not None
@@ -249,8 +248,8 @@ class Builder:
         journal: SampleJournal | None,
         with_greedy: bool,
     ) -> ActorHandle:
-        """Start a process that collects from these engines of the fleet by this recipe, that of an
-        adapter where there are several. `policies`: clients of those that play a role."""
+        """Start a process that collects from these engines of the fleet, by this recipe, an
+        adapter's if there are several. `policies`: clients of those that play a role."""
         all_nodes, adapters = sorted({slot.node for slot in self.plan.slots}), [*self.spec.adapters]
         count = self.plan.collectors // max(1, len(adapters))
         place = number + (count * adapters.index(adapter) if adapter else 0)
@@ -306,8 +305,8 @@ class Builder:
         engines.scorer = await self.start_scorer()
 
     async def start_scorer(self) -> RankGroup:
-        """Return the process that holds the recipe's reward model: on the first device, which it
-        shares with whoever else is there."""
+        """Start the process of the recipe's reward model, on the first device, which it shares with
+        other processes. Return it."""
         folder, settings = self.spec.inputs.reward_model_dir, self.recipe.machine
         port = (await self.resources.free_ports(1, node=0))[0]
         first = [slot for slot in self.plan.slots if slot.node == 0][:1]
@@ -336,8 +335,8 @@ class Builder:
         )
 
     async def _spawn_engine(self, index: int, *, ends_groups: Sequence[int] = ()) -> EngineActors:
-        """Spawn one actor on each node that the engine lies on; the first has its HTTP server.
-        `ends_groups`: [nodes] process groups that are ended there first."""
+        """Spawn one actor on each node of the engine; the first one runs its HTTP server.
+        `ends_groups`: [nodes] process groups to kill there first."""
         nodes = sorted({slot.node for slot in self.plan.slots if slot.engine == index})
         head, specs, handles = nodes[0], list[EngineSpec](), list[ActorHandle]()
         ports = await self.resources.free_ports(2 if len(nodes) > 1 else 1, node=head)
@@ -378,8 +377,8 @@ class Builder:
         return sorted(slots, key=lambda slot: slot.engine_rank or 0)
 
     def _gpu_share(self) -> float:
-        """Return what Ray counts for each process on a device; which devices those are, we say
-        ourselves. Halves add up to a device where trainer and engine share one."""
+        """Return the GPUs that Ray counts for each process on a device; miles itself chooses the
+        devices. Two halves make a device if trainer and engine share one."""
         if self.plan.device_kind == "cpu":
             return 0.0
         return 0.5 if self.plan.colocated else 1.0
@@ -391,8 +390,8 @@ class Builder:
         return [self._address(engines.actors[index].specs[0], index) for index in indices]
 
     def indices_of(self, fleet: str) -> range:
-        """Return a fleet's engines, by their places in the plan: those of rollout, those for
-        evaluations, one for each of `rollout.policies`."""
+        """Return the indices of a fleet's engines in the plan: those of rollout come first, then
+        those for evaluations, then one for each of `rollout.policies`."""
         num, policies = self.plan.engines.num, self.recipe.rollout.policies
         num_rollout = num - self.plan.engines_apart
         of_policies = num - min(len(policies), self.plan.engines_apart)
@@ -415,8 +414,8 @@ class Builder:
 
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
-    """Return what is equal on all nodes of an engine. One that plays a role has no adapter, and
-    guesses nothing: both are the policy's."""
+    """Return the part of the spec that is equal on all nodes of an engine. An engine that plays a
+    role has neither adapter nor speculation: both belong to the policy."""
     plays_role = index >= spec.plan.engines.num - len(spec.inputs.policy_dirs)
     made = engine_spec(
         spec.recipe,
@@ -435,8 +434,8 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
 
 
 def check_engines(spec: RunSpec) -> None:
-    """Raises where an engine cannot serve this model, or cannot be started as the recipe wants;
-    called before any is started."""
+    """Raise an error if an engine cannot serve this model, or cannot be started as the recipe
+    wants; called before any starts."""
     engine = _engine_spec(spec, 0, 0, log_dir=Path())
     check_servable(engine)
     check_speculates(engine)
@@ -444,8 +443,8 @@ def check_engines(spec: RunSpec) -> None:
 
 
 def spawn_ranks_ahead(cluster: Cluster, plan: Plan) -> None:
-    """Start the processes of the trainer's ranks on this computer's CPU, which import what they
-    need until `start_trainer` builds them."""
+    """Start the processes of the trainer's ranks on this computer's CPU, so that they import their
+    modules before `start_trainer` builds them."""
     asyncio.run(cluster.place(plan, timeout_s=PLACE_TIMEOUT_S))
     for rank in sorted(slot.trainer_rank for slot in plan.slots if slot.trainer_rank is not None):
         cluster.spawn_ahead(rank_name(rank), TRAINER_TARGET, environment=trainer_environment(plan))
@@ -458,26 +457,26 @@ def trainer_slots(plan: Plan) -> list[Slot]:
 
 
 def rank_name(rank: int) -> str:
-    """Name a rank as people read it."""
+    """Return a rank's name for people."""
     return f"trainer rank {rank}"
 
 
 FOLDER = "adapter_start"
-"""In the run directory."""
+"""Folder of the initial adapter in the run directory."""
 
 
 def start_folder(spec: RunSpec) -> Path | None:
-    """Return the folder of the adapter that engines begin with; None where nothing is trained, or
-    engines receive whole models."""
+    """Return the folder of the engines' initial adapter; None if nothing is trained, or engines
+    receive whole models."""
     trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
     serves = spec.recipe.train.lora.is_on and not spec.plan.merges_adapter
     return spec.run.path / FOLDER if trains and serves else None
 
 
 def write_start(spec: RunSpec) -> None:
-    """Write the adapter that engines begin with as a PEFT folder, once: it has the shape that is
-    trained, and is zero, so that it changes nothing until the first publish. Does nothing where
-    there is none."""
+    """Write the engines' initial adapter as a PEFT folder, once. It has the shape of the trained
+    one and is zero, so that it changes nothing before the first publish. Does nothing if there is
+    no such adapter."""
     folder, shape = start_folder(spec), trained_shape(spec.recipe)
     if folder is None or shape is None or is_adapter(folder):
         return
@@ -491,7 +490,7 @@ def write_start(spec: RunSpec) -> None:
 
 def sharing_ranks(slots: Sequence[Slot], engine: int, *, on_cpu: bool) -> list[int]:
     """Return [tp] the trainer rank for each rank of the engine: the one on its own device; on a CPU
-    the first on its node, so that each node holds one copy of a bucket. Returns an empty list if an
+    the first one on its node, so that each node holds one copy of a bucket. The list is empty if an
     engine rank has none: its weights must come through a group."""
     shards = sorted(
         (slot for slot in slots if slot.engine == engine), key=lambda slot: slot.engine_rank or 0

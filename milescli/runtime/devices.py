@@ -1,5 +1,5 @@
-"""Who holds the devices, and how weights change hands: taking turns (colocated) or side by side
-(split). The loop does not know which."""
+"""Who uses the devices, and how weights reach the engines: trainer and engines take turns
+(colocated) or run side by side (split). The loop does not know which."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from milescli.train.base import Trainer
 
 @dataclass(slots=True)
 class Devices:
-    """The turns of trainer and engines, and the one owner of a publish. Engines answer except
-    inside `training` and `publish`."""
+    """Gives the devices to trainer and engines in turn, and publishes weights. Engines answer
+    except inside `training` and `publish`."""
 
     taking_turns: bool
-    """They share device memory: colocated, but not on a CPU, where nobody gives memory back."""
+    """True if they share device memory: colocated, but not on a CPU, where none is released."""
     trainer: Trainer
     engines: RolloutEngine
     version: WeightVersion = field(default_factory=lambda: WeightVersion(0))
-    """What the engines hold."""
+    """Weight version of the engines."""
     engines_asleep: bool = False
-    """They gave their memory back, and wait for a publish."""
+    """True if the engines have released their memory, until the next publish."""
     _weights_awake: bool = False
-    """They have the memory of their weights back, and not yet the rest."""
+    """True if the engines have the memory of their weights back, but not the rest yet."""
     _weights_due: bool = False
-    """They had, and lent it to ranks that start."""
+    """True if starting ranks have borrowed the memory of the engines' weights."""
     interrupted: PublishStats = field(default_factory=PublishStats)
-    """What the last publish did to the engines' requests."""
+    """Effect of the last publish on the engines' requests."""
     sent_bytes: int = 0
     """Bytes of weights that all trainer ranks sent in the last publish."""
     fleet: str = ROLLOUT
-    """As the trainer knows the engines."""
+    """Name of the engines' fleet in the trainer's calls."""
     wave_share: float = 1.0
-    """Largest share of the engines that a publish pauses at a time; less than 1 only where they do
-    not take turns."""
+    """Largest share of the engines that a publish pauses at a time; less than 1 only if they do not
+    take turns with the trainer."""
     _connected: dict[str, Sequence[EngineAddress]] = field(default_factory=dict)
     """Fleet -> engines that the trainer's channel to it is open to."""
     _joining: list[EngineAddress] = field(default_factory=list)
-    """Engines that answer from the next publish on."""
+    """New engines, which answer from the next publish on."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by who changes what the engines hold, or which engines there are; several adapters have
+    """Held while the engines' weights, or the set of engines, change; several adapters share
     one."""
     _in_sync: asyncio.Event = field(default_factory=asyncio.Event)
-    """The trainer's weights are those of `version`."""
+    """Set while the trainer's weights are those of `version`."""
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """The trainer may use its devices and change its weights; engines that take turns with it
-        have given their memory back and stay asleep until `publish`."""
+        """Let the trainer use its devices and change its weights. Engines that take turns with it
+        have released their memory, and sleep until `publish`."""
         async with self.scoring():
             self._in_sync.clear()
             yield
 
     @asynccontextmanager
     async def scoring(self) -> AsyncIterator[None]:
-        """Same as `training`; the trainer's weights stay as they are."""
+        """Do the same as `training`; the trainer's weights stay as they are."""
         async with self.changing:
             if self.taking_turns and not self.engines_asleep:
                 self._in_sync.clear()
@@ -76,8 +76,8 @@ class Devices:
 
     @asynccontextmanager
     async def room_for_ranks(self) -> AsyncIterator[None]:
-        """New ranks start in the place of dead ones: engines that take turns with them hold no
-        memory meanwhile, and what they held afterwards."""
+        """Let new ranks start in the place of dead ones: engines that take turns with them release
+        their memory within the context, and have the same state again afterwards."""
         if self._weights_awake:
             await self.engines.sleep_weights()
             self._weights_awake, self._weights_due = False, True
@@ -94,13 +94,14 @@ class Devices:
             self._weights_awake, self._weights_due = True, False
 
     async def publish(self, version: WeightVersion, *, verify: bool = False) -> None:
-        """The engines hold the trainer's weights as `version`, and answer again, also those that
-        were in the middle. The trainer is awake, as after `training`; where they take turns, it
-        sleeps afterwards. The engines' caches are flushed once and the version is said once, by
-        `resume`. An engine that dies meanwhile is left out, where somebody replaces it.
+        """Send the trainer's weights to the engines as `version`, and let them answer again;
+        interrupted requests continue. The trainer must be awake, as after `training`; if it takes
+        turns with the engines, it sleeps afterwards. `resume` flushes the engines' caches and sets
+        the version, once each. An engine that dies in the meantime is left out, if it will be
+        replaced.
 
-        `verify`: raises MismatchError where they then hold anything else; nobody may ask the
-        engines meanwhile.
+        `verify`: raise MismatchError if the engines then hold anything else; nobody may send them
+        requests in the meantime.
         """
         async with self.changing:
             if self._wave_size < len(self.engines.engines):
@@ -115,8 +116,8 @@ class Devices:
         return max(1, int(self.wave_share * len(self.engines.engines)))
 
     async def _publish_in_waves(self, version: WeightVersion, *, verify: bool) -> None:
-        """Pause, update and resume some engines after the others. Each wave is a fleet of its own
-        to the trainer."""
+        """Pause, update and resume the engines in groups, one group after the other. To the trainer
+        each group is a fleet of its own."""
         urls, size = [engine.url for engine in self.engines.engines], self._wave_size
         stats, sent = list[PublishStats](), 0
         for number, first in enumerate(range(0, len(urls), size)):
@@ -136,9 +137,9 @@ class Devices:
         await self.engines.hold(version)
 
     async def replace(self, start: Callable[[], Awaitable[EngineAddress]]) -> None:
-        """`start` a new engine in the place of a dead one. It is given what the others hold, which
-        is compared bit for bit, and answers from then on. Raises what `start` raises, WorkerDied
-        where it dies meanwhile, MismatchError."""
+        """Start a new engine in the place of a dead one. It gets the weights of the others, which
+        are compared bit for bit, and answers from then on. Raises what `start` raises, WorkerDied
+        if it dies in the meantime, MismatchError."""
         if self.fleet == EVALUATION:  # what the others hold, the trainer has no more
             self._joining.append(await start())
         elif self.taking_turns:
@@ -160,7 +161,7 @@ class Devices:
 
     @asynccontextmanager
     async def _while_in_sync(self) -> AsyncIterator[None]:
-        """Trainer and engines hold the same weights, and keep them."""
+        """Wait until trainer and engines hold the same weights, and keep it so within."""
         while True:
             await self._in_sync.wait()
             async with self.changing:
@@ -197,8 +198,8 @@ class Devices:
         fleet: str,
         wave: Collection[str] | None = None,
     ) -> None:
-        """Send the weights to all engines, or to those of a wave, by URL; where one dies meanwhile,
-        once more to those that are left."""
+        """Send the weights to all engines, or to those of a wave, by URL; if one dies in the
+        meantime, send them again to the others."""
         while engines := self._sent_to(wave):
             try:
                 if engines != self._connected.get(fleet):

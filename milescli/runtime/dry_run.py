@@ -1,5 +1,5 @@
-"""`miles launch --dry-run`: what would run, and every refusal of a launch that can be known without
-starting it. Says what was not checked."""
+"""`miles launch --dry-run`: shows what would run, and every refusal of a launch that is known
+without starting it. Lists what was not checked."""
 
 from __future__ import annotations
 

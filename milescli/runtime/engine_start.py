@@ -19,7 +19,7 @@ from milescli.recipe.schema import Recipe
 from milescli.runtime.spec import RunSpec
 
 FOLDER = "engine_start"
-"""In the run directory."""
+"""Folder in the run directory."""
 MARK = "made_of.json"
 
 

@@ -70,11 +70,11 @@ class ExportSummary:
     path: str
     format: str
     step: int | None
-    """RL steps of the run that made the weights; None where they are of no run."""
+    """RL steps of the run that trained the weights; None if no run did."""
     num_parameters: int
     size_bytes: int
     num_quantised: int | None
-    """Matrices that are stored in the quantised format; None where all is plain."""
+    """Number of matrices in the quantised format; None if nothing is quantised."""
     relative_error: float | None
     """Error of the quantised weights, read back: root mean square of the differences to bfloat16,
     relative to the weights'."""
@@ -92,16 +92,16 @@ class _Weights:
     """The weights that are exported."""
 
     base: Path
-    """The folder of config, tokenizer and untrained parts."""
+    """Folder with config, tokenizer and untrained parts."""
     open: Callable[[ExitStack], ReadTensors]
-    """Opens its files, which the stack closes, and gives what reads its tensors."""
+    """Opens its files, which the stack closes, and returns a reader of its tensors."""
     what: str
-    """For people."""
+    """Name for people."""
     checkpoint: Path | None = None
-    """The folder of its tensors, where it is a checkpoint."""
+    """Folder of its tensors, if it is a checkpoint."""
     story: Story | None = None
     base_model: str | None = None
-    """Name on the hub of what the weights were made from, where no story tells."""
+    """Name on the hub of the original model, if there is no story."""
     adapter: Adapter | None = None
     """Adapter that a run trained over `base`; `open` returns both merged."""
     is_untied: bool = False
@@ -234,7 +234,7 @@ def _export_model(
 
 
 _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
-"""Files of which a tokenizer has one at least."""
+"""Files of which a tokenizer has at least one."""
 
 
 def _choices_of(weights: _Weights) -> Choose:

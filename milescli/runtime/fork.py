@@ -40,7 +40,7 @@ MAY_CHANGE = (
     *_LEARNING,
     "eval",
 )
-"""A fork may learn otherwise from its step on, too."""
+"""Keys that a fork may change from its step on, even if it learns something else."""
 MUST_STAY = (
     "rollout.precision",
     "rollout.order",
@@ -62,7 +62,7 @@ MUST_STAY = (
     "train.distill.teachers",
     "train.preference.reference",
 )
-"""What the tensors of a checkpoint, or its place in the data, were made by."""
+"""Keys on which the tensors of a checkpoint, or its place in the data, depend."""
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
 
@@ -76,7 +76,7 @@ class Fork:
     changed: list[str]
     """`key: old -> new`, a line each."""
     linked_bytes: int
-    """Shared with the trunk."""
+    """Bytes shared with the trunk."""
     copied_bytes: int
     """Bytes of files that the file system refused to link."""
 
@@ -199,7 +199,7 @@ def _filled(
 
 
 def _share_checkpoint(one: StoredCheckpoint, run: RunDir, *, recipe: str, links: _Links) -> None:
-    """The manifest is the fork's own: from it, a lost recipe.yaml is restored."""
+    """Link a checkpoint, with its own manifest: from that, a lost recipe.yaml is restored."""
     target = CheckpointStore(run.checkpoints).path(one.step)
     try:
         links.share([one.path / name for name in one.manifest.files], one.path, target)
@@ -214,7 +214,7 @@ def _share_checkpoint(one: StoredCheckpoint, run: RunDir, *, recipe: str, links:
 
 
 class _Links:
-    """Gives files a second name, and counts their bytes."""
+    """Makes hard links to files, and counts their bytes."""
 
     def __init__(self) -> None:
         self.linked_bytes = self.copied_bytes = 0
@@ -236,7 +236,8 @@ class _Links:
 
 
 def _copy_journal(trunk: RunDir, run: RunDir) -> None:
-    """A record that is being written is torn in the copy, and left out when it is read."""
+    """Copy the journal. A record that is being written is incomplete in the copy, and ignored when
+    it is read."""
     run.journal_dir.mkdir(mode=0o700)
     for file in sorted(trunk.journal_dir.glob("*")):
         with suppress(FileNotFoundError):  # no checkpoint needs it any more

@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 
 class GroupWork:
-    """Learns from groups that engines sample."""
+    """Trains on groups that engines sample."""
 
     asks_teachers = True
-    """The trainer's ranks hold the run's teachers, where it has any."""
+    """True: the trainer's ranks hold the run's teachers, if it has any."""
 
     def __init__(self, training: Training) -> None:
         self.training, self.attempt = training, training.attempt
         self.spec, self.bus, self.user = training.spec, training.bus, training.user
         self.evaluator: Evaluator | None = None
         self.beside: ConcurrentEvaluations | None = None
-        """None: evaluations are answered by the engines of rollout."""
+        """None: the engines of rollout answer evaluations."""
         self.environments: SpreadEnvironments | None = None
-        """None: those of the run, if it has any, live beside the driver."""
+        """None: the run's environments, if it has any, are on the driver's node."""
         self.files: SampleFiles | None = None
         self.collector: AnyCollector | None = None
-        """Both are None where nothing runs yet."""
+        """Both are None if nothing runs yet."""
         self.collectors: Collectors | None = None
         """None: this process collects, or nothing runs yet."""
 

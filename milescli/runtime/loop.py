@@ -1,6 +1,6 @@
-"""THE loop: take, train, publish. Where its source gives groups that engines sample, it is
-reinforcement learning; where it gives rows or demonstrations, supervised learning. Others decide
-who runs where."""
+"""THE loop: take, train, publish. If its source returns groups that engines sample, it is
+reinforcement learning; if it returns rows or demonstrations, supervised learning. Others decide who
+runs where."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from milescli.train.objectives import sequences_from
 from milescli.train.packing import images_of, pack
 
 MEMORY_CHANGED = 0.02
-"""Share by which a worker's memory must change to be reported again."""
+"""Relative change of a worker's memory after which it is reported again."""
 
 
 @dataclass(slots=True)
 class MemoryReports:
-    """Reports the memory of ranks, engines and devices where it has changed: hundreds of ranks
-    measure theirs at each step, and a run has thousands of steps. Belongs to one run in memory."""
+    """Reports the memory of ranks, engines and devices when it has changed: hundreds of ranks
+    measure theirs at each step, and a run has thousands of steps. Belongs to one Run."""
 
     last: dict[str, WorkerMemory] = field(default_factory=dict)
     """The last report of each worker."""
 
     def report(self, bus: EventBus, *, step: int, workers: tuple[WorkerMemory, ...]) -> None:
-        """Emit an event of the workers that are new, or hold another amount than was reported;
-        nothing where there are none."""
+        """Emit an event with the workers that are new, or whose memory has changed; none if there
+        are none."""
         news = tuple(one for one in workers if _differs(one, self.last.get(one.worker)))
         if news:
             self.last |= {one.worker: one for one in news}
@@ -59,58 +59,57 @@ async def _nothing(*_: object, **__: object) -> None:
 
 
 async def pack_here(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
-    """Pack in a thread of this process, which has the items with their tokens."""
+    """Pack in a thread of this process, which holds the items' tokens."""
     return await in_thread(lambda: packed(run, items))
 
 
 @dataclass(slots=True, kw_only=True)
 class Hooks:
-    """What the loop calls besides the algorithm; each is awaited and may raise."""
+    """What the loop calls besides the algorithm; each hook is awaited and may raise."""
 
     between: Callable[[int], Awaitable[None]] = _nothing
-    """So many steps are done, and the next has not begun: a profile may begin or end."""
+    """Called between two steps, with the number of completed ones: a profile may begin or end."""
     taken: Callable[[int, list[Any]], Awaitable[None]] = _nothing
-    """The step will be trained on these items."""
+    """Called before the step is trained on these items."""
     pack: Callable[[Run, list[Any]], Awaitable[tuple[TrainBatch, dict[Place, int]]]] = pack_here
-    """Return what `packed` returns of the items; puts those in their place that are written to
-    disk, where others have their tokens."""
+    """Returns `packed` of the items. If other processes hold the tokens, also fills in the items
+    that are written to disk."""
     trained: Callable[[int, StepReport], Awaitable[None]] = _nothing
-    """The trainer took the step; nothing of it is saved or published yet."""
+    """Called when the trainer has taken the step; nothing of it is saved or published yet."""
     save: Callable[[int], Awaitable[None]] = _nothing
-    """Write checkpoint `step`, and let its weights be the reference, where the recipe wants it;
-    may go on in the background."""
+    """Writes checkpoint `step`, and makes its weights the reference, if the recipe wants it; may
+    continue in the background."""
     keep: Callable[[int, list[Any], TrainerLogprobs], Awaitable[None]] = _nothing
-    """Write a few samples to disk, for people to read; may go on in the background."""
+    """Writes a few samples to disk, for people to read; may continue in the background."""
     memory: Callable[[Stepped], tuple[WorkerMemory, ...]] = lambda _: ()
-    """Return what the run's processes hold, as far as it is known."""
+    """Returns the memory of the run's processes, as far as it is known."""
     done: Callable[[Any, list[Any]], Awaitable[None]] = _nothing
-    """The step that the event reports was trained on these items, and the engines have its
-    weights."""
+    """Called with the event of a step and its items, when the engines have its weights."""
     evaluate: Callable[[int], Coroutine[Any, Any, None]] = _nothing
-    """Measure the weights of `step`, which the engines hold, where the recipe wants it."""
+    """Evaluates the weights of `step`, which the engines hold, if the recipe wants it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """Holds a run in memory: everything that the loop works with."""
+    """Holds everything that the loop works with."""
 
     plan: Plan
     bus: EventBus
     source: Source
     objective: Objective[Any]
-    """What the source says, loaded."""
+    """The source's objective, loaded."""
     trainer: Trainer
     devices: Devices | None
-    """None: there are no engines to take turns with."""
+    """None: there are no engines."""
     hooks: Hooks
     stop: StopFlag
     step: int = 0
-    """Steps done."""
+    """Number of completed steps."""
     memory: MemoryReports = field(default_factory=MemoryReports)
 
     @property
     def version(self) -> WeightVersion:
-        """The weights that the engines hold."""
+        """Return the version of the engines' weights."""
         return self.devices.version if self.devices is not None else WeightVersion(0)
 
     def training(self) -> AbstractAsyncContextManager[None]:
@@ -119,8 +118,8 @@ class Run:
 
 
 async def learn(run: Run) -> None:
-    """The steps from `run.step` to the last one of the source. Where the source samples, the
-    engines hold the weights of `run.step` at the beginning, and of each step after it."""
+    """Take the steps after `run.step` up to the last one of the source. If the source samples, the
+    engines hold the weights of `run.step` at the start, and of each step after it."""
     source, hooks = run.source, run.hooks
     run.bus.emit(PhaseStarted(phase=source.phase, detail=source.detail(run.step)))
     source.start(run.step, version=run.version)
@@ -156,7 +155,7 @@ async def learn(run: Run) -> None:
 
 
 def packed(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
-    """Return what the objective learns from these items, packed, one shard a data-parallel rank;
+    """Return the objective's sequences from these items, packed, one shard per data-parallel rank;
     and which sequences belong to the samples that are kept."""
     sequences = sequences_from(run.objective, items, name=run.source.objective)
     shown = run.source.shown(items, sequences)
@@ -165,8 +164,8 @@ def packed(run: Run, items: list[Any]) -> tuple[TrainBatch, dict[Place, int]]:
 
 
 def packing_of(run: Run, *, asked: set[int]) -> dict[str, Any]:
-    """Return the arguments of `packing.lay_out` but the sequences. `asked`: those whose log-probs
-    the step returns."""
+    """Return the arguments of `packing.lay_out` except the sequences. `asked`: sequences whose
+    log-probs the step returns."""
     plan, source = run.plan, run.source
     return {
         "objective": source.objective,
@@ -180,7 +179,7 @@ def packing_of(run: Run, *, asked: set[int]) -> dict[str, Any]:
 
 
 def _observe(run: Run, report: StepReport) -> None:
-    """Tell an objective that changes from step to step what the step did."""
+    """Report the step to an objective that changes from step to step."""
     if adapts(run.objective):
         run.objective.observe(report)
 
@@ -193,7 +192,7 @@ class Clock:
         self.laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """What has passed since the last lap belongs to `name`."""
+        """Attribute the time since the last lap to `name`."""
         now = time.monotonic()
         self.laps[name], self.last = now - self.last, now
 

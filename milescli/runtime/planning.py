@@ -1,5 +1,5 @@
-"""What would run: a recipe, a machine and a model's facts become a plan, and the plan the spec of
-each engine. Nothing is started. Called by launch, resume, the dry run, doctor and job scripts."""
+"""Makes plans: from a recipe, a machine and a model's facts a plan, and from the plan the spec of
+each engine. Starts nothing. Called by launch, resume, the dry run, doctor and job scripts."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from milescli.runtime.inputs.plugins import load_plugins
 def plan_only(
     loaded: LoadedRecipe, machine: Machine | None = None, *, facts: ModelFacts | None = None
 ) -> Plan:
-    """Return what would run, without starting or making anything. Raises where a plug-in or the
-    model cannot be had, or cannot be trained. `facts`: of its model, where they were read already:
-    the hub may have been asked for them."""
+    """Return the plan, without starting or making anything. Raises if a plug-in or the model does
+    not exist, or cannot be trained. `facts`: of the model, if they were read already, since that
+    may need the hub."""
     each = each_of(loaded)
     for one in each.values() or [loaded]:
         load_plugins(one.recipe)
@@ -64,8 +64,8 @@ def plan_only(
 
 
 def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts) -> Plan:
-    """Return the plan before the plug-ins are loaded, which imports torch: for callers that use the
-    time in between, and load them then."""
+    """Return the plan without loading the plug-ins, which imports torch: for callers that use the
+    time in between, and load them later."""
     refuse_unrecorded(loaded.recipe, facts)
     if facts.mamba is not None and loaded.recipe.model.layer_spec != DEFAULT:
         raise RecipeError(
@@ -77,7 +77,7 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
 
 
 def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
-    """Make the plan with all models of the run."""
+    """Make the plan, with all models of the run."""
     require_policies(recipe, facts)
     draft = require_draft(recipe)
     queried = QueriedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
@@ -97,8 +97,8 @@ def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
 
 @contextmanager
 def memory_named(recipe: Recipe, machine: Machine) -> Iterator[None]:
-    """Within it, a refusal because of memory that other processes of this computer hold says who
-    holds it."""
+    """Add the processes that use memory of this computer to an error about memory that others have
+    taken, if it is raised within the context."""
     try:
         yield
     except MemoryTaken as error:
@@ -110,7 +110,7 @@ def memory_named(recipe: Recipe, machine: Machine) -> Iterator[None]:
 
 
 def refuse_plain_updates(config: Mapping[str, object]) -> None:
-    """Raise RecipeError where engines would start from quantised weights and be sent plain ones."""
+    """Raise RecipeError if engines start from quantised weights, but receive plain ones."""
     if quantization_config(config) is not None:
         raise RecipeError(
             f"the quantised `{config['model_type']}` model cannot be trained in this way",
@@ -125,8 +125,8 @@ def refuse_plain_updates(config: Mapping[str, object]) -> None:
 
 
 def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adapter: bool) -> None:
-    """Raises MachineError or RecipeError where the plan's engines would not serve this model, or
-    could not guess ahead for it as the recipe wants."""
+    """Raise MachineError or RecipeError if the plan's engines cannot serve this model, or cannot
+    use speculative decoding as the recipe wants."""
     on_cpu, guessing = plan.device_kind == "cpu", speculation_of(recipe, plan)
     if not plan.engines.num:
         return
@@ -147,7 +147,7 @@ def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adap
 
 
 def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises RecipeError where the recipe replays routes that no engine reports."""
+    """Raise RecipeError if the recipe replays routing that the engines do not report."""
     fault = fault_of_record(facts) if recipe.train.routing_replay else None
     if fault is not None:
         raise RecipeError(
@@ -159,8 +159,8 @@ def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises CheckpointError for a family whose computation nobody could check, unless the recipe
-    takes the risk."""
+    """Raise CheckpointError for a family whose computation could not be verified, unless the recipe
+    allows it."""
     why = UNPROVEN.get(facts.family)
     if why and not recipe.model.allow_unproven:
         raise CheckpointError(
@@ -174,7 +174,7 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
 def as_fetched(
     plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelFacts, *, output: Output
 ) -> Plan:
-    """Return the plan for the model that is there: the shape that ships with a recipe may be older
+    """Return the plan for the downloaded model: the shape that ships with a recipe may be older
     than the model on the hub."""
     fresh = _made(loaded.recipe, machine, facts)
     if fresh.fingerprint == plan.fingerprint:
@@ -197,9 +197,9 @@ def engine_spec(
     draft_dir: Path | None = None,
     adapter_dir: Path | None = None,
 ) -> EngineSpec:
-    """Return what is equal on all nodes of engine `index`; `build` adds where it lives.
-    `draft_dir`: of the model that guesses ahead, where it is there; `adapter_dir`: that it begins
-    with, where the policy is an adapter."""
+    """Return the part of the spec that is equal on all nodes of engine `index`; `build` adds its
+    location. `draft_dir`: the draft model's, if it exists; `adapter_dir`: the initial adapter's, if
+    the policy is one."""
     layout, kept = plan.engines, recipe.engines.prefix_cache
     if kept is None and recipe.rollout.agent != "single_turn":
         kept = True
@@ -236,8 +236,8 @@ def engine_spec(
 
 
 def speculation_of(recipe: Recipe, plan: Plan, draft_dir: Path | None = None) -> Speculation | None:
-    """Return how the policy's engines guess ahead; None: they do not. `draft_dir`: see
-    `engine_spec`."""
+    """Return the settings of the policy engines' speculative decoding; None if it is off.
+    `draft_dir`: see `engine_spec`."""
     settings = recipe.rollout.speculative
     if settings.kind == "none":
         return None

@@ -1,5 +1,5 @@
-"""What a run takes in, of one policy or of several adapters over one model: each adapter is a run
-of its own within the run's directory, and all are planned together. Called by launch and resume."""
+"""Prepares the inputs of a run, of one policy or of several adapters over one model: each adapter
+is a run of its own within the run's directory; all share a plan. Called by launch and resume."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from milescli.runtime.recovery.stops import check_stopped
 from milescli.runtime.spec import RunSpec
 
 ITSELF = ""
-"""What learns in a run that has no adapters by name."""
+"""Name of the policy in a run without named adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipes:
-    """Holds a run's recipe, and that of each of several adapters."""
+    """Holds a run's recipe, and those of its adapters."""
 
     loaded: LoadedRecipe
     each: Mapping[str, LoadedRecipe]
     rewards_tried: bool = False
-    """Rewards of the user were called on the first row."""
+    """True if the user's rewards were called on the first row."""
 
     @classmethod
     def of(cls, loaded: LoadedRecipe, *, steps: int | None = None) -> Recipes:
-        """Return the recipes of a run. `steps`: of all adapters, whatever they say themselves.
-        Raises RecipeError."""
+        """Return the recipes of a run. `steps`: overrides the steps of all adapters. Raises
+        RecipeError."""
         return cls(loaded=loaded, each=each_of(loaded, steps=steps))
 
     def but(self, names: Collection[str]) -> Recipes:
@@ -55,24 +55,24 @@ class Recipes:
 
     @property
     def planned(self) -> LoadedRecipe:
-        """The recipe that the machine must have room for."""
+        """Return the recipe that decides how much memory is planned."""
         return planned(self.loaded, self.each)
 
     @property
     def learned(self) -> list[LoadedRecipe]:
-        """The recipes that something is learned by."""
+        """Return the recipes that are trained: the adapters', or else the run's own."""
         return [*self.each.values()] if self.each else [self.loaded]
 
     def check_at_once(self, facts: ModelFacts) -> None:
-        """Check what takes no time. `facts`: of the model. Raises MilesError."""
+        """Make the checks that take no time. `facts`: of the model. Raises MilesError."""
         for outcome in at_once(self.loaded, self.each, facts=facts):
             if outcome.refusal is not None:
                 raise outcome.refusal
 
     def looked_at(self, facts: ModelFacts, *, output: Output) -> Recipes:
-        """Look at data, tokenizer and rewards as the dry run does, and load the plug-ins of the
-        trainer's ranks meanwhile. Return the recipes, which know whether the rewards of the user
-        were called. Raises MilesError."""
+        """Check data, tokenizer and rewards as the dry run does, and load the plug-ins of the
+        trainer's ranks in the meantime. Return the recipes, with `rewards_tried` set. Raises
+        MilesError."""
         recipes = [one.recipe for one in self.learned]
         # without a tokenizer it is quicker than a process
         looks = [] if self.loaded.recipe.model.scratch else [Look(one, facts) for one in recipes]
@@ -97,7 +97,7 @@ class Recipes:
 
 @contextmanager
 def adapter_runs(run: RunDir, recipes: Recipes) -> Iterator[dict[str, RunDir]]:
-    """Return the directory of each adapter, made where it is not there, and locked."""
+    """Provide the directory of each adapter, created if necessary, and locked."""
     runs = {}
     with ExitStack() as held:
         for name in recipes.each:
@@ -111,11 +111,11 @@ def adapter_runs(run: RunDir, recipes: Recipes) -> Iterator[dict[str, RunDir]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The parts of a run whose inputs were checked."""
+    """The parts of a run whose inputs are checked."""
 
     inputs: RunInputs
     plan: Plan
-    """For the model that is there."""
+    """Plan for the model that was found."""
     adapters: Mapping[str, RunSpec]
     """Adapters of the run, as RunSpec holds them."""
 
@@ -131,7 +131,7 @@ def prepare_all(
     output: Output,
 ) -> Prepared:
     """Prepare the run, or each adapter in its own directory of `runs`. Raises as `inputs.prepare`.
-    `checkpoints`: where each adapter goes on from."""
+    `checkpoints`: from which each adapter continues."""
     check_stopped()
     each = recipes.each or {ITSELF: recipes.loaded}
     if recipes.each:
@@ -172,8 +172,8 @@ def prepare_all(
 
 
 def _over(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
-    """Return the same inputs with the model that the run has written out, which need not be written
-    once more for each."""
+    """Return the same recipe with the model that the run has written, so that it is not written
+    again for each adapter."""
     if run.path not in model_dir.parents:
         return one
     model = one.recipe.model.model_copy(update={"path": str(model_dir)})
@@ -181,7 +181,7 @@ def _over(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
 
 
 def _plan_of(recipe: Recipe, plan: Plan) -> Plan:
-    """Return the run's, with this adapter's numbers."""
+    """Return the run's plan with this adapter's numbers."""
     batch = replace(
         plan.batch,
         prompts_per_step=recipe.rollout.prompts_per_step,

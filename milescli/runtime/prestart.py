@@ -1,4 +1,4 @@
-"""Processes that a run starts before its inputs are there: on a CPU, the imports of its engines in
+"""Processes that a run starts before its inputs are ready: on a CPU, the imports of its engines in
 a process of their own, then Ray with its watchdog, and the imports of its trainer. Called by
 launch, resume and eval."""
 
@@ -39,20 +39,20 @@ class Prestarted:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     """Token by which watchdogs identify the processes of the run."""
     api_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
-    """What engines ask for, also on loopback: a computer may have other users."""
+    """Key that engines require, even on loopback: a computer may have other users."""
     warm: WarmProcess | LentWarmProcess | None = None
-    """None: on an accelerator, on several computers, or where nobody began it."""
+    """None: on an accelerator, on several computers, or if it was not started."""
     ray: RaySession | None = None
-    """None: the session opens its own."""
+    """None: the session starts its own."""
 
 
 @contextmanager
 def prestart_engines(
     recipe: Recipe, plan: Plan, facts: ModelFacts, *, address: str | None
 ) -> Iterator[Prestarted]:
-    """Within it the warm process of the run's engines exists, if the plan has any use for one; at
-    its end it is gone at once, also where the run was refused. `address`: of a cluster that is
-    joined; its engines may be anywhere."""
+    """Run the warm process of the run's engines within the context, if the plan can use one; end it
+    at once at the end, even if the run was refused. `address`: of a cluster to join; its engines
+    may be anywhere."""
     prestarted = Prestarted()
     own = None if address is not None else _engine_variables(recipe, plan, facts)
     if own is None:
@@ -71,8 +71,8 @@ def prestart_engines(
 
 @contextmanager
 def lend_engines(recipe: Recipe, plan: Plan, facts: ModelFacts) -> Iterator[Mapping[str, str]]:
-    """Start a warm process for all runs of this recipe, and end it afterwards. Yields the
-    environment variables that name it, or none where the plan has no use for one."""
+    """Run a warm process for all runs of this recipe within the context. Yields the environment
+    variables that name it, or none if the plan cannot use one."""
     own = _engine_variables(recipe, plan, facts)
     if own is None:
         yield {}
@@ -88,7 +88,7 @@ def lend_engines(recipe: Recipe, plan: Plan, facts: ModelFacts) -> Iterator[Mapp
 
 def _engine_variables(recipe: Recipe, plan: Plan, facts: ModelFacts) -> dict[str, str] | None:
     """Return the environment variables of a run's engines on a CPU, without its key and token; None
-    where no engine can be forked from a warm process."""
+    if no engine can be forked from a warm process."""
     family = cpu_family(facts)
     if plan.device_kind != "cpu" or family is None or not plan.engines.num:
         return None
@@ -116,9 +116,9 @@ def _warm_environment(own: Mapping[str, str], *, token: str, api_key: str) -> di
 def prestart_ray(
     recipe: Recipe, plan: Plan, nodes: RunNodes, prestarted: Prestarted
 ) -> Iterator[Prestarted]:
-    """Within it Ray is up on this computer's CPU, and the trainer's ranks import what they need;
-    nothing is begun on an accelerator, on a cluster, or where the plan may change with a model that
-    is yet to be fetched."""
+    """Run Ray on this computer's CPU within the context, and let the trainer's ranks import their
+    modules. Starts nothing on an accelerator, on a cluster, or if the plan may change with a model
+    that is not downloaded yet."""
     model = recipe.model.path
     is_here = model is None or Path(model).expanduser().is_dir()
     if plan.device_kind != "cpu" or nodes.address is not None or not is_here:
@@ -136,21 +136,21 @@ def prestart_ray(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySession:
-    """The Ray session of a run, with the watchdog that ends whatever belongs to it."""
+    """The Ray session of a run, with the watchdog that ends all its processes."""
 
     cluster: Cluster
     watchdog: Watchdog
     processes: SessionProcesses
-    """Return Ray's own processes."""
+    """Ray's own processes."""
     temp_dir: Path
-    """Short, ours alone, gone afterwards; TMPDIR lies within."""
+    """Short path, private, removed at the end; TMPDIR lies within."""
 
 
 @contextmanager
 def open_ray(plan: Plan, nodes: RunNodes, *, token: str, timeout_s: float) -> Iterator[RaySession]:
-    """Ray is up inside; afterwards every process of the run is gone, whatever happened, and so are
-    its scratch files. `token`: of the run, by which watchdogs know its processes. `timeout_s`:
-    bound on the start of a Ray of our own."""
+    """Run Ray within the context. At the end every process of the run is ended, whatever happened,
+    and its scratch files are removed. `token`: of the run, by which watchdogs identify its
+    processes. `timeout_s`: time limit of the start of our own Ray."""
     say(token=token)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     say(scratch_dir=temp_dir)
@@ -189,7 +189,7 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str, timeout_s: float) -> It
 
 def run_variables(token: str) -> dict[str, str]:
     """Return the environment variables that every process of the run inherits. SPT_NOENV: a process
-    that changes its title leaves its environment readable, by which the watchdog knows it."""
+    that changes its title keeps its environment readable; the watchdog reads it."""
     return {TOKEN_VARIABLE: token, "TOKENIZERS_PARALLELISM": "false", "SPT_NOENV": "1"}
 
 

@@ -1,4 +1,4 @@
-"""`miles resume`: go on from the newest complete checkpoint, on this machine's layout, as if
+"""`miles resume`: continues from the newest complete checkpoint, on this machine's layout, as if
 nothing had happened."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Learning from rows of a file: what frozen models say of the rows is computed first, the loop
-takes them, and held-out rows and prompts are measured, the latter by engines."""
+"""Learning from rows of a file: first computes what frozen models say of the rows, then the loop
+takes them; also measures held-out rows, and lets engines answer held-out prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RowWork:
-    """Learns from the rows of a run."""
+    """Trains on the rows of a run."""
 
     def __init__(self, training: Training) -> None:
         self.training, self.attempt = training, training.attempt
@@ -35,14 +35,14 @@ class RowWork:
 
     @property
     def asks_teachers(self) -> bool:
-        """False where the cache knows all that the teachers would say, or they are served."""
+        """Return False if the cache has all that the teachers say, or they are served."""
         if self.spec.recipe.train.distill.is_served:
             return False
         return not self.spec.recipe.caches_teacher or bool(self._teacher.missing(self._rows))
 
     @property
     def _rows(self) -> list[Any]:
-        """All rows that the run learns from or measures."""
+        """Return all rows that the run trains on or measures."""
         inputs, train = self.spec.inputs, self.spec.recipe.train
         assert inputs.rows is not None, "a run that learns from rows has them"
         return [*inputs.rows.first(train.steps * train.batch_size), *inputs.validation]
@@ -59,9 +59,9 @@ class RowWork:
         )
 
     async def prepare(self, trainer: Trainer) -> None:
-        """Give the rows what their teacher says, which is dismissed then, and their log-probs by
-        the weights at the start. The trainer has these, or takes them here where the run is
-        resumed."""
+        """Add to the rows the results of their teacher, which is dismissed then, and their
+        log-probs by the initial weights. The trainer holds these weights, or loads them here if the
+        run is resumed."""
         recipe, path = self.spec.recipe, self.spec.run.path
         if recipe.caches_teacher:
             detail = "the teacher scores the rows"
@@ -78,8 +78,7 @@ class RowWork:
     async def _fill(
         self, cache: ReferenceCache | TeacherCache, trainer: Trainer, *, phase: str, detail: str
     ) -> None:
-        """Fill the rows from the cache; those that it lacks are put before the trainer's ranks
-        now."""
+        """Fill the rows from the cache; the trainer's ranks compute those that it lacks now."""
         inputs = self.spec.inputs
         assert inputs.rows is not None, "a run that learns from rows has them"
         if missing := cache.missing(self._rows):
@@ -101,7 +100,7 @@ class RowWork:
         await learn(run)
 
     def _run(self, trainer: Trainer, fleet: SglangFleet | None) -> Run:
-        """Return the run in memory."""
+        """Return the Run for the loop."""
         spec, training, devices = self.spec, self.training, None
         assert spec.inputs.rows is not None, "a run that learns from rows has them"
         if spec.checkpoint is not None:
@@ -114,7 +113,7 @@ class RowWork:
         return training.new_run(source, trainer, devices, memory=lambda stepped: stepped.memory)
 
     async def evaluate(self, step: int) -> None:
-        """Measure the loss on held-out rows, and what engines answer to held-out prompts."""
+        """Measure the loss on held-out rows, and the engines' answers to held-out prompts."""
         run, rows = self.training.run, self.spec.inputs.validation
         assert run is not None, "nothing runs yet"
         if rows:

@@ -1,5 +1,5 @@
-"""Checkpoints of a run: when one is begun, when it is complete, and what its manifest says. The
-tensors are the trainer's business."""
+"""Checkpoints of a run: when one is started, when it is complete, and what its manifest says. The
+trainer writes the tensors."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from milescli.runtime.spec import RunSpec
 from milescli.train.base import Trainer
 
 LOOK_EVERY_S = 0.2
-"""Seconds between questions to idle ranks whether a checkpoint is written; they do not delay a
-running step."""
+"""Seconds between two calls that ask idle ranks whether a checkpoint is written; they do not delay
+a running step."""
 
 
 def version_of(step: int) -> WeightVersion:
-    """Return the weight version after `step` RL steps. 0 is what the engines loaded at start; 1 is
-    the state after the warm-up."""
+    """Return the weight version after `step` RL steps. Version 0 is what the engines loaded at
+    start; 1 is the state after the warm-up."""
     return WeightVersion(step + 1)
 
 
@@ -63,9 +63,9 @@ class _PendingSave:
 
 @dataclass(slots=True, kw_only=True)
 class Saver:
-    """Writes at most one checkpoint at a time; it counts when its manifest stands, which is as soon
-    as its bytes are on disk. One that cannot be written is told of and given up; the next is
-    another try."""
+    """Writes at most one checkpoint at a time. A checkpoint is valid once its manifest exists,
+    which is written as soon as the tensors are on disk. One that cannot be written is reported and
+    given up; the next is another attempt."""
 
     store: CheckpointStore
     spec: RunSpec
@@ -73,31 +73,31 @@ class Saver:
     tell: Callable[..., Awaitable[None]]
     """Calls a hook of the user's."""
     mirror: Mirror | None = None
-    """Copies each complete checkpoint; None: nobody does."""
+    """Copies each complete checkpoint; None: no copies."""
     newest: Path | None = None
     """Newest checkpoint that this attempt completed."""
     newest_step: int | None = None
     """Step of that checkpoint, or of the one that the attempt continues from."""
     failure: CheckpointError | None = None
-    """Why the last one that was begun is not there."""
+    """Why the last checkpoint that was started could not be written."""
     _unfinished: int | None = None
-    """Step of a checkpoint that was begun, and is neither complete nor given up."""
+    """Step of a checkpoint that was started, and is neither complete nor given up."""
     _finishing: asyncio.Task[None] | None = None
     """Completes the checkpoint that is being written."""
     _hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody waits for it: the trainer may be held up."""
+    """Set if a caller waits for the checkpoint: the trainer may be delayed."""
     _completing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a manifest is written; whoever holds it asks the trainer nothing."""
+    """Held while a manifest is written; its holder makes no calls to the trainer."""
     _recipe: str = field(init=False)
-    """Text of recipe.yaml as the run began: the file may be lost or edited meanwhile."""
+    """Text of recipe.yaml at the start of the run: the file may be lost or edited later."""
 
     def __post_init__(self) -> None:
         self._recipe = read_regular_text(self.spec.run.recipe_file)
 
     async def save(self, trainer: Trainer, *, step: int, progress: Progress) -> None:
-        """Begin checkpoint `step`. Returns when training may go on; it is completed beside it.
-        Raises CheckpointError where it cannot be written and the run cannot be resumed without
-        it."""
+        """Start checkpoint `step`. Returns when training may continue; the checkpoint is completed
+        in the background. Raises CheckpointError if it cannot be written, but a resumed run would
+        need it."""
         await self.settle()
         pending = _PendingSave(
             trainer=trainer, step=step, progress=progress, began=time.monotonic()
@@ -115,7 +115,7 @@ class Saver:
             await self.settle()
 
     async def settle(self) -> None:
-        """Wait until the checkpoint that was begun is complete, or given up. Raises as `save`."""
+        """Wait until the checkpoint in progress is complete, or given up. Raises as `save`."""
         if (finishing := self._finishing) is None:
             return
         self._hurry.set()
@@ -126,18 +126,18 @@ class Saver:
                 self._finishing = None
 
     async def probe(self) -> None:
-        """Raises what went wrong beside the steps."""
+        """Raise what went wrong in the background."""
         if self._finishing is not None and self._finishing.done():
             await self.settle()
 
     async def close(self) -> None:
-        """Leave what is half done."""
+        """Stop, and leave what is unfinished."""
         if self._finishing is not None:
             self._finishing.cancel()
             await asyncio.gather(self._finishing, return_exceptions=True)
 
     async def discard_unfinished(self) -> None:
-        """Remove what is half written, when nobody writes any more."""
+        """Remove an unfinished checkpoint, once nobody writes any more."""
         if (step := self._unfinished) is not None:
             with suppress(OSError):
                 await in_thread(lambda: self.store.discard(step))
@@ -148,8 +148,8 @@ class Saver:
             pass
 
     async def _finish(self, pending: _PendingSave) -> None:
-        """When the bytes are on disk: write the manifest, and forget the oldest beyond
-        `checkpoint.keep`."""
+        """Once the tensors are on disk, write the manifest, and remove the oldest checkpoints
+        beyond `checkpoint.keep`."""
         try:
             while not self._hurry.is_set() and not await pending.trainer.is_written():
                 with suppress(TimeoutError):
@@ -207,8 +207,8 @@ class Saver:
         )
 
     async def _give_up(self, pending: _PendingSave, error: OSError) -> None:
-        """Tell the user, and free what the torn folder takes. Raises the error where it is not the
-        disk's, or where a resumed run would need this very checkpoint."""
+        """Warn the user, and free the space of the incomplete folder. Raises the error if it is not
+        about the disk, or if a resumed run would need this very checkpoint."""
         if isinstance(error, MilesError) and not isinstance(error, CheckpointError):
             raise error  # a wait that met its bound
         folder = self.store.path(pending.step)
@@ -238,7 +238,7 @@ class Saver:
         )
 
     def require_saved(self, step: int) -> None:
-        """Raises MachineError where the last checkpoint of the run, of `step`, is not there."""
+        """Raise MachineError if the run's last checkpoint, that of `step`, could not be written."""
         if self.failure is None or self.newest_step == step:
             return
         run = self.spec.run

@@ -1,5 +1,5 @@
-"""One stretch of work on a run: its log folder, its Ray session and what builds its processes.
-Entered by launch, resume and eval, which hold the run's lock."""
+"""One period of work on a run: its log folder, its Ray session and the builder of its processes.
+Opened by launch, resume and eval, which hold the run's lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.runtime.spec import RunSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSession:
-    """The log folder, Ray and builder of one stretch of work."""
+    """The log folder, Ray session and builder of one period of work."""
 
     log_dir: Path
     cluster: Cluster
@@ -36,21 +36,21 @@ class RunSession:
 
     @property
     def verdict_file(self) -> Path:
-        """Written once, when the work ended in order; the watchdog writes it where the driver was
-        killed."""
+        """Return the path of the verdict, which is written once, at an orderly end; if the driver
+        is killed, the watchdog writes it."""
         return verdict_file(self.log_dir)
 
     @property
     def cause_grace_s(self) -> float:
-        """How long a lost connection waits for its cause: Ray needs a while to find that a node is
-        gone."""
+        """Return the seconds that a lost connection waits for its cause: Ray needs a while to
+        notice that a node is gone."""
         return DEATH_NOTICE_S if self.resources.nodes.beyond_this_computer else CAUSE_GRACE_S
 
 
 @contextmanager
 def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Iterator[RunSession]:
-    """Ray is up inside, the one that was started ahead or its own; where it is its own, every
-    process of the run is gone afterwards."""
+    """Open a session, with the Ray that was started ahead or with its own. If it is its own, every
+    process of the run is gone at the end."""
     if spec.plan.engines.num:
         write_engine_folder(spec)
         check_engines(spec)

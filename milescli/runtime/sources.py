@@ -1,6 +1,6 @@
 """What a run learns from: groups that engines sample, rows of files, or demonstrations before the
-first RL step. Each source says what its steps take, at which learning rate, and what is reported
-of them; `loop` runs the steps."""
+first RL step. Each source defines the items of a step, its learning rate, and its report; `loop`
+runs the steps."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from milescli.train.optimizers import lr_at, warmup_lr_at
 AnyCollector = Collector | AheadCollector | DoneFirstCollector
 """Made by `rollout.collect.ahead.open_collector`."""
 Rates = tuple[float | None, float | None]
-"""Learning rates of the policy (None: it stays as it is), and of the critic (None: there is none,
-or it stays)."""
+"""Learning rates of the policy (None: it does not change), and of the critic (None: there is none,
+or it does not change)."""
 
 
 class Source:
-    """Base: supervised steps by the recipe's `train`."""
+    """Base class: supervised steps by the recipe's `train`."""
 
     phase = "train"
     """Phase of the steps, as an event names it."""
     samples = False
-    """Engines sample what is learned from, by the weights of the step before."""
+    """True if engines sample the items, with the weights of the step before."""
     updates = 1
-    """Optimizer updates a step."""
+    """Optimizer updates per step."""
     temperature = 1.0
-    """At which the items were sampled."""
+    """Temperature at which the items were sampled."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -49,21 +49,21 @@ class Source:
         """Name of the objective that learns from the items."""
 
     def detail(self, step: int) -> str:
-        """Say what comes after `step` steps."""
+        """Return a description of the steps after `step`."""
         return f"steps {step + 1} to {self.num_steps}"
 
     def start(self, step: int, *, version: WeightVersion) -> None:
-        """Begin after `step` steps; the engines hold `version`, the weights of that step."""
+        """Start after `step` steps; the engines hold `version`, the weights of that step."""
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Any]:
         """Return the items that `step` learns from; `version` is the trainer's."""
         raise NotImplementedError
 
     def published(self, version: WeightVersion) -> None:
-        """The engines hold `version` now: what waits for it may begin."""
+        """Continue what waits for these weights: the engines hold `version` now."""
 
     def shown(self, items: list[Any], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
-        """Return the sequences whose log-probs by the trainer are written to disk."""
+        """Return the sequences whose trainer log-probs are written to disk."""
         return {}
 
     def rates(self, step: int) -> Rates:
@@ -81,11 +81,11 @@ class Source:
         return Progress()
 
     async def stop(self) -> None:
-        """End what runs ahead."""
+        """End what runs ahead of the steps."""
 
 
 class Groups(Source):
-    """Groups of samples, which engines make of prompts: reinforcement learning."""
+    """Groups of samples, which engines generate from prompts: reinforcement learning."""
 
     samples = True
 

@@ -1,5 +1,5 @@
-"""What travels together from launch, resume or eval to the last process: the run, decided and
-prepared."""
+"""Everything that launch, resume or eval pass on to the processes of a run: the run, its plan and
+its inputs."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from milescli.runtime.inputs.run_inputs import RunInputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """Holds everything that is known before anything starts, and stays unchanged."""
+    """Holds everything that is known before anything starts; immutable."""
 
     run: RunDir
     recipe: Recipe
     plan: Plan
     nodes: RunNodes
-    """The computers that the run takes."""
+    """The computers of the run."""
     inputs: RunInputs
     past: StoredCheckpoint | None = None
-    """Newest checkpoint, from which it goes on; None: it begins."""
+    """Newest checkpoint, from which the run continues; None: a new run."""
     wished: LoadedRecipe | None = None
-    """The recipe with the number of nodes that the user wants, where the run goes on with fewer, as
-    some are lost; None: it has all."""
+    """The recipe with the number of nodes that the user wants, if the run continues with fewer
+    because some are lost; None: it has all of them."""
 
     adapters: Mapping[str, RunSpec] = field(default_factory=dict)
-    """Adapters of a run of several: each is a run of its own, within this one's directory. Then the
-    run itself learns nothing, and has neither prompts nor checkpoints."""
+    """Adapters of a run with several: each is a run of its own, within this one's directory. The
+    run itself then learns nothing, and has neither prompts nor checkpoints."""
 
     @property
     def checkpoint(self) -> StoredCheckpoint | None:
-        """The checkpoint of the step from which it goes on; None: its steps begin."""
+        """Return the checkpoint from which the steps continue; None if no step was taken yet."""
         return None if self.saved_in_warm_up is not None else self.past
 
     @property
     def saved_in_warm_up(self) -> StoredCheckpoint | None:
-        """What a run that was stopped in its warm-up, or right after it, has saved of it."""
+        """Return the checkpoint of a run stopped in its warm-up, or right after it; else None."""
         in_warm_up = self.past is not None and self.past.manifest.warmup_steps is not None
         return self.past if in_warm_up else None
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps to do; of several adapters, that of the one with the most."""
+        """Return the number of steps of the run; with several adapters, the largest."""
         recipes = [one.recipe for one in self.adapters.values()] or [self.recipe]
         return max(recipe.train.steps for recipe in recipes)
 
     @property
     def first_step(self) -> int:
-        """Return the number of RL steps that are done."""
+        """Return the number of RL steps that are done already."""
         return self.checkpoint.step if self.checkpoint else 0

@@ -1,4 +1,4 @@
-"""Training a run, from a spec to a verdict: one attempt, watched by listeners, summed up at its
+"""Training a run, from a spec to a verdict: one attempt, with its listeners, and a summary at the
 end. Called by launch and resume."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RunSummary:
     path: str
     """The run directory."""
     steps: int
-    """Done, over all attempts; of several adapters, by every one."""
+    """Completed steps over all attempts; with several adapters, the smallest number."""
     accuracy_before: float | None
     """On held-out prompts, before the first step; None without `data.eval`."""
     accuracy_after: float | None
@@ -66,21 +66,21 @@ class RunSummary:
     """On held-out rows, before the first step; None without `data.validation`."""
     loss_after: float | None
     logprob_diff_max: float | None
-    """Largest |engine - trainer| over all steps; None where nothing was sampled."""
+    """Largest |engine - trainer| over all steps; None if nothing was sampled."""
     logprob_diff_mean: float | None
     checkpoint: str | None
-    """Newest complete checkpoint; None where each adapter has its own."""
+    """Newest complete checkpoint; None if each adapter has its own."""
     seconds: float
     """Seconds of this attempt, including start-up and shut-down."""
     adapters: Mapping[str, AdapterSummary] = field(default_factory=dict)
     """Summary of each of several adapters."""
     memory: list[DeviceMemory] = field(default_factory=list)
-    """What each process or device held at most, and what was planned for it."""
+    """Peak memory of each process or device, and what was planned for it."""
 
 
 def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummary:
-    """Train to the recipe's last step. Raises what ended it early, after everything was stopped and
-    the verdict written."""
+    """Train to the recipe's last step. If that fails, raises the cause after everything is stopped
+    and the verdict is written."""
     began = time.monotonic()
     check_stopped()
     run, recipe, bus = spec.run, spec.recipe, EventBus()
@@ -178,8 +178,8 @@ def _first(figures: dict[int, float]) -> float | None:
 
 
 def explained(error: BaseException, run: RunDir) -> BaseException:
-    """Return the error as the user is told of it: a full disk, wherever a run meets it, is no fault
-    of ours; a signal while it ends changes nothing of what ended it; anything else is itself."""
+    """Return the error in the form for users: a full disk is never a fault of ours; a signal during
+    shutdown does not replace the original cause; any other error is returned unchanged."""
     if (number := stop_signal(error)) is not None:
         if (cause := _before(error)) is not None:
             return cause
@@ -195,7 +195,7 @@ def explained(error: BaseException, run: RunDir) -> BaseException:
 
 
 def _before(error: BaseException) -> MilesError | None:
-    """Return what the run was ending by when `error` came."""
+    """Return the error that was ending the run when `error` came."""
     context = error.__context__
     while context is not None and not isinstance(context, MilesError):
         context = context.__context__
@@ -205,9 +205,9 @@ def _before(error: BaseException) -> MilesError | None:
 def offer_resume(
     error: BaseException, shown: str, *, step: int | None, num_steps: int | None = None
 ) -> None:
-    """What was lost with a process is no more than what came after the newest checkpoint: that of
-    `step`; None: there is none. `shown`: the run, as its user calls it; `num_steps`: that it is to
-    do."""
+    """Add the command that resumes the run to the fixes of an error that lost a process: only the
+    work after the newest checkpoint, that of `step`, is lost. None: there is no checkpoint.
+    `shown`: the run, as its user calls it; `num_steps`: of the whole run."""
     if isinstance(error, WorkerDied | WaitTimeout | MachineError):
         error.fixes.append(resume_command(shown, step=step, num_steps=num_steps))
         error.fixes.append(f"miles why {shown}   # {WHAT_IT_TELLS}")

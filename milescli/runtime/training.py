@@ -1,5 +1,5 @@
-"""What an attempt trains: the policy of the run, or one of several adapters. A training has steps,
-events and checkpoints of its own; its processes are the attempt's."""
+"""What an attempt trains: the policy of the run, or one of several adapters. A training has its own
+steps, events and checkpoints; its processes belong to the attempt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Training:
-    """One line of steps, from the weights that it begins with to its last checkpoint."""
+    """One sequence of steps, from its initial weights to its last checkpoint."""
 
     def __init__(
         self, attempt: Attempt, spec: RunSpec, *, bus: EventBus, adapter: str | None = None
@@ -64,23 +64,23 @@ class Training:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Return the number of completed steps."""
         return self.run.step if self.run is not None else self.spec.first_step
 
     @property
     def has_learned(self) -> bool:
-        """True if there is something to save: steps, or some of the warm-up."""
+        """Return True if there is something to save: steps, or a part of the warm-up."""
         return self.run is not None or (self.warm_up is not None and self.warm_up.step > 0)
 
     @property
     def reached(self) -> str:
-        """Say how far it came."""
+        """Return the last completed step, for people."""
         if self.run is None and self.warm_up is not None:
             return f"step {self.warm_up.step} of the warm-up"
         return f"step {self.step}"
 
     async def begin(self, trainer: Trainer) -> None:
-        """Give the ranks the weights to begin from: of the checkpoint, or of the model after its
+        """Load the initial weights into the ranks: of the checkpoint, or of the model after its
         warm-up."""
         recipe, checkpoint = self.spec.recipe, self.spec.checkpoint
         if checkpoint is not None:
@@ -97,8 +97,8 @@ class Training:
             await trainer.freeze_reference()
 
     async def _warm_up(self, trainer: Trainer) -> None:
-        """Supervised steps through the same trainer, which need no engine, from where the run was
-        stopped in them; the optimizer's state is forgotten afterwards."""
+        """Take the supervised steps of the warm-up with the same trainer; they need no engine.
+        Continues where the run was stopped; the optimizer's state is reset afterwards."""
         source, begun = Demonstrations(self.spec.recipe, self.spec.inputs.demonstrations), 0
         if (saved := self.spec.saved_in_warm_up) is not None:
             await trainer.load(saved.path)
@@ -118,19 +118,19 @@ class Training:
         await trainer.reset_optimizer()
 
     async def live(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
-        """Learn to the last step. `fleet`: None where the plan has no engines."""
+        """Take all steps. `fleet`: None if the plan has no engines."""
         await self.work.learn(trainer, fleet)
         await self.attempt.profiler.finish(self.step, loop=self)
 
     async def load_newest(self, ranks: RankGroup) -> None:
-        """Give new ranks what the newest checkpoint has, where there is one."""
+        """Load the newest checkpoint into new ranks, if there is one."""
         if self.adapter is not None:
             await ranks.call("take_turn", self.adapter)
         if (step := self.saver.newest_step) is not None:
             await self._load(ranks, await in_thread(lambda: self.saver.store.find(step)))
 
     async def _load(self, trainer: Trainer, checkpoint: StoredCheckpoint) -> None:
-        """Weights, optimizer and RNG of a checkpoint, and the reference that it had."""
+        """Load weights, optimizer and RNG of a checkpoint, and its reference."""
         if self.spec.recipe.keeps_reference:
             step = self.spec.recipe.reference_step(checkpoint.step)
             reference = await in_thread(lambda: self.saver.store.find(step))
@@ -139,7 +139,7 @@ class Training:
         await trainer.load(checkpoint.path)
 
     def evaluator(self, parts: Mapping[str, Any]) -> Evaluator:
-        """Return what measures the weights that engines hold. `parts`: see `episode_parts`."""
+        """Return the evaluator of the engines' weights. `parts`: see `episode_parts`."""
         return Evaluator(
             recipe=self.spec.recipe,
             prompts=self.spec.inputs.heldout,
@@ -151,7 +151,7 @@ class Training:
 
     @cached_property
     def objective(self) -> Objective[Any]:
-        """What the run learns by, as it was at the checkpoint."""
+        """Return the run's objective, in the state of the checkpoint."""
         objective = load_in_driver(self.spec.recipe.train.objective, self.spec.recipe)
         if self.spec.checkpoint is not None and adapts(objective):
             objective.restore(self.spec.checkpoint.manifest.objective)
@@ -160,7 +160,7 @@ class Training:
     def new_run(
         self, source: Source, trainer: Trainer, devices: Devices | None, **hooks: Any
     ) -> Run:
-        """Return the run in memory. `hooks`: those that the kind of source has of its own."""
+        """Return the Run for the loop. `hooks`: those of the kind of source."""
         return Run(
             plan=self.spec.plan,
             bus=self.bus,
@@ -187,7 +187,7 @@ class Training:
         await self.user.tell("tracker", event=event)
 
     async def _save_where_due(self, step: int) -> None:
-        """Save as the recipe wants it. What becomes the reference is saved, too."""
+        """Save as often as the recipe wants. Weights that become the reference are saved, too."""
         assert self.run is not None, "nothing runs yet"
         recipe = self.spec.recipe
         if _is_due(step, recipe.train.reference_every):
@@ -204,7 +204,7 @@ class Training:
             await self.work.evaluate(step)
 
     async def save(self, step: int) -> None:
-        """Begin checkpoint `step`; `Saver.settle` completes it."""
+        """Start checkpoint `step`; `Saver.settle` completes it."""
         run = self.run
         assert run is not None, "nothing runs yet"
         progress = await in_thread(run.source.progress)
@@ -218,8 +218,8 @@ class Training:
             self.journal.checkpoint()
 
     async def save_last(self) -> None:
-        """Save what was learned since the newest checkpoint; as step 0 what was learned of the
-        warm-up, where no step was begun."""
+        """Save what was learned since the newest checkpoint; if no step was taken, save the warm-up
+        so far as step 0."""
         await self.saver.settle()
         newest = self.saver.newest_step
         if (run := self.run) is None:

@@ -1,4 +1,4 @@
-"""Does the engine compute what the trainer computes? Checked before the first step of every
+"""Checks that the engine computes what the trainer computes, before the first step of every
 attempt: a run on wrong engines never starts. `agreement` judges the figures."""
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from milescli.train.packing import images_of, pack
 NUM_PROMPTS = 8
 MAX_NEW_TOKENS = 32
 JUMP = 3.0
-"""A layer is blamed where the difference is so many times as far above the floor with it as without
-it."""
+"""A layer is blamed if, with it, the difference is this many times further above the floor than
+without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class TruthCheck:
     devices: Devices
     """Engines and trainer, with equal weights; they take turns where they share devices."""
     run_shown: str
-    """The run, as commands take it."""
+    """The run, as commands name it."""
 
     async def run(self, prompts: Sequence[Prompt]) -> EngineTrainerChecked:
         """Let the engine respond to the prompts and the trainer score the responses, twice. Both

@@ -118,7 +118,7 @@ def _sentence(error: MilesError) -> str:
 
 
 def _lacks(kind: str) -> MilesError | None:
-    """What is missing before a trial makes sense."""
+    """Return what is missing before a trial makes sense; None if nothing is."""
     if not sys.platform.startswith("linux") or not seccomp.supported():
         return MachineError(
             "there is no seccomp filter for it",
@@ -167,7 +167,7 @@ def _tried(sandbox: LocalSandbox) -> MilesError | None:
 
 
 def _mends(error: MilesError | None) -> list[str]:
-    """Of a jail that could not be made: mostly namespaces that are forbidden."""
+    """Return fixes for a jail that failed: mostly, namespaces are forbidden."""
     if error is not None and any(fix.startswith("chmod") for fix in error.fixes):
         return [_as_root(fix) for fix in error.fixes]
     return [

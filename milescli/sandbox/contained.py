@@ -26,12 +26,12 @@ from milescli.sandbox.processes import (
 from milescli.sandbox.warden import SIGNAL_BASE
 
 LOOK_S = 0.02
-"""Between two looks at what a run takes; it may take more in between."""
+"""Seconds between two checks of what a run uses; it may use more in between."""
 MAX_FILES = 4096
 _START_S = 60.0
-"""For the jail and Python on a busy machine; the wall time begins after it."""
+"""Time for the jail and Python to start on a busy machine; the wall time begins after it."""
 _DRAIN_S = 5.0
-"""For the last of what ended processes have printed."""
+"""Time to read the last output of ended processes."""
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -254,7 +254,7 @@ class Contained:
                 raise NotStarted(stderr[-2000:] or "it said nothing")
 
     def _happened(self, timeout_s: float) -> str | bytes:
-        """`exited`; what came on the control; or nothing. Output is taken in."""
+        """Return `exited`, what came on the control pipe, or nothing. Reads the output."""
         result: str | bytes = ""
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             if key.data in ("stdout", "stderr"):
@@ -289,7 +289,7 @@ class Contained:
         return piece
 
     def _push(self) -> None:
-        """More of a cell that is larger than the socket's buffer."""
+        """Send more of a cell that is larger than the socket's buffer."""
         try:
             sent = os.write(self.control, self._pump[0])
         except BlockingIOError:
@@ -299,7 +299,8 @@ class Contained:
         self._pump = [rest] if (rest := self._pump[0][sent:]) else []
 
     def _drain(self, bound_s: float) -> None:
-        """What was printed so far; with a bound, until the last who could print has ended."""
+        """Read the output so far; with a time limit, until the last process that could print has
+        ended."""
         deadline = time.monotonic() + bound_s
         while True:
             keys = [key for key in self._selector.get_map().values() if key.data[:3] == "std"]
@@ -333,7 +334,7 @@ class Contained:
         return "exited", "", status
 
     def _over(self) -> tuple[str, str]:
-        """How the run must end, and why, where it takes more than it may."""
+        """Return how the run must end, and why, if it exceeds a limit."""
         limits, pids = self.limits, descendants_of(self.process.pid)
         if memory_of(pids, limit_bytes=limits["memory_bytes"]) > limits["memory_bytes"]:
             return "memory", f"its processes held more than {limits['memory_bytes']} bytes"
@@ -348,7 +349,7 @@ class Contained:
         return "", ""
 
     def _files(self, pids: list[int]) -> tuple[int, int]:
-        """Bytes and number of what it has written."""
+        """Return bytes and number of the files that it has written."""
         if self._folder:
             return measure(self._folder, most=MAX_FILES)
         for pid in pids[1:2]:
@@ -384,7 +385,7 @@ def _pair() -> tuple[int, int]:
 
 
 def _sealed(content: bytes) -> int:
-    """A descriptor to read it from, which nobody can write to."""
+    """Return a read-only descriptor of the data, to which nobody can write."""
     descriptor = os.memfd_create("job", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(content)

@@ -16,7 +16,7 @@ import sys
 STARTED, GO, DONE, RAISED, TIMED_OUT = b"b", b"g", b"d", b"r", b"t"
 MAX_FILES_OPEN = 128
 _ROOM = 256 * 1024**2
-"""Of address space beyond the memory: for the interpreter and its libraries."""
+"""Address space beyond the memory limit: for the interpreter and its libraries."""
 _LAST_FRAMES = 8
 _SYNTAX_TREE = 0x400
 
@@ -77,7 +77,8 @@ def _run(code, scope):
 
 
 def _serve(control, scope):
-    """Cells, each a length, its bound in ms and its text; a byte back for each."""
+    """Run cells, each sent as a length, its time limit in ms and its text; send a byte back for
+    each."""
     import _signal
 
     def time_is_up(*_):
@@ -128,7 +129,7 @@ def _execute(text, name, scope):
 
 
 def _show(error, text, name):
-    """Its last frames, with the lines of the cell."""
+    """Print the last frames of an error, with the lines of the cell."""
     import linecache
     import traceback
 

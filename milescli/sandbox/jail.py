@@ -32,11 +32,11 @@ DEVICES = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/full"]
 _SYSTEM = ["/usr", "/bin", "/lib", "/lib64", "/lib32"]
 _SETTINGS = ["/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"]
 NUM_SLOTS = 256
-"""Runs and sessions at once; each has a user of its own."""
+"""Number of concurrent runs and sessions; each has a user of its own."""
 FIRST_UIDS = range(50_000, 65_000, NUM_SLOTS)
 """First users of what one supervisor after the other has for its runs."""
 _reserved: list[socket.socket] = []
-"""What keeps other supervisors from the users of this process."""
+"""Lock that keeps other supervisors from the users of this process."""
 _BOOT = (
     "import marshal,os;c,j=marshal.loads(os.pread({0},os.fstat({0}).st_size,0));os.close({0});"
     "exec(c,{{'__name__':'inside','JOB':j}})"

@@ -1,5 +1,5 @@
-"""The local kinds, from the driver's side: one warm supervisor, a worker. Started with the first
-run, started anew where it died, ended with this process."""
+"""The local sandboxes, as the driver uses them: one warm supervisor, a worker. It starts with the
+first run, restarts if it died, and ends with this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from milescli.workers.worker import Worker
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
 _SLACK_S = 90.0
-"""Beyond a run's own limits, on a busy machine, until we say that nothing came."""
+"""Seconds, beyond a run's own limits, after which a missing reply is an error."""
 _CLOSING_S = 20.0
 _BOOT = (
     "import json,sys;sys.path.insert(0,sys.argv[1]);"
@@ -229,7 +229,7 @@ class _Supervisor(Worker):
         clear(self.folder)
 
     def _kill(self) -> None:
-        """Itself alone: the wardens of its runs end those first, then themselves."""
+        """Kill it alone: the wardens of its runs end those first, then themselves."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -281,7 +281,7 @@ def encoded(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
 
 
 def _interpreter() -> dict[str, str]:
-    """The Python below any virtual environment."""
+    """Return the Python below any virtual environment."""
     prefix = os.path.realpath(sys.base_prefix)
     name = f"bin/python{sys.version_info[0]}.{sys.version_info[1]}"
     return {"prefix": prefix, "python": name}

@@ -59,7 +59,7 @@ def tasks_of_user(uid: int) -> int:
 
 
 def _stats(pids: list[int]) -> list[list[str]]:
-    """The fields of /proc/PID/stat behind the name, from its state on."""
+    """Return the fields of /proc/PID/stat after the name, from its state on."""
     rows = []
     for pid in pids:
         try:

@@ -1,9 +1,9 @@
 """The warm process that starts every run of a driver: small, with an empty environment, ended with
 its driver. Standard library alone; a local sandbox starts one, and calls it as a worker.
 
-Each call has an `op`. `run` (code, stdin, files, limits) -> what came of it. `open` (files, limits)
--> {opened}; then `cell` (session, code, wall_s, output_bytes), `close` (session). An error means
-that the jail itself failed.
+Each call has an `op`. `run` (code, stdin, files, limits) -> its result. `open` (files, limits) ->
+{opened}; then `cell` (session, code, wall_s, output_bytes), `close` (session). An error means that
+the jail itself failed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from milescli.workers.guard import adopt_orphans
 _MEMORY_BYTES = 2 * 1024**3
 _STACK_BYTES = 512 * 1024
 _CELL_GRACE_S = 1.0
-"""For a cell that is interrupted to end by itself."""
+"""Time for an interrupted cell to end by itself."""
 _ENDING_S = 15.0
 _ALONE_S = 1.0
-"""How often it is looked whether the driver is still there."""
+"""Seconds between two checks that the driver still lives."""
 
 
 @dataclass(slots=True)
@@ -50,19 +50,19 @@ class _Task:
     number: int
     asked: dict[str, Any]
     inbox: queue.SimpleQueue[tuple[int, dict[str, Any]]] = field(default_factory=queue.SimpleQueue)
-    """Cells, and the wish to close it, each with its number."""
+    """Cells and close requests, each with its number."""
     contained: Contained | None = None
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Whoever asked is gone."""
+        """Stop the run, because its caller is gone."""
         self.is_cancelled = True
         if self.contained is not None:
             self.contained.stop()
 
 
 class Supervisor:
-    """Threads of runs, and the way back."""
+    """Runs tasks in threads, and sends their replies."""
 
     def __init__(self, jail: Jail) -> None:
         self._jail = jail
@@ -74,13 +74,13 @@ class Supervisor:
         self._out = os.fdopen(os.dup(1), "wb")
 
     def reply(self, number: int, value: Any, *, kind: str = "value") -> None:
-        """Send to the driver; where it is gone, our own end is near."""
+        """Send a reply to the driver, ignoring errors: without it, our own end is near."""
         with self._lock, contextlib.suppress(OSError):
             self._out.write(JSON.pack((number, kind, value)))
             self._out.flush()
 
     def take(self, number: int, kind: str, message: dict[str, Any]) -> None:
-        """Take one message of the driver's."""
+        """Handle one message from the driver."""
         if kind == "cancel":
             if (task := self._tasks.get(number)) is not None:
                 task.cancel()
@@ -102,7 +102,7 @@ class Supervisor:
                 task.contained.wake()
 
     def end(self) -> None:
-        """All that runs."""
+        """Cancel everything that runs, and wait for its threads."""
         for task in list(self._tasks.values()):
             task.cancel()
         deadline = time.monotonic() + _ENDING_S
@@ -151,7 +151,7 @@ class Supervisor:
             contained.end()
 
     def _cells(self, task: _Task, contained: Contained, *, deadline: float) -> dict[str, Any]:
-        """Until it is closed or must end; the reply to `open` comes before, with `opened`."""
+        """Reply `opened`, then run cells until the session is closed or its time is up."""
         self.reply(task.number, {"opened": True})
         while True:
             why = contained.idle(deadline=deadline) if task.inbox.empty() else ""
@@ -176,7 +176,7 @@ class Supervisor:
 
 
 def main(config: dict[str, Any]) -> None:
-    """Until standard input ends, or the driver is gone."""
+    """Serve requests until standard input ends, or the driver is gone."""
     adopt_orphans()  # no zombie is left to an init that may not reap
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -199,7 +199,7 @@ def main(config: dict[str, Any]) -> None:
 
 
 def _jail(config: dict[str, Any], *, folder: str) -> Jail:
-    """Raises PermissionError with the folders that are in the way."""
+    """Return the jail. Raises PermissionError with the folders that it cannot reach."""
     os.chmod(folder, 0o711)
     has_mounts = os.geteuid() == 0 and own_mounts()
 

@@ -80,7 +80,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _end_all(uid: int | None) -> None:
-    """Whatever is left, however it hides: orphans are our children. Bounded."""
+    """Kill everything that is left, however it hides: orphans become our children. Bounded."""
     deadline = time.monotonic() + _ENDING_S
     while time.monotonic() < deadline:
         if not children_of(os.getpid()):
@@ -101,7 +101,7 @@ def _end_all(uid: int | None) -> None:
 
 
 def _end_user(uid: int) -> None:
-    """All processes of the run's own user at one stroke, which no fork outruns."""
+    """Kill all processes of the run's own user at once, which no fork outruns."""
     if (killer := os.fork()) == 0:
         try:
             os.setresuid(uid, uid, uid)

@@ -36,7 +36,7 @@ LEDGER = "trials.jsonl"
 
 
 class TrialState(StrEnum):
-    """Names how far a trial is."""
+    """Names the progress of a trial."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -44,16 +44,16 @@ class TrialState(StrEnum):
     """Saved, and waits for the other trials (pbt)."""
     DONE = "done"
     STOPPED_EARLY = "stopped early"
-    """By the scheduler: saved, and not the best."""
+    """Stopped by the scheduler: saved, and not the best."""
     STOPPED = "stopped"
-    """By a user, or with the sweep: saved, and goes on when the sweep does."""
+    """Stopped by a user, or with the sweep: saved, and continues when the sweep does."""
     FAILED = "failed"
     REFUSED = "refused"
     """Not started: its recipe is invalid, or does not fit on the machine."""
 
 
 ENDED = (TrialState.DONE, TrialState.STOPPED_EARLY, TrialState.FAILED, TrialState.REFUSED)
-"""States after which nothing of a trial is left to do."""
+"""States of a finished trial."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,11 +61,11 @@ class Trial:
     """One trial, as far as the ledger and its run know."""
 
     number: int
-    """From 1."""
+    """Number, from 1."""
     settings: Mapping[str, str]
     """Searched key -> value, as `--set` takes it."""
     run_name: str
-    """With pbt, that of the fork with which it goes on."""
+    """With pbt, that of the fork with which it continues."""
     state: TrialState = TrialState.WAITING
     error: Mapping[str, Any] = field(default_factory=dict)
     """what, why and fix of one that failed or was refused; see `MilesError.as_dict`."""
@@ -82,7 +82,7 @@ class SweepDir:
     recipe: str
     """Path of the copy of the recipe."""
     cwd: Path
-    """Folder in which the sweep started: relative paths of the recipe mean it."""
+    """Folder in which the sweep started: relative paths of the recipe start there."""
 
     @property
     def name(self) -> str:

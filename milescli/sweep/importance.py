@@ -13,7 +13,7 @@ import numpy as np
 from milescli.recipe.sweep import Dimension
 
 FEWEST_TRIALS = 4
-"""With an accuracy each; fewer rank nothing."""
+"""Least number of trials with an accuracy; fewer rank nothing."""
 RELIABLE_TRIALS = 30
 """PED-ANOVA ranked 25 of 25 simulated sweeps correctly with 30 trials, and 16 to 25 with 12; in
 each, one setting mattered and one did not."""
@@ -58,7 +58,7 @@ def _ped_anova(
     settings: Sequence[Mapping[str, str]],
     accuracies: Sequence[float],
 ) -> dict[str, float] | None:
-    """None where optuna finds nothing in so few trials."""
+    """Compute PED-ANOVA's importances; None if optuna finds nothing in so few trials."""
     import optuna
     from optuna.distributions import (
         BaseDistribution,
@@ -123,7 +123,7 @@ def rank_correlations(
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
-    """[n] ranks from 0; equal values share the mean of theirs."""
+    """Return [n] ranks from 0; equal values share the mean of theirs."""
     array = np.asarray(values, dtype=np.float64)
     below = (array[None, :] < array[:, None]).sum(axis=1)
     return below + ((array[None, :] == array[:, None]).sum(axis=1) - 1) / 2

@@ -1,5 +1,5 @@
-"""What each trial of a sweep would run, or why it cannot: its recipe and its plan. Starts nothing,
-and imports no torch, so that the process that drives a sweep stays small."""
+"""Plans what each trial of a sweep would run, or why it cannot: its recipe and its plan. Starts
+nothing, and imports no torch, so that the process that drives a sweep stays small."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TrialPlanner:
 
     sweep: Sweep
     recipe: str
-    """Name or path."""
+    """Name or path of the recipe."""
     cwd: Path
     machine: Machine | None = None
     """Machine to plan for; None: this computer, or the recipe's cluster."""

@@ -24,7 +24,7 @@ from milescli.sweep.importance import FEWEST_TRIALS, RELIABLE_TRIALS, Importance
 from milescli.sweep.planning import TrialPlanner
 
 MAX_POINTS = 200
-"""Of a trial's curve."""
+"""Largest number of points of a trial's curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class TrialResult:
     settings: Mapping[str, str]
     state: TrialState
     step: int | None
-    """Step of the last evaluation; None where there is none."""
+    """Step of the last evaluation; None if there is none."""
     accuracy: float | None
     interval: Estimate | None
     error: Mapping[str, Any]
@@ -65,9 +65,9 @@ class SweepResult:
     winner: TrialResult | None
     """The most accurate trial that did all its steps; None if none did."""
     notes: Sequence[str]
-    """What weakens the comparison."""
+    """Reasons that weaken the comparison."""
     dimensions: Sequence[Dimension] = ()
-    """What was searched."""
+    """The searched settings."""
 
     def figures(self) -> dict[str, Any]:
         """Return everything for programs."""

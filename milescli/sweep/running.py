@@ -80,10 +80,10 @@ class _Sweeping:
             known=[one.settings for one in self.trials],
         )
         self.scheduler: Scheduler | None = None
-        """Made with the first trial's recipe, which says how long trials are."""
+        """Made with the first trial's recipe, which determines how long trials are."""
         self.active: list[TrialProcess] = []
         self._begun = set[int]()
-        """Trials that this process has started; a user who stops one means it."""
+        """Trials that this process has started; if a user stops one, it stays stopped."""
         self._shared: Mapping[str, str] | None = None
         """Variables by which trials find what they share; None before the first one."""
 

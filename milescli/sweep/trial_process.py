@@ -26,7 +26,7 @@ STOP_TIMEOUT_S, NOW_TIMEOUT_S = 600.0, 60.0
 """Bounds on the end of a trial that was asked to save and stop, or to stop at once."""
 MAIN = "milescli.sweep.trial_main"
 SILENT_S = 900.0
-"""Without an event for so long, a trial is worth a look."""
+"""Seconds without an event after which a trial's process is checked."""
 _SUSPENDED = ("T", "t")
 _STOPPED = (ExitCode.RESUMABLE, ExitCode.INTERRUPTED, ExitCode.TERMINATED, -signal.SIGTERM)
 
@@ -42,7 +42,7 @@ class TrialProcess:
         self.reader = RunReader(self.run)
         self.reader.update()
         self.judged_step = max((one.step for one in self.reader.history.evaluations), default=-1)
-        """Evaluations up to here were reported already."""
+        """Step up to which evaluations were reported already."""
         self.wanted: TrialState | None = None
         """State of the trial after it was asked to stop."""
         self._stop_by, self._signals = math.inf, [signal.SIGTERM, signal.SIGINT, signal.SIGKILL]
@@ -95,7 +95,7 @@ class TrialProcess:
         return TrialState.FAILED
 
     def _error(self, code: int) -> dict[str, Any]:
-        """What its process said last, else the verdict of its run."""
+        """Return the last error of its process, or else the verdict of its run."""
         said = [line for line in read_jsonl(self.log) if line.get("kind") == "error"]
         if said and self.log.stat().st_size > self._said_before:
             return {key: said[-1][key] for key in ("error", "why", "fix") if key in said[-1]}

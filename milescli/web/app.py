@@ -1,5 +1,5 @@
-"""The routes of the page's server: each hands a question to one plain function, in a thread, and
-sends what comes back. `gate` decides who may ask, and who may change something."""
+"""The routes of the page's server: each passes a question to one plain function, in a thread, and
+sends its result. `gate` decides who may ask, and who may change something."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ from milescli.web.shown import ShownRun, ShownRuns
 T = TypeVar("T")
 
 NUM_READERS = 4
-"""Requests that read at once."""
+"""Largest number of requests that read at the same time."""
 NUM_SEARCHES = 2
-"""Requests that search through text at once, beside those."""
+"""Largest number of requests that search through text at the same time, besides the readers."""
 CALL_S = 60.0
-"""Longest that one may take."""
+"""Longest that one call may take."""
 WAIT_S = 30.0
-"""Longest that one waits for its turn."""
+"""Longest that a call waits for its turn."""
 
 
 class Threads:
-    """So many at once, of one event loop."""
+    """Runs at most `count` calls at a time in threads, for one event loop."""
 
     def __init__(self, count: int, *, what: str, wait_s: float = WAIT_S) -> None:
-        """`what`: that they do, for errors."""
+        """`what`: what the calls do, for errors."""
         self._turns = asyncio.Semaphore(count)
         self._count, self._what, self._wait_s = count, what, wait_s
 
     async def run(self, call: Callable[[], T], *, call_s: float = CALL_S) -> T:
-        """Raises Busy where none is free in time, or the call takes too long; and what it
-        raises."""
+        """Run a call in a thread and return its result. Raises Busy if no thread is free in time or
+        the call takes too long, and what the call raises."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._turns.acquire()
@@ -109,16 +109,16 @@ READS: dict[str, Endpoint] = {
     "evaluations": evaluations.evaluations,
     "logs": attempts,
 }
-"""Last part of the URL -> what replies."""
+"""Last part of the URL -> the function that replies."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """One server's state, of one event loop."""
+    """State of one server; belongs to one event loop."""
 
     shown: ShownRuns
     fault: Callable[[str], None]
-    """Is endpoints, in one sentence, of a fault of ours."""
+    """Receives a sentence about each fault of the server itself."""
     histories: Histories = field(default_factory=Histories)
     states: RunStates = field(default_factory=RunStates)
     streams: LiveStreams = field(default_factory=LiveStreams)
@@ -137,7 +137,7 @@ class Site:
     )
 
     def asked(self, request: Request) -> Asked:
-        """Raises NotFound for a run that is not shown."""
+        """Return what a request asks. Raises NotFound for a run that is not shown."""
         return Asked(
             shown=self.shown.find(request.path_params["id"]),
             histories=self.histories,
@@ -148,7 +148,7 @@ class Site:
     async def reply(
         self, request: Request, call: Callable[[], object], *, threads: Threads
     ) -> Response:
-        """What a call returns, as JSON, made in a thread."""
+        """Run a call in a thread, and send its result as JSON."""
 
         def body() -> Body:
             return body_of(to_json(call()), may_pack=_may_pack(request))
@@ -157,7 +157,7 @@ class Site:
 
 
 def make_app(site: Site, gate: Gate) -> ASGIApp:
-    """The application."""
+    """Create the ASGI application, behind its gate."""
 
     def reading(endpoint: Endpoint) -> Callable[[Request], object]:
         async def respond(request: Request) -> Response:
@@ -227,12 +227,12 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
 
 
 def question_of(request: Request) -> Question:
-    """Behind the `?`."""
+    """Return the query parameters of a request."""
     return Question(tuple(request.query_params.multi_items()))
 
 
 def send(request: Request, body: Body, media_type: str) -> Response:
-    """Nothing but `not changed` where the page has it."""
+    """Send the body, or only `not changed` if the page has it already."""
     headers = {"etag": body.etag, "cache-control": "private, no-cache", "vary": "accept-encoding"}
     if body.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
@@ -242,7 +242,7 @@ def send(request: Request, body: Body, media_type: str) -> Response:
 
 
 def _control_routes(site: Site) -> list[Route]:
-    """Of what the page may start and stop."""
+    """Return the routes by which the page starts and stops runs."""
 
     async def changing(request: Request) -> Response:
         body = await _json_of(request)
@@ -266,11 +266,11 @@ def _control_routes(site: Site) -> list[Route]:
 
 
 MAX_BODY_BYTES = 128 * 1024
-"""Of a request that changes something."""
+"""Largest body of a request that changes something."""
 
 
 async def _json_of(request: Request) -> Json:
-    """Raises BadRequest for what is too long or no JSON object."""
+    """Return the body of a request. Raises BadRequest if it is too long, or not a JSON object."""
     body = b""
     async for piece in request.stream():
         body += piece
@@ -300,7 +300,7 @@ def _control_of(site: Site) -> Control:
 
 
 def _changed(site: Site, request: Request, body: Json) -> Json:
-    """Do what a POST asks for. Raises Refusal."""
+    """Do what a POST requests. Raises Refusal."""
     control, names = _control_of(site), request.path_params
     act = names.get("act", "launch")
     if "id" in names and act in ("stop", "resume", "note", "chat", "rewards"):
@@ -344,7 +344,7 @@ def _no_page(path: str) -> NotFound:
 
 
 class _OurFault(Refusal):
-    """Ours."""
+    """Reports a fault of the server itself."""
 
     status = 500
 

@@ -1,5 +1,5 @@
-"""What an endpoint is called with: a run, a question, and what the run has told. Endpoints are
-plain functions in the files beside: `Asked` in, JSON values out; each runs in a thread."""
+"""The argument of an endpoint: a run, a question, and the run's history. Endpoints are plain
+functions in the files beside: `Asked` in, JSON values out; each runs in a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.web.responses import BadRequest
 from milescli.web.shown import ShownRun
 
 LONGEST_TEXT = 1000
-"""Characters of one value."""
+"""Largest number of characters of one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Asked:
     names: Mapping[str, str] = field(default_factory=dict)
     """Parts of the path: attempt, file."""
     nothing: History = field(default_factory=History)
-    """Of an adapter that told nothing yet: the same one at each look."""
+    """Empty history of an adapter without events, the same object at each look."""
 
     @property
     def run(self) -> RunDir:

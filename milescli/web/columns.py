@@ -13,7 +13,7 @@ from milescli.web.asked import Asked, Json
 from milescli.web.responses import BadRequest
 
 MAX_NAMES = 64
-"""Columns of one response."""
+"""Largest number of columns of one response."""
 MAX_POINTS = 20_000
 MAX_STEP = 2**53
 

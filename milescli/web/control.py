@@ -1,5 +1,5 @@
 """Starts, resumes and stops runs for the page, and holds chats with their checkpoints: each is a
-command of `miles` in a process of its own, which the page shows before it is run. There is one of a
+command of `miles` in a process of its own, which the page shows before it runs. Exists only in a
 server that was started with `--control`."""
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from milescli.web.responses import BadRequest, Busy, NotFound
 
 Json = dict[str, Any]
 MAX_JOBS = 32
-"""Commands that are remembered; the oldest that has ended goes first."""
+"""Number of commands that are remembered; the oldest that has ended is dropped first."""
 MAX_CHATS = 4
 MAX_ARGUMENTS = 200
-"""Words of a command that the page sends."""
+"""Largest number of words of a command that the page sends."""
 LONGEST_TEXT = 20_000
-"""Characters of what a person says at once, and of a command."""
+"""Largest number of characters of a chat message, and of a command."""
 OUTPUT_BYTES = 16 * 1024
-"""Of the end of a command's output that the page shows."""
+"""Bytes of the end of a command's output that the page shows."""
 RESULT_BYTES = 64 * 1024**2
-"""Of a command's output in which its result is looked for."""
+"""Bytes of a command's output that are searched for its result."""
 MAX_FLIPS = 50
-"""Samples that two rewards judge otherwise, of those that the page shows."""
+"""Largest number of samples with a changed verdict that the page shows."""
 IDLE_S = 180.0
-"""Seconds after which a chat is ended of which no page asks; an open page asks at least each
-minute."""
+"""Seconds without a request from a page after which a chat is ended; an open page asks at least
+once a minute."""
 STOP_S = 20.0
-"""Seconds that chats are given to end with the server."""
+"""Seconds that chats have to end with the server."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A command that runs or ran."""
+    """A command that is running, or has ended."""
 
     id: int
     command: Sequence[str]
-    """Words behind `miles`."""
+    """Words after `miles`."""
     process: subprocess.Popen[bytes]
     output: Path
-    """File that holds what it writes."""
+    """File with the command's output."""
     began_s: float
 
     def as_json(self) -> Json:
@@ -72,19 +72,19 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class Chat:
-    """A conversation with the model of one `miles chat`."""
+    """A conversation with the model of one `miles chat` process."""
 
     id: int
     subject: str
     process: subprocess.Popen[bytes]
     status: str = "starts"
-    """The newest line of its narration."""
+    """Newest line of its narration."""
     is_ready: bool = False
     said: list[Json] = field(default_factory=list)
-    """Who said what: {who: user or model, text, tokens}."""
+    """Messages so far: {who: user or model, text, tokens}."""
     error: Json | None = None
     used_s: float = field(default_factory=time.monotonic)
-    """When the page last asked for it."""
+    """Time of the page's last request."""
 
     def as_json(self) -> Json:
         """Return what the page shows."""
@@ -126,7 +126,7 @@ class Chat:
 
 
 class Control:
-    """What a server was asked to start. Called from threads."""
+    """Holds the commands and chats of one server. Called from threads."""
 
     def __init__(self) -> None:
         self._jobs = dict[int, Job]()
@@ -159,11 +159,11 @@ class Control:
         )
 
     def resume(self, run: RunDir, body: Json) -> Json:
-        """Run `miles resume`, with the words of `arguments` behind the run."""
+        """Run `miles resume`, with the words of `arguments` after the run."""
         return self._start(["resume", str(run.path), *_words(_text(body, "arguments"))])
 
     def note(self, run: RunDir, body: Json) -> Json:
-        """Keep a note about a run."""
+        """Save a note about a run."""
         try:
             write_note(run, _text(body, "note"))
         except (MilesError, OSError) as error:
@@ -180,8 +180,8 @@ class Control:
             return {"jobs": [job.as_json() for job in reversed(self._jobs.values())]}
 
     def job(self, number: int) -> Json:
-        """Return one command, and as `result` what it said as JSON: figures, or its error. None
-        while it runs. Raises NotFound."""
+        """Return one command, and as `result` its JSON output: figures, or its error; None while it
+        runs. Raises NotFound."""
         with self._lock:
             job = self._jobs.get(number)
         if job is None:
@@ -223,7 +223,7 @@ class Control:
         return chat.as_json()
 
     def chat_of(self, number: int) -> Chat:
-        """Raises NotFound."""
+        """Return the chat with this number. Raises NotFound."""
         with self._lock:
             if (chat := self._chats.get(number)) is not None:
                 return chat
@@ -234,7 +234,7 @@ class Control:
         )
 
     def say(self, number: int, body: Json) -> Json:
-        """Say something to a model; its reply shows up in `said`."""
+        """Send a message to a model; its reply appears in `said`."""
         chat, text = self.chat_of(number), _text(body, "text")
         if not text.strip():
             raise BadRequest("nothing was said", why="the text is empty", fix="type something")
@@ -266,7 +266,7 @@ class Control:
                     self._chats.pop(chat.id)
 
     def close(self) -> None:
-        """End the chats, and remove what ended commands have written. Started runs continue."""
+        """End the chats, and remove the output of ended commands. Started runs continue."""
         with self._lock:
             chats = [*self._chats.values()]
         for chat in chats:
@@ -335,7 +335,7 @@ def _text(body: Json, name: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Split as a shell does, which is not run."""
+    """Split a command into words like a shell, without running one."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -352,7 +352,7 @@ def _words(text: str) -> list[str]:
 
 
 def _result_in(file: Path) -> Json | None:
-    """The last object of a command with `--json`, with the first samples of a long list."""
+    """Return the last object of a command with `--json`, with the first of many samples."""
     try:
         with open(file, "rb") as opened:
             lines = opened.read(RESULT_BYTES).splitlines()

@@ -35,7 +35,7 @@ def summary(asked: Asked) -> Json:
 
 
 NEEDS_NO_REASON = ("not started", "running", "done")
-"""States of a run of which nothing is to be explained."""
+"""States of a run that need no explanation."""
 
 
 def why(asked: Asked) -> Json:
@@ -58,7 +58,7 @@ def why(asked: Asked) -> Json:
 
 
 NUM_LOSSES = 160
-"""Losses of the warm-up that are drawn."""
+"""Number of warm-up losses that are drawn."""
 
 
 def beginning(asked: Asked) -> Json:
@@ -108,7 +108,7 @@ def _fits(one: NoticeEntry, *, kind: str, level: str, text: str) -> bool:
 
 
 MAX_POINTS = 2000
-"""Of main memory over time; then every second is left out."""
+"""Largest number of points of main memory over time; beyond it every second is left out."""
 PHASES = ("training", "rollout")
 
 
@@ -143,7 +143,7 @@ def _over_time(run: RunDir) -> list[Json]:
 
 
 MAX_INTERVALS = 20_000
-"""The newest of them."""
+"""Largest number of intervals, the newest."""
 PROFILE = re.compile(r"profile (\d{1,6}) is in ")
 """What `runtime.profiler` tells when one is done."""
 DEFAULT_STEPS = 50
@@ -176,7 +176,7 @@ def timeline(asked: Asked) -> Json:
 
 
 def _profiles(asked: Asked, notices: Sequence[NoticeEntry]) -> list[Json]:
-    """Profiles that the run's notices name: when each was done, and its traces."""
+    """Return the profiles that the run's notices name: when each was done, and its traces."""
     found = ((PROFILE.match(one.text), one.time_s) for one in notices)
     folder = asked.with_logs.profiles_dir
     return [
@@ -200,7 +200,7 @@ def _files(folder: Path) -> list[Json]:
 
 
 MAX_BYTES = 4 * 2**20
-"""Of a recipe that is read."""
+"""Largest recipe that is read."""
 
 
 def recipe(asked: Asked) -> Json:

@@ -1,5 +1,5 @@
-"""`evaluations` and `evaluation-samples`: what was measured of a run, during it and by `miles
-eval`, and the samples behind it."""
+"""`evaluations` and `evaluation-samples`: results of a run's evaluations, during it and by `miles
+eval`, and the samples behind them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from milescli.web.responses import NotFound
 
 MAX_LIMIT = 500
 MAX_RESULTS = 5000
-"""Files of results that are read."""
+"""Largest number of result files that are read."""
 MAX_BYTES = 16 * 2**20
-"""Of one such file."""
+"""Largest size of such a file."""
 MAX_FILTERED = 20_000
 """Lines that are read for the right or the wrong samples alone."""
 HALF = 0.5
-"""Reward above which a sample counts as right, where it does not say."""
+"""Reward above which a sample counts as right, if it does not say."""
 NOT_SHOWN = ("prompt_ids", "response_ids")
 """Of a sample: long, and nothing to read."""
 

@@ -1,5 +1,5 @@
-"""Files that the page reads: names in a URL become files within a run folder and nowhere else, long
-text files are read by an index of their lines, and the page has files of its own."""
+"""Files that the page reads: converts names in a URL to files within a run folder and nowhere else,
+reads long text files by an index of their lines, and sends the page's own files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def file_within(folder: Path, name: str) -> Path:
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Raises Forbidden where the file cannot be read within."""
+    """Raise Forbidden if reading the file fails within the context."""
     try:
         yield
     except OSError as error:
@@ -70,36 +70,36 @@ def _elsewhere(name: str) -> Forbidden:
 
 BLOCK_BYTES = 2**20
 LONGEST_BYTES = 16 * 2**20
-"""Of a line that never ends, not much more is kept in memory."""
+"""Most bytes, roughly, that are kept in memory of a line that never ends."""
 COUNT_S = 2.0
-"""Longest that one request counts; the next goes on from there."""
+"""Longest that one request counts; the next one continues from there."""
 NUM_HELD = 64
-"""Files whose counts are kept; the one that was asked for the longest ago goes first."""
+"""Number of files whose counts are kept; the least recently used one is dropped first."""
 
 
 @dataclass(slots=True)
 class LineIndex:
-    """Of one file."""
+    """Index of the lines of one file."""
 
     file: Path
     inode: int = -1
     size_bytes: int = 0
-    """Up to which was counted."""
+    """Bytes that were counted so far."""
     newlines: list[int] = field(default_factory=lambda: [0])
     """[blocks + 1] newlines before each block."""
     is_whole: bool = True
-    """Everything was counted."""
+    """True if the whole file was counted."""
     ends_line: bool = True
-    """The last byte is a newline, or there is none."""
+    """True if the last byte is a newline, or the file is empty."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def num_lines(self) -> int:
-        """Of what was counted; one that is still being written counts."""
+        """Return the number of lines counted so far, including an unfinished last one."""
         return self.newlines[-1] + (not self.ends_line)
 
     def count(self) -> None:
-        """Take in what is new, for at most COUNT_S. Raises OSError."""
+        """Count what is new, for at most COUNT_S. Raises OSError."""
         until = time.monotonic() + COUNT_S
         with open(self.file, "rb") as opened:
             seen = os.fstat(opened.fileno())
@@ -125,7 +125,8 @@ class LineIndex:
                 self.ends_line = block.endswith(b"\n")
 
     def lines(self, first: int, limit: int) -> list[bytes]:
-        """Those numbered from `first`, counted from 0, without their newlines. Raises OSError."""
+        """Return up to `limit` lines from number `first` on, counted from 0, without their
+        newlines. Raises OSError."""
         if first >= self.num_lines or limit <= 0:
             return []
         # N newlines stand before line N: the block of the last of them holds its beginning
@@ -142,7 +143,7 @@ class LineIndex:
         return [*lines, rest] if rest and skip == 0 else lines
 
     def blocks(self, first: int) -> Iterator[bytes]:
-        """What was counted, from a block on. Raises OSError."""
+        """Yield the counted blocks from number `first` on. Raises OSError."""
         left = self.size_bytes - first * BLOCK_BYTES
         with open(self.file, "rb") as opened:
             opened.seek(first * BLOCK_BYTES)
@@ -151,7 +152,7 @@ class LineIndex:
                 yield data
 
     def blocks_backwards(self) -> Iterator[tuple[int, bytes]]:
-        """(newlines before it, block) of what was counted, the last first. Raises OSError."""
+        """Yield (newlines before it, block) of what was counted, last first. Raises OSError."""
         with open(self.file, "rb") as opened:
             for block in reversed(range(len(self.newlines) - 1)):
                 opened.seek(block * BLOCK_BYTES)
@@ -160,14 +161,14 @@ class LineIndex:
 
 
 class LineIndexes:
-    """Of all files of a server."""
+    """Holds the indexes of a server's files."""
 
     def __init__(self) -> None:
         self._held = OrderedDict[Path, LineIndex]()
         self._lock = threading.Lock()
 
     def of(self, file: Path) -> LineIndex:
-        """Not counted yet."""
+        """Return the index of a file; a new one has counted nothing yet."""
         with self._lock:
             index = self._held.get(file)
             if index is None:
@@ -190,7 +191,7 @@ TYPES = {
     ".ico": "image/x-icon",
     ".json": "application/json",
 }
-"""Ending -> what it is; files of others are not sent."""
+"""File suffix -> media type; other files are not sent."""
 
 
 def static_file(name: str) -> tuple[bytes, str]:

@@ -1,6 +1,6 @@
-"""Lets in whoever has the key and calls the server by a name of its own: to read, and with
-`--control` to start and stop runs. Stands before every route and puts on every response what a
-browser is to keep. Knows nothing of runs."""
+"""Admits requests that have the key and use one of the server's own names: to read, and with
+`--control` to start and stop runs. Handles every request before the routes, and adds security
+headers to every response. Knows nothing of runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from milescli.web.responses import BadRequest, Forbidden, Refusal, WrongMethod, 
 KEY_BYTES = 16
 """128 bits."""
 CONTROL = "/api/control/"
-"""Below it a request may change something, where the server allows that."""
+"""Requests below this path may change something, if the server allows that."""
 COOKIE_S = 90 * 24 * 3600
-"""Seconds for which a browser keeps a key that stays the same."""
+"""Seconds for which a browser keeps a key that does not change."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -37,35 +37,35 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""A browser runs nothing but our files, tells nobody where it was, and shows us in no frame."""
+"""Browsers run only our files, send no referrer, and do not show the page in a frame."""
 
 
 def new_key() -> str:
-    """For one server."""
+    """Create a random key for one server."""
     return secrets.token_urlsafe(KEY_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """What one server lets in."""
+    """Decides which requests one server admits."""
 
     key: str = field(repr=False)
     host: str
-    """That it listens at, as it was told."""
+    """Host that it listens on, as the user gave it."""
     port: int
     is_kept: bool = False
-    """True if the key stays the same when the server is started again."""
+    """True if the key stays the same when the server restarts."""
     can_control: bool = False
     """True if the page may start and stop runs."""
 
     @property
     def cookie(self) -> str:
-        """Its name: browsers share cookies between the ports of a host."""
+        """Return its name, with the port: browsers share cookies between the ports of a host."""
         return f"miles_ui_{self.port}"
 
     def knows_host(self, header: str | None) -> bool:
-        """Whether a `Host:` names this server. A page of somebody else's, whose name was made to
-        point here (DNS rebinding), has its own name there."""
+        """Return True if a `Host:` header names this server. A foreign page whose name was made to
+        point here (DNS rebinding) sends its own name."""
         name = _name_of(header or "")
         if name is None:
             return False
@@ -76,11 +76,11 @@ class Gate:
         return name == self.host.lower()
 
     def is_key(self, given: str) -> bool:
-        """In a time that says nothing of how much of it is right."""
+        """Return True if the key is right. The time does not depend on how much of it is."""
         return hmac.compare_digest(given.encode(), self.key.encode())
 
     def has_key(self, headers: Headers, pairs: Iterable[tuple[str, str]]) -> bool:
-        """By the URL, the cookie, or `Authorization: Bearer`, which scrapers can send."""
+        """Return True if the URL, the cookie, or `Authorization: Bearer` (scrapers) has the key."""
         given = [value for name, value in pairs if name == "key"]
         try:
             if (kept := SimpleCookie(headers.get("cookie", "")).get(self.cookie)) is not None:
@@ -100,7 +100,7 @@ class Gated:
         self.app, self.gate = app, gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or refuse it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -118,7 +118,7 @@ class Gated:
         await (response or self.app)(scope, receive, send_with_headers)
 
     def _response(self, scope: Scope) -> Response | None:
-        """None: let through."""
+        """Return the response to a request that is refused or redirected; None to pass it on."""
         headers = Headers(scope=scope)
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         is_changing = scope["method"] == "POST" and scope["path"].startswith(CONTROL)
@@ -136,7 +136,7 @@ class Gated:
         return self._with_cookie(headers, pairs) if scope["path"] == "/" and is_given else None
 
     def _with_cookie(self, headers: Headers, pairs: list[tuple[str, str]]) -> Response | None:
-        """The browser keeps the key as a cookie, and goes where the URL has none."""
+        """Store the key as a cookie, and redirect to the URL without it."""
         rest = urlencode([(name, value) for name, value in pairs if name != "key"])
         response = Response(status_code=303, headers={"location": f"/?{rest}" if rest else "/"})
         if headers.get("sec-fetch-site") == "cross-site":
@@ -179,8 +179,8 @@ _OTHER_PAGE = Forbidden(
 
 
 def _is_own_page(headers: Headers) -> bool:
-    """True if a request comes from our page or from no browser: a form or a script of another site
-    cannot send JSON here without a question that this server does not answer."""
+    """Return True if a request comes from our page or not from a browser: other sites cannot send
+    JSON here without a preflight request, which this server does not answer."""
     is_json = headers.get("content-type", "").partition(";")[0].strip() == "application/json"
     return is_json and headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
@@ -193,7 +193,7 @@ _NO_KEY = Forbidden(
 
 
 def refuse(refusal: Refusal, *, path: str) -> Response:
-    """As JSON to the page, as plain text to people."""
+    """Return the refusal as JSON to the page, as plain text to people."""
     if path.startswith("/api/"):
         data = to_json(refusal.as_json())
         return Response(data, status_code=refusal.status, media_type="application/json")
@@ -203,12 +203,12 @@ def refuse(refusal: Refusal, *, path: str) -> Response:
 
 
 def is_any(host: str) -> bool:
-    """Whether it stands for all addresses of this computer."""
+    """Return True if the host stands for all addresses of this computer."""
     return host == "" or (_is_address(host) and ipaddress.ip_address(host).is_unspecified)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or a name stands for this computer alone."""
+    """Return True if an address or a name stands for this computer alone."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
@@ -221,7 +221,7 @@ def _is_address(name: str) -> bool:
 
 
 def _name_of(header: str) -> str | None:
-    """`[::1]:80` -> `::1`; None for what is no host."""
+    """Return the host of a header, `[::1]:80` -> `::1`; None if it is invalid."""
     if header.startswith("["):
         name, _, port = header[1:].partition("]")
         port = port.removeprefix(":")

@@ -1,5 +1,5 @@
-"""What runs have told, read once for all requests and kept up to date; forgotten when nobody asks
-for long. Called from threads."""
+"""Histories of runs, read once for all requests and kept up to date; dropped when nobody asks for a
+long time. Called from threads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from milescli.insight.reader import RunReader
 from milescli.web.responses import Busy, Forbidden
 
 NUM_HELD = 16
-"""Histories in memory, beside those that are followed; the one that was not asked for the longest
-goes first."""
+"""Histories in memory besides those that a page follows; the least recently used one is dropped
+first."""
 FOLLOWED_S = 10.0
-"""A page that follows a run asks more often."""
+"""A page that follows a run asks at shorter intervals."""
 FORGET_S = 600.0
-"""After so long without a question."""
+"""Seconds without a request after which a history is dropped."""
 READ_S = 60.0
-"""Longest that one waits while another reads the same run."""
+"""Longest that a request waits while another one reads the same run."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Held:
     asked_s: float = 0.0
 
     def is_kept(self, place: int) -> bool:
-        """True if the history stays in memory; `place` counts from the one asked for last."""
+        """Return True if the history stays in memory; `place` 0 is the most recently used."""
         age_s = time.monotonic() - self.asked_s
         is_new = age_s < FORGET_S if place < NUM_HELD else age_s < FOLLOWED_S
         return self.lock.locked() or is_new
@@ -51,9 +51,9 @@ class Histories:
 
     @contextmanager
     def reading(self, run: RunDir) -> Iterator[History]:
-        """Give the history with all that is new; nobody else reads or changes it within. Raises
-        Forbidden where its events are not ours to read, Busy where another request reads too
-        long."""
+        """Provide the history with everything new; no other thread reads or changes it within the
+        context. Raises Forbidden if this user may not read the events, Busy if another request
+        reads for too long."""
         held = self._of(run)
         if not held.lock.acquire(timeout=READ_S):
             raise Busy(
@@ -88,7 +88,7 @@ class Histories:
 
 
 def require_readable(run: RunDir) -> None:
-    """Raise Forbidden where the run has events that this user may not read."""
+    """Raise Forbidden if the run has events that this user may not read."""
     try:
         with open(run.events_file, "rb"):
             return

@@ -1,5 +1,5 @@
-"""`live`: says that there is news of a run, as server-sent events, for as long as the page is open.
-The page then asks for what it shows; so does one that lost the connection and comes again."""
+"""`live`: announces news of a run, as server-sent events, for as long as the page is open. The page
+then requests what it shows; it also does so after it reconnects."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from milescli.web.asked import Asked
 from milescli.web.responses import Busy, Refusal, to_json
 
 POLL_S = 0.5
-"""Between looks at the file."""
+"""Seconds between two looks at the file."""
 HEARTBEAT_S = 10.0
-"""After which something is sent in any case."""
+"""Seconds after which something is sent in any case."""
 SEND_S = 30.0
 """Longest that a page may take to receive what was sent to it."""
 MAX_STREAMS = 64
-"""Open at once."""
+"""Largest number of open streams."""
 
 
 def progress(history: History, state: str) -> tuple[object, ...]:

@@ -1,5 +1,5 @@
-"""`logs`: the logs of a run's attempts, and lines of one of them: by number, from the end, or those
-that contain a text. Never reads more of a huge file than it must."""
+"""`logs`: lists the logs of a run's attempts, and returns lines of one: by number, from the end, or
+those that contain a text. Reads no more of a huge file than necessary."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from milescli.web.files import LONGEST_BYTES, LineIndex, LineIndexes, file_withi
 
 MAX_LIMIT = 5000
 MAX_FILES = 2000
-"""Listed of one attempt."""
+"""Largest number of files listed for one attempt."""
 LONGEST_LINE = 10_000
-"""Characters that are shown of a line."""
+"""Largest number of characters shown of a line."""
 SEARCH_S = 3.0
 """Longest that one search reads."""
 
 
 def attempts(asked: Asked) -> Json:
-    """Of all attempts, oldest first, and of `miles eval`."""
+    """List the log files of all attempts, oldest first, and of `miles eval`."""
     folder = asked.with_logs.path / "logs"
     names = [attempt.name for attempt in asked.with_logs.attempts()]
     others = (one.name for one in folder.glob("*") if one.is_dir() and not one.is_symlink())
@@ -30,14 +30,15 @@ def attempts(asked: Asked) -> Json:
 
 
 class Logs:
-    """Lines of logs; keeps where the lines of each file begin."""
+    """Returns lines of logs, and caches where the lines of each file begin."""
 
     def __init__(self) -> None:
         self._indexes = LineIndexes()
 
     def lines(self, asked: Asked) -> Json:
-        """Of one file. `total`: all lines, or all that fit; `is_all`: False where counting or
-        searching was ended for time. `offset` counts from the start; with `tail`, from the end."""
+        """Return lines of one file. `total`: all lines, or all that match; `is_all`: False if
+        counting or searching ran out of time. `offset` is from the start; with `tail`, from the
+        end."""
         name = f"logs/{asked.names['attempt']}/{asked.names['file']}"
         file = file_within(asked.with_logs.path, name)
         ask = asked.question
@@ -75,7 +76,7 @@ def _files(folder: Path) -> list[Json]:
 def _found(
     index: LineIndex, text: str, offset: int, limit: int, *, is_tail: bool
 ) -> tuple[list[tuple[int, bytes]], int, bool]:
-    """(number and line of those that are shown, how many fit, whether all was searched)."""
+    """Return ((number, line) of those to show, number of matches, whether all was searched)."""
     until, total = time.monotonic() + SEARCH_S, 0
     kept = deque[tuple[int, bytes]]()
     for fitting in (_backwards if is_tail else _forwards)(index, text):
@@ -89,7 +90,7 @@ def _found(
 
 
 def _forwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
-    """Of each block those that end in it."""
+    """Yield for each block the matching lines that end in it."""
     number, rest = 0, b""
     for data in index.blocks(0):
         head, found, tail = (rest + data).rpartition(b"\n")
@@ -100,7 +101,7 @@ def _forwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
 
 
 def _backwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
-    """The same from the end on, the newest line first."""
+    """Yield the matching lines from the end on, newest first."""
     rest = b""
     for number, data in index.blocks_backwards():
         head, found, tail = (data + rest).partition(b"\n")

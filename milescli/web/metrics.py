@@ -18,7 +18,7 @@ from milescli.trackers.prometheus import Exposition
 from milescli.web.shown import ShownRun, ShownRuns
 
 QUIET_S = 3600.0
-"""Of a whole folder, runs that wrote nothing for so long are left out."""
+"""Runs of a folder without an event for so long are left out."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class _Fed:
     exposition: Exposition
     events: LineReader
     memory: LineReader | None = None
-    """Of the newest attempt."""
+    """Memory of the newest attempt."""
 
 
 @dataclass(slots=True)

@@ -14,9 +14,9 @@ from milescli.console.output import finite
 from milescli.core.errors import MilesError
 
 PACKED_FROM_BYTES = 4096
-"""What is shorter is sent as it is."""
+"""Smaller bodies are not compressed."""
 _GZIP_LEVEL = 1
-"""The quickest: text of JSON comes to a fifth by it."""
+"""The fastest: it compresses JSON to a fifth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class Body:
 
     data: bytes
     etag: str
-    """Equal where the content is."""
+    """Equal for equal content."""
     is_packed: bool
-    """By gzip."""
+    """True if compressed by gzip."""
 
 
 def body_of(data: bytes, *, may_pack: bool) -> Body:
@@ -80,6 +80,6 @@ class WrongMethod(Refusal):
 
 
 class Busy(Refusal):
-    """Too many requests at once, or the disk does not reply."""
+    """Too many concurrent requests, or the disk does not reply."""
 
     status = 503

@@ -1,5 +1,5 @@
-"""`sample-steps`, `samples`: what a run kept of its rollouts, for people to read. Text of a model:
-it is sent as JSON and nothing else."""
+"""`sample-steps`, `samples`: the samples that a run keeps of its rollouts, for people to read. Text
+of a model is sent as JSON only."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from milescli.web.files import file_within, readable
 from milescli.web.responses import BadRequest, NotFound
 
 MAX_BYTES = 256 * 2**20
-"""Of the samples of one step."""
+"""Largest file of one step's samples."""
 
 
 def steps(asked: Asked) -> Json:
-    """Of which samples were kept, ascending."""
+    """Return the steps whose samples were kept, ascending."""
     return {"steps": sample_steps(asked.run)}
 
 
 def samples(asked: Asked) -> Json:
-    """Of one step, the newest where none is named, by their prompts."""
+    """Return the samples of one step (default: the newest), by prompt."""
     step = asked.question.number("step")
     if step is None:
         kept = sample_steps(asked.run)
@@ -89,14 +89,14 @@ MAX_LIMIT = 500
 SEARCH_S = 3.0
 """Longest that one search reads."""
 MAX_SEARCHED_BYTES = 64 * 2**20
-"""A file with more is passed over."""
+"""Files that are larger are skipped."""
 _AROUND = 80
-"""Characters shown on either side of what was found."""
+"""Characters shown on either side of a match."""
 
 
 def find_samples(asked: Asked) -> Json:
-    """Samples whose response contains `q`, in any case; of a prompt that contains it the first
-    sample stands for all. `is_all`: every step was searched."""
+    """Find samples whose response contains `q`, in any case. If their prompt contains it, the first
+    sample stands for all. `is_all`: True if every step was searched."""
     text = asked.question.text("q").lower()
     limit = asked.question.count("limit", 50, low=1, high=MAX_LIMIT)
     # the folder may be a link to somewhere else: then it is not the run's
@@ -113,7 +113,7 @@ def find_samples(asked: Asked) -> Json:
 
 
 def _search(asked: Asked, step: int, text: str, found: list[Json]) -> bool:
-    """Adds what one step has; whether it could be read."""
+    """Add the matches of one step; return False if it could not be read."""
     file = asked.run.rollouts_dir / f"step_{step}.jsonl"
     try:
         seen = file.lstat()

@@ -32,14 +32,15 @@ from milescli.web.responses import to_json
 from milescli.web.shown import ShownRun
 
 MAX_STEPS = 1000
-"""Steps of which a file holds the figures: of more, those with the extremes of each figure."""
+"""Largest number of steps whose figures a file has; beyond it, those with the extremes of each
+figure."""
 MAX_TIMED_STEPS = 200
 """Newest steps of which it holds the phases."""
 MAX_NOTICES = 2000
 MAX_POINTS = 300
-"""Of memory over time."""
+"""Largest number of points of memory over time."""
 MAX_IMAGE_BYTES = 2 * 2**20
-"""Of one picture in the file."""
+"""Largest size of one picture in the file."""
 _DIGITS = 5
 _OF_PLAN = (
     *("decisions", "slots", "trainer", "engines", "roles", "alternatives", "max_staleness"),

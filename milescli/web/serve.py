@@ -1,5 +1,5 @@
-"""A socket and uvicorn on it, from the first request until Ctrl-C. The key is in no log, no argv
-and no file of a run; the user's own lies in a file that only they can read."""
+"""A socket, and uvicorn on it until Ctrl-C. The key is in no log, no argv and no file of a run; the
+user's own key is in a file that only they can read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from milescli.web.shown import ShownRuns
 
 
 def open_page(url: str, *, failed: Callable[[str], None]) -> None:
-    """`failed` is told where there is no browser. The file goes at the end of this process."""
+    """Open the URL in a browser, through a private file that is removed when this process ends.
+    Calls `failed` if no browser opens."""
     folder = Path(tempfile.mkdtemp(prefix="miles-ui-"))  # 0700
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = folder / "open.html"
@@ -44,12 +45,12 @@ def open_page(url: str, *, failed: Callable[[str], None]) -> None:
 
 
 STOP_S = 1
-"""Longest that responses may take to end when the server does."""
+"""Longest that open responses may take once the server stops."""
 MAX_CONNECTIONS = 512
-"""Open at once, those that follow runs among them; what comes then is refused."""
+"""Most open connections, including those that follow runs; further ones are refused."""
 FORGET_EVERY_S = 60.0
 DEFAULT_PORT = 8420
-"""So that a bookmark works again when the server is started again."""
+"""Fixed, so that a bookmark still works after the server restarts."""
 KEY_FILE = "ui-key"
 
 
@@ -62,12 +63,12 @@ class Door:
 
     @property
     def address(self) -> str:
-        """Without the key."""
+        """Return the URL without the key."""
         return f"{address_of(self.gate.host, self.gate.port)}/"
 
     @property
     def url(self) -> str:
-        """With the key: whoever has it is let in."""
+        """Return the URL with the key, which admits anybody who has it."""
         return f"{self.address}?key={self.gate.key}"
 
     @property
@@ -79,9 +80,9 @@ class Door:
 def open_door(
     *, host: str, port: int | None, state: Path | None = None, can_control: bool = False
 ) -> Door:
-    """Listen at a port; 0: any free one; None: the usual one, or a free one where that is taken.
-    On loopback the key is the user's own, kept in the folder `state`, if there is one; elsewhere a
-    new one. Raises MachineError."""
+    """Listen on a port; 0: any free one; None: the usual one, or a free one if that is in use. On
+    loopback the key is the user's own, kept in the folder `state` if there is one; elsewhere it is
+    new. Raises MachineError."""
     listener = listen(host, port, usual=DEFAULT_PORT, command="miles ui")
     number = listener.getsockname()[1]
     key = None
@@ -100,13 +101,13 @@ def open_door(
 
 
 def address_of(host: str, port: int) -> str:
-    """Return http://HOST:PORT, by the name of this computer where `host` is every address."""
+    """Return http://HOST:PORT, by this computer's name if `host` is every address."""
     name = socket.gethostname() if is_any(host) else host
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def listen(host: str, port: int | None, *, usual: int, command: str) -> socket.socket:
-    """Listen at a port; 0: any free one; None: the `usual` one, or a free one where that is taken.
+    """Listen on a port; 0: any free one; None: the `usual` one, or a free one if that is in use.
     `command`: what the user typed, for fixes. Raises MachineError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -126,7 +127,7 @@ def listen(host: str, port: int | None, *, usual: int, command: str) -> socket.s
 
 
 def _listens(port: int) -> int | None:
-    """Return the user id of the process that listens at a port here; None if none is found."""
+    """Return the user id of the process that listens on a port here; None if none is found."""
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -137,8 +138,8 @@ def _listens(port: int) -> int | None:
 
 
 def kept_key(state: Path, *, is_new: bool = False) -> str | None:
-    """Return the user's key, which is made if it is missing, `is_new`, or others could have read
-    it. None if the folder cannot be written."""
+    """Return the user's key. It is created if it is missing, if `is_new`, or if others could have
+    read it. Returns None if the folder is not writable."""
     file = state / KEY_FILE
     with contextlib.suppress(OSError):
         number = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -164,8 +165,8 @@ def kept_key(state: Path, *, is_new: bool = False) -> str | None:
 def serve(
     door: Door, shown: ShownRuns, *, fault: Callable[[str], None], ready: Callable[[], None]
 ) -> None:
-    """Until SIGINT or SIGTERM. `ready` is called once before the first request is answered; those
-    that come meanwhile wait. `fault` is called with a sentence when something of ours fails."""
+    """Serve the page until SIGINT or SIGTERM. `ready` is called once before the first request is
+    answered; earlier requests wait. `fault` receives a sentence if the server itself fails."""
 
     async def serving() -> None:
         control = Control() if door.gate.can_control else None
@@ -180,7 +181,7 @@ def serve(
 
 
 class PageServer:
-    """A site behind a door, of one event loop."""
+    """Serves a site through a door; belongs to one event loop."""
 
     def __init__(self, door: Door, site: Site) -> None:
         config = uvicorn.Config(
@@ -199,7 +200,7 @@ class PageServer:
         self._door, self._site, self._server = door, site, _Server(config)
 
     async def serve(self) -> None:
-        """Until `stop`."""
+        """Serve until `stop`."""
         forgetting = asyncio.ensure_future(_forget(self._site))
         try:
             await self._server.serve(sockets=[self._door.listener])
@@ -209,7 +210,7 @@ class PageServer:
                 self._site.control.close()
 
     def stop(self) -> None:
-        """Called in its event loop: no more is let in, streams end, and it does."""
+        """Admit nobody, end the streams, and let `serve` return. Called in its event loop."""
         self._site.streams.close()
         self._server.should_exit = True
 
@@ -223,11 +224,11 @@ async def _forget(site: Site) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """Runs uvicorn without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Of none."""
+        """Capture no signals."""
         yield
 
 

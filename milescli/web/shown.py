@@ -1,4 +1,4 @@
-"""Which runs a server shows, by the ids of its URLs. New ones in a runs folder show up by
+"""The runs that a server shows, by the ids in its URLs. New runs in a runs folder appear by
 themselves."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from milescli.core.errors import MachineError, nearest
 from milescli.web.responses import NotFound
 
 LOOK_EVERY_S = 1.0
-"""Seconds for which a listing of the folder holds."""
+"""Seconds for which a listing of the folder is reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,35 +22,35 @@ class ShownRun:
     """Describes a run, or one of a run's several adapters."""
 
     id: str
-    """In URLs: its name, made unique; of an adapter `run:adapter`."""
+    """Id in URLs: the run's name, made unique; for an adapter `run:adapter`."""
     run: RunDir
     above: RunDir | None = None
-    """Of an adapter, the run that trains it; None: it is that run."""
+    """For an adapter, the run that trains it; else None."""
 
     @property
     def adapters(self) -> list[str]:
-        """Ids of its adapters."""
+        """Return the ids of the run's adapters."""
         names = sorted(file.parent.name for file in self.run.adapters_dir.glob(f"*/{RECIPE_FILE}"))
         return [] if self.above else [f"{self.id}:{name}" for name in names]
 
 
 @dataclass(slots=True, kw_only=True)
 class ShownRuns:
-    """Of one server."""
+    """The runs that one server shows."""
 
     folder: Path | None = None
-    """All runs in it; None: those that were named."""
+    """Show all runs in this folder; None: show those in `named`."""
     named: Sequence[Path] = ()
     _seen: dict[str, ShownRun] = field(default_factory=dict)
     _until: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def all(self) -> list[ShownRun]:
-        """Newest first; those that were named, in their order."""
+        """Return the runs, newest first; named ones in their order."""
         return list(self._runs().values())
 
     def find(self, run_id: str) -> ShownRun:
-        """Raises NotFound with the nearest id."""
+        """Return the run or adapter with this id. Raises NotFound with the nearest id."""
         runs = self._runs()
         if run_id in runs:
             return runs[run_id]
@@ -88,7 +88,7 @@ def _by_id(paths: Sequence[Path]) -> dict[str, ShownRun]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Newest first. What goes away meanwhile, or is not ours to read, is left out."""
+    """List runs, newest first, without those that go away or that this user may not read."""
     ages = list[tuple[float, Path]]()
     for file in folder.glob(f"*/{RECIPE_FILE}"):
         try:
@@ -99,8 +99,8 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def shown_runs(folder: Path | None, named: Sequence[Path]) -> ShownRuns:
-    """All of a folder, which may come later, or those that are named. Raises MachineError where one
-    cannot be read."""
+    """Return all runs of a folder, including later ones, or those that are named. Raises
+    MachineError if one is not readable."""
     if folder is not None:
         _require_listing(folder, what="runs folder")
     for path in named:

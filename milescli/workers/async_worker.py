@@ -1,6 +1,6 @@
-"""A process for functions of the user's that an event loop here calls. `AsyncWorker`: of an async
-function, whose calls may ask for things here. `QuickCalls`: of a plain one whose calls may be over
-in a moment; all that are made in one round of the event loop go there in one frame."""
+"""A process for the user's functions that an event loop here calls. `AsyncWorker` is for an async
+function, whose calls may request things from here. `QuickCalls` is for a plain function whose calls
+may take microseconds; all calls of one round of the event loop are sent in one frame."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from milescli.core.errors import MilesError
 from milescli.workers.worker import MEMORY_BYTES, CallFailed, UserWorker
 
 PING_EVERY_S = 5.0
-"""While calls run: does their event loop get round to it?"""
+"""Seconds between two pings of the process's event loop while calls run."""
 
 Answer = Callable[..., Awaitable[Any]]
-"""Maps what is asked for there to what it gets."""
+"""Returns the answer to what a call requests."""
 
 
 class AsyncWorker:
-    """One process, started with the first call. Belongs to one event loop. Whatever the user's code
-    does to the event loop of the process, the driver's own goes on."""
+    """One process, started with the first call. Belongs to one event loop. The user's code may
+    block the event loop of the process, but not the driver's."""
 
     def __init__(
         self, target: str, *, memory_bytes: int = MEMORY_BYTES, memory_key: str = ""
     ) -> None:
-        """`target`, `memory_bytes`, `memory_key`: as of UserWorker; the target is an `async
+        """`target`, `memory_bytes`, `memory_key`: as in UserWorker; the target is an `async
         def`."""
         self._arguments = (target, memory_bytes, memory_key)
         self._worker: UserWorker | None = None
@@ -36,7 +36,7 @@ class AsyncWorker:
         self._watch: asyncio.Task[None] | None = None
 
     async def call(self, *args: Any, answer: Answer, **options: Any) -> Any:
-        """Return what the target returns. `answer`: awaited with what it asks for
+        """Return the target's result. `answer` is awaited with each request that the target makes
         (`child.asking`). Raises what `answer` raised, a MilesError of the target's, or CallFailed
         with its traceback."""
         worker, loop = await self._started(), asyncio.get_running_loop()
@@ -78,12 +78,12 @@ class AsyncWorker:
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None where there is none now."""
+        """Return the id of the process; None if there is none now."""
         return self._worker.pid if self._worker is not None else None
 
     @property
     def lives(self) -> bool:
-        """True if it can be called, also before it was started."""
+        """Return True if the process can be called, also before it has started."""
         return self._worker is None or self._worker.lives
 
     def close(self) -> None:
@@ -93,7 +93,8 @@ class AsyncWorker:
             self._worker = None
 
     async def _started(self) -> UserWorker:
-        """One that has ended by itself fails its calls: the state that it had is lost."""
+        """Return the process once it is ready. One that has ended by itself fails its calls,
+        because its state is lost."""
         worker = self._worker
         if worker is None:
             worker = self._worker = UserWorker(*self._arguments, shows_output=True)
@@ -108,7 +109,7 @@ class AsyncWorker:
             self._watch = asyncio.get_running_loop().create_task(self._watch_loop(worker))
 
     async def _watch_loop(self, worker: UserWorker) -> None:
-        """End the process if its event loop does not come round for `BOUND_S`."""
+        """End the process if its event loop does not answer for `BOUND_S`."""
         while self._num_running and worker.lives:
             pong = asyncio.wrap_future(worker.ping())
             try:
@@ -127,7 +128,7 @@ class AsyncWorker:
 
 
 _Settled = tuple["QuickCall", Any, BaseException | None]
-"""A call, what it returned, what it raised."""
+"""A call, its result, and what it raised."""
 
 
 class QuickCall:
@@ -136,19 +137,19 @@ class QuickCall:
     __slots__ = ("_settle_soon", "future")
 
     def __init__(self, settle_soon: Callable[[_Settled], None] | None = None) -> None:
-        """`settle_soon`: takes the reply from the thread that reads it, to call `settle`; None:
-        nothing else than `settle` is called."""
+        """`settle_soon`: takes the reply from the reading thread and calls `settle` later; None:
+        `settle` is called directly."""
         self._settle_soon = settle_soon
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def again(self) -> asyncio.Future[Any]:
-        """Wait for the reply anew, where whoever waited was cancelled."""
+        """Wait for the reply again, if the previous waiter was cancelled."""
         if self.future.cancelled():
             self.future = asyncio.get_running_loop().create_future()
         return self.future
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        """Take what it returned, or raised. In the event loop."""
+        """Set the result or the exception. Called in the event loop."""
         if self.future.done():
             return
         if error is None:
@@ -176,27 +177,28 @@ class CallProcess(Protocol):
 
     @property
     def lives(self) -> bool:
-        """True if it can be called, also before it was started."""
+        """Return True if the process can be called, also before it has started."""
         ...
 
     @property
     def pid(self) -> int | None:
-        """Id of the process on this computer; None where there is none here now."""
+        """Return the id of the process; None if it is on another computer, or there is none now."""
         ...
 
     async def begin(self, *args: Any) -> QuickCall:
-        """Send a call, and do not wait for its reply. The future raises CallFailed where the
-        function raises or the process ends, or what MilesError the function raised. Raises
-        CallFailed where the process has ended."""
+        """Send a call without waiting for its reply. The future raises CallFailed if the function
+        raises or the process ends, or the function's own MilesError. Raises CallFailed if the
+        process has ended."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         ...
 
 
 NewCallProcess = Callable[..., CallProcess]
-"""Makes one, with the arguments of QuickCalls: that class, or a node's `NodeProcesses.process`."""
+"""Makes a process, with the arguments of QuickCalls: that class, or a node's
+`NodeProcesses.process`."""
 
 
 class QuickCalls(AsyncWorker):
@@ -204,16 +206,16 @@ class QuickCalls(AsyncWorker):
     function that is marked `in_threads` (see `child_threads`). Implements CallProcess."""
 
     def __init__(self, target: str, *, memory_bytes: int, memory_key: str) -> None:
-        """As of AsyncWorker."""
+        """Take the arguments of AsyncWorker."""
         super().__init__(target, memory_bytes=memory_bytes, memory_key=memory_key)
         self._unsent = list[tuple[QuickCall, Any]]()
         self._replies = deque[_Settled]()
         self._settles = self._is_ready = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Known from the first call on."""
+        """Set by the first call."""
 
     async def begin(self, *args: Any) -> QuickCall:
-        """Start the process, as CallProcess requires. CallFailed has the function's traceback."""
+        """Send a call, as CallProcess requires. CallFailed has the function's traceback."""
         if self._worker is None or not self._is_ready:
             self._loop = asyncio.get_running_loop()
             await self._started()
@@ -240,7 +242,7 @@ class QuickCalls(AsyncWorker):
         self._count(worker, len(calls))
 
     def _settle_soon(self, reply: _Settled) -> None:
-        """By any thread: all that come before the event loop gets round to it, at once."""
+        """Queue a reply, from any thread; the event loop settles all queued replies at once."""
         self._replies.append(reply)
         if not self._settles:
             self._settles = True

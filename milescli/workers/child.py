@@ -1,6 +1,6 @@
 """The other side of a UserWorker: `python -m milescli.workers.child BYTES` reads messages, calls
-one function of ours for each, which calls the user's, and writes its result. A plain function runs
-one call at a time; an async one, or a plain one that is marked `in_threads`, all at once."""
+one function of miles for each, which calls the user's, and writes its result. A plain function runs
+one call at a time; an async one, or a plain one marked `in_threads`, all at once."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from milescli.workers.guard import end_with_parent
 
 @dataclass(frozen=True, slots=True)
 class _Replies:
-    """The way back; belongs to one thread."""
+    """Writes replies to the parent; belongs to one thread."""
 
     pipe: BinaryIO
 
     def send(self, number: int, kind: str, value: Any) -> None:
-        """Send one message. A value that cannot be sent becomes an error."""
+        """Send one message. A value that cannot be pickled becomes an error."""
         try:
             frame = PICKLE.pack((number, kind, value))
         except Exception as error:  # a lambda, a generator, ... of the user's
@@ -44,7 +44,7 @@ class _Replies:
         self._write(frame)
 
     def send_many(self, messages: list[Message]) -> None:
-        """Send them in one frame; where one cannot be sent, each by itself."""
+        """Send several messages in one frame; if one cannot be pickled, send each by itself."""
         try:
             frame = PICKLE.pack(messages)
         except Exception:
@@ -60,7 +60,7 @@ class _Replies:
 
 @dataclass(slots=True)
 class Asking:
-    """Lets an async call ask the other side for things while it runs."""
+    """Lets an async call make requests to the parent while it runs."""
 
     number: int
     send: Callable[[int, str, Any], None]
@@ -68,7 +68,7 @@ class Asking:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def ask(self, what: Any) -> Any:
-        """Return what the other side answers; raise what it raised."""
+        """Return the parent's answer, or raise what it raised."""
         question = next(self.numbers)
         answer = self.answers[question] = asyncio.get_running_loop().create_future()
         self.send(self.number, "ask", (question, what))
@@ -78,7 +78,7 @@ class Asking:
             del self.answers[question]
 
     def settle(self, question: int, value: Any) -> None:
-        """Take an answer."""
+        """Set the answer to a question."""
         answer = self.answers.get(question)
         if answer is None or answer.done():
             return
@@ -89,11 +89,11 @@ class Asking:
 
 
 asking: contextvars.ContextVar[Asking] = contextvars.ContextVar("asking")
-"""Belongs to the call that runs."""
+"""The Asking of the current call."""
 
 
 def main(memory_bytes: int) -> None:
-    """Reply until standard input closes, or the process that asks is gone."""
+    """Serve calls until standard input closes, or the parent process is gone."""
     end_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the run, which ends this process
@@ -166,8 +166,8 @@ async def _serve_all_at_once(function: Any, source: BinaryIO, replies: _Replies)
 
 
 def _sendable(error: BaseException) -> MilesError | str:
-    """Return what is sent of an error: a MilesError as it is, else the traceback from the user's
-    first frame on."""
+    """Return the form in which an error is sent: a MilesError as it is, else the traceback from the
+    user's first frame on."""
     if isinstance(error, MilesError):
         return error
     return user_traceback(error) if isinstance(error, Exception) else f"it raised {error!r}"

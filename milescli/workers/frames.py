@@ -21,23 +21,22 @@ from typing import Any, BinaryIO
 
 Message = tuple[int, str, Any]
 SIZE = struct.Struct("<Q")
-"""Before each pickled frame."""
+"""Length before each pickled frame."""
 _MAX_FRAME_BYTES = 1 << 34
-"""More is no frame, but something that was printed into the pipe."""
+"""A larger length is not a frame, but text that was printed into the pipe."""
 _MAX_LINE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How messages become bytes."""
+    """How messages are encoded."""
 
     pack: Callable[[Any], bytes]
-    """Raises where the message cannot be sent."""
+    """Raises if the message cannot be encoded."""
     read: Callable[[BinaryIO], bytes | None]
-    """Reads the next frame of a pipe; None where the pipe has ended. Raises ValueError where it
-    holds something else."""
+    """Reads the next frame of a pipe; None at its end. Raises ValueError for anything else."""
     unpack: Callable[[bytes], Any]
-    """Returns a message, or a list of them. Raises where a frame is none."""
+    """Returns a message, or a list of them. Raises if the frame is invalid."""
 
 
 def _pickled(message: Any) -> bytes:
@@ -88,9 +87,9 @@ class Outbox:
         self._lock = threading.Lock()
         self._late: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._num_late = 0
-        """Put, and not yet written by the thread."""
+        """Number of frames that the thread has yet to write."""
         self._pipe = -1
-        """Not open yet, or no more."""
+        """None while the pipe is not open, or no longer."""
 
     def put(self, message: Any) -> None:
         """Send a message. Where the other end is gone, nothing happens: whoever reads from there

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 PDEATHSIG = 1
 CHILD_SUBREAPER = 36
 MAX_ROUNDS = 64
-"""Number of rounds of looking for what is left: each ends the processes whose parents the previous
-one ended."""
+"""Number of searches for remaining processes: each ends those whose parents the previous one
+ended."""
 
 
 def end_with_parent(parent: int | None = None, *, by: int = signal.SIGKILL) -> None:

@@ -1,6 +1,6 @@
-"""Runs plain functions and objects of the user's that the driver calls in a process of their own.
-All of a lane share one process and run one at a time, so that one finds there what another has left
-in a module."""
+"""Runs plain functions and objects of the user's in a process of their own, when the driver calls
+them. All plug-ins of a lane share one process and run one at a time, so that they share module
+state."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from milescli.core.registry import PlugPoint
 from milescli.workers.worker import CallFailed, UserWorker
 
 _CLOSING_S = 10.0
-"""For what the user's code does at exit, e.g. a tracker that sends the last of its lines."""
+"""Time for the user's exit handlers, e.g. of a tracker that sends its last lines."""
 MAX_YIELDED = 2_000_001
-"""Values that are taken of an iterator; callers refuse so many."""
+"""Largest number of values taken from an iterator; callers refuse that many."""
 
 
 class NoReply(Exception):
-    """A call did not return in time; holds the lines where it was, or nothing."""
+    """A call did not return in time; has the lines where it was, or nothing."""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,9 @@ class _Lane:
     process: UserWorker | None = None
 
     def call(self, *args: Any, bound_s: float) -> Any:
-        """Call `call_there`, with the lock. Raises CallFailed, also where the process ended since
-        the call before: its state is lost, so it is not replaced in silence; NoReply after
-        `bound_s`. After either, a later call starts another process."""
+        """Call `call_there`, with the lock. Raises CallFailed, also if the process has ended since
+        the last call (its state is lost, so it is not replaced silently), and NoReply after
+        `bound_s`. After either, the next call starts another process."""
         if self.process is None:
             self.process = UserWorker(f"{__name__}:call_there", shows_output=True)
         process = self.process
@@ -59,17 +59,17 @@ class _Lane:
 _NUMBERS = itertools.count()
 _LANES: dict[str, _Lane] = {}
 PIECES = "pieces"
-"""The lane of plug-ins that name none."""
+"""Default lane of plug-ins."""
 
 
 def lanes() -> list[_Lane]:
-    """Return those that were used so far."""
+    """Return the lanes that were used so far."""
     return list(_LANES.values())
 
 
 def close_lanes() -> None:
     """End all processes, at once if they are in the middle of a call. Idempotent; a later call
-    starts anew."""
+    starts a new process."""
     for lane in lanes():
         process = lane.process
         if process is None:
@@ -88,8 +88,8 @@ atexit.register(close_lanes)
 
 
 class Isolated:
-    """Calls what an import path names in another process. Attributes are read from the plug-in in
-    this process, except those that `live` names; methods are called in the other."""
+    """Calls the object that an import path names in another process. Attributes are read from the
+    plug-in in this process, except those in `live`; methods are called in the other process."""
 
     def __init__(
         self,
@@ -103,9 +103,9 @@ class Isolated:
         bound_s: float | None = None,
         longer: str = "",
     ) -> None:
-        """`what`: "the filter `mypkg:strict`", for errors. `made_with`: the path names a factory,
-        which is called there once, with this. `bound_s`: on one call; None: `BOUND_S`. `longer`:
-        how the user raises that bound."""
+        """`what`: the plug-in's name in errors, such as "the filter `mypkg:strict`". `made_with`:
+        the path names a factory, which is called there once with these arguments. `bound_s`: time
+        limit of one call; None: `BOUND_S`. `longer`: how the user raises that limit."""
         self._path, self._what, self._plugin = path, what, plugin
         self._made_with = None if made_with is None else dict(made_with)
         self._live, self._lane, self._longer = live, lane, longer
@@ -113,7 +113,7 @@ class Isolated:
         self._bound_s = user_code.BOUND_S if bound_s is None else bound_s
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Raises RecipeError where it raises, ends its process, or does not return in time."""
+        """Call it. Raises RecipeError if it raises, ends its process, or takes too long."""
         return self._call(None, args, options)
 
     def __getattr__(self, name: str) -> Any:
@@ -146,7 +146,7 @@ class Isolated:
 
 def resolve_isolated(point: PlugPoint, name: str, **options: Any) -> Any:
     """Resolve `name` for the driver: a plug-in of the user's is called in a process of its own.
-    `options`: as of `Isolated`. Raises as `PlugPoint.resolve`."""
+    `options`: as in `Isolated`. Raises as `PlugPoint.resolve`."""
     plugin = point.resolve(name)
     if name in point.builtin or user_code.in_user_process:
         return plugin
@@ -155,7 +155,7 @@ def resolve_isolated(point: PlugPoint, name: str, **options: Any) -> Any:
 
 
 _MADE: dict[int, Any] = {}
-"""In the other process: what a factory made, by the number of its Isolated."""
+"""In the other process: number of the Isolated -> what its factory made."""
 
 
 def call_there(
@@ -168,9 +168,9 @@ def call_there(
     args: tuple[Any, ...],
     options: Mapping[str, Any] | None,
 ) -> Any:
-    """In the other process, which imports from `paths` and stands in `folder`: call what `path`
-    names, or the object that it makes, or a method of that; without `options`, return a property of
-    it."""
+    """Call, in the other process, what `path` names, or the object that it makes, or a method of
+    that; without `options`, return a property of it. Imports from `paths`, with `folder` as working
+    directory."""
     _follow(folder)
     sys.path[:] = paths
     target: Any = imported(path)
@@ -187,8 +187,8 @@ def call_there(
 
 
 def _follow(folder: str) -> None:
-    """Go where the caller has gone since the call before. A process whose folder was deleted cannot
-    even import torch: oneMKL does not find it then."""
+    """Change to the caller's current folder. If a process's working directory was deleted, it
+    cannot even import torch, because oneMKL is not found then."""
     global _followed
     if folder != _followed:
         os.chdir(folder)
@@ -196,4 +196,4 @@ def _follow(folder: str) -> None:
 
 
 _followed = ""
-"""Where the caller was at the call before."""
+"""Working directory of the last call."""

@@ -34,7 +34,7 @@ class Pool:
         self._calls_each, self._max_workers = calls_each, max_workers
         self._first_workers = min(max(2, len(os.sched_getaffinity(0))), max_workers)
         self.workers: dict[UserWorker, int] = {}
-        """Those that live, with the number of calls that each has."""
+        """Living workers, with the number of calls of each."""
         self._freed = asyncio.Event()
         self.close = weakref.finalize(self, _end_all, self.workers)
         """Ends all workers."""

@@ -1,6 +1,6 @@
 """A child process that answers calls over its pipes, seen from its parent. `UserWorker` is one for
-code of the user's: whatever that does (hang in C, block an event loop, exit, eat memory, print
-without end) ends at its bound, is reported with the line it was at, and costs one process."""
+the user's code: whatever that does (hang in C, block an event loop, exit, exhaust memory, print
+without end), it is stopped, reported with its line, and costs one process."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from milescli.core.units import format_bytes
 from milescli.workers.frames import PICKLE, Codec, Outbox
 
 START_TIMEOUT_S = 120.0
-"""Bound on the start of a user's process: Python, and the user's imports."""
+"""Time limit of the start of a user's process: Python, and the user's imports."""
 MAX_PRINTED_BYTES = 8 * 1024**2
-"""Between two replies of a user's process."""
+"""Most bytes that a user's process may print between two replies."""
 MEMORY_BYTES = 8 * 1024**3
 """Default memory of a process that runs a user's code."""
 _TAIL_BYTES = 4096
 _LAST_WORDS_S = 3.0
-"""For what a process says where it hangs."""
+"""Time for a process to print where it hangs."""
 _DRAIN_S = 2.0
-"""For what an ended process has printed: its pipe has no other end, unless it began a daemon."""
+"""Time to read an ended process's last output: its pipe is closed, unless it began a daemon."""
 _PACKAGE = str(Path(__file__).parents[1])
 
 OnAsk = Callable[[int, Any], None]
-"""Receives what a call asks for while it runs: (number of the question, what)."""
+"""Receives what a call requests while it runs: (number of the question, what)."""
 
 
 class CallFailed(Exception):
-    """A call in another process returned nothing; says why, for the user."""
+    """A call in another process returned nothing; the message says why, for the user."""
 
 
 class EvictedCall(CallFailed):
-    """The process was ended because another call of it took too long; try again."""
+    """The process was ended because another of its calls took too long; try again."""
 
 
 class Reply(Protocol):
-    """Receives what became of a call, in the thread that reads; a future of threads is one."""
+    """Receives a call's outcome, in the reading thread; concurrent.futures.Future is one."""
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Return whether anybody still waits."""
+        """Return True if anybody still waits."""
 
     def set_result(self, value: Any) -> None:
         """Take what the call returned."""
@@ -59,8 +59,8 @@ class Reply(Protocol):
 
 
 class Worker:
-    """A child process, and the threads that write to it and read from it: whatever it does, nobody
-    waits for its pipes."""
+    """A child process, and the threads that write to its pipes and read from them, so that no
+    caller ever waits for a pipe."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Worker:
         shows_output: bool = False,
         max_printed_bytes: float = float("inf"),
     ) -> None:
-        """`shows_output`: what it prints goes to our standard error; else only errors show the last
-        of it. `max_printed_bytes`: it is ended if it prints more between two replies. Raises
-        OSError where the process cannot be started."""
+        """`shows_output`: copy its standard error to ours; otherwise only errors show the end of
+        it. `max_printed_bytes`: the process is ended if it prints more between two replies. Raises
+        OSError if the process cannot be started."""
         self.ready: concurrent.futures.Future[Any] = concurrent.futures.Future()
         """Done with what it says once it can be called; raises as calls do where it ends first."""
         self._codec, self._shows_output = codec, shows_output
@@ -93,19 +93,19 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Id of the process, and of its group."""
+        """Return the id of the process, which is also that of its group."""
         return self._process.pid
 
     @property
     def lives(self) -> bool:
-        """True while it can be called."""
+        """Return True while the process can be called."""
         return not self._has_ended.is_set() and not self._cause
 
     def request(
         self, value: Any, *, kind: str = "call", on_ask: OnAsk | None = None
     ) -> tuple[int, concurrent.futures.Future[Any]]:
         """Send one message; return its number, and the future of its reply. The future raises
-        CallFailed with what the other side raised, or what MilesError that was."""
+        CallFailed with what the other side raised, or its MilesError."""
         reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
         (number,) = self._expect([reply], on_ask)
         self._frames.put((number, kind, value))
@@ -119,59 +119,59 @@ class Worker:
         )
 
     def cancel(self, number: int) -> None:
-        """Tell it that nobody waits for this call any more."""
+        """Tell the process that nobody waits for this call any more."""
         with self._lock:
             self._waiting.pop(number, None)
         self._frames.put((number, "cancel", None))
 
     def ping(self) -> concurrent.futures.Future[Any]:
-        """Return a future that is done once its event loop gets round to it."""
+        """Return a future that is done once the process's event loop answers."""
         return self.request(None, kind="ping")[1]
 
     def hang_up(self) -> None:
-        """Send nothing more; it ends by itself once it has cleaned up."""
+        """Send nothing more; the process cleans up and ends by itself."""
         self._frames.end()
 
     def end(self, cause: str = "it was ended") -> None:
-        """End it at once, with all processes that it started. `cause`: what its calls raise."""
+        """End the process and all that it started, at once. `cause`: what its open calls raise."""
         self._cause = self._cause or cause
         if not self._has_ended.is_set():
             self._kill()
 
     def close(self, grace_s: float = 0.0, *, cause: str = "it was ended") -> None:
-        """Let it end by itself within `grace_s`; then end it."""
+        """Let the process end by itself within `grace_s`; then kill it."""
         if grace_s:
             self.hang_up()
             self._has_ended.wait(grace_s)
         self.end(cause)
 
     def _kill(self) -> None:
-        """Only before it is reaped: afterwards its number may be another's."""
+        """Kill the group, before it is reaped: afterwards its id may be another process's."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _cause_of(self, status: int) -> str:
-        """Why it ended, where nobody here wanted that."""
+        """Return why the process ended unexpectedly."""
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         return f"its process ended with {how}"
 
     def _lost(self) -> Exception:
-        """What calls raise once it has ended."""
+        """Return the error that calls raise once the process has ended."""
         return CallFailed(self._cause + self.last_printed())
 
     def _failed(self, error: Any) -> Exception:
-        """What a call raises of which the other side sent this error."""
+        """Return the error that a call raises if the other side has sent `error`."""
         return error if isinstance(error, Exception) else CallFailed(error)
 
     def last_printed(self, before: str = "; it printed last:\n") -> str:
-        """Return the last of its standard error with `before` in front; empty if there is none."""
+        """Return the end of its standard error, after `before`; empty if there is none."""
         text = self._tail.decode("utf-8", "replace").strip()
         return before + text if text else ""
 
     def _bound_start(
         self, started: concurrent.futures.Future[Any], timeout_s: float, cause: str
     ) -> None:
-        """End it if it has not started in time."""
+        """End the process if it has not started in time."""
 
         def wait() -> None:
             if not concurrent.futures.wait([started], timeout_s).done:
@@ -200,7 +200,8 @@ class Worker:
         cwd: str | None,
         begun: concurrent.futures.Future[subprocess.Popen[bytes]],
     ) -> None:
-        """From begin to end: the kernel ends the process with the thread that began it."""
+        """Start the process, and wait until it ends. One thread does both: the kernel ends the
+        process with the thread that started it."""
         try:
             self._process = subprocess.Popen(
                 command,
@@ -292,7 +293,7 @@ class Worker:
 
 
 class UserWorker(Worker):
-    """A process for code of the user's; `child` is its other side."""
+    """A process for the user's code; `child` is its other side."""
 
     def __init__(
         self,
@@ -302,9 +303,9 @@ class UserWorker(Worker):
         *,
         shows_output: bool = False,
     ) -> None:
-        """`target`: `module:function` of ours, called there for each call; an `async def` runs many
-        at once, and so does one that is marked `in_threads`. `memory_key`: of the recipe, which
-        says how much memory it may take. `shows_output`: as of Worker."""
+        """`target`: `module:function` of miles, called there for each call; an `async def`, or a
+        function marked `in_threads`, runs many calls at once. `memory_key`: the recipe's key for
+        its memory limit. `shows_output`: as in Worker."""
         self._memory_bytes, self._memory_key = memory_bytes, memory_key
         self._lost_kind = CallFailed
         super().__init__(
@@ -326,19 +327,19 @@ class UserWorker(Worker):
         return self.request((args, options), on_ask=on_ask)
 
     def answer(self, number: int, question: int, value: Any) -> None:
-        """Send what call `number` has asked for; an exception is raised there."""
+        """Send the answer to a request of call `number`; an exception is raised there."""
         self._frames.put((number, "answer", (question, value)))
 
     def end_and_say_where(self) -> str:
-        """End it for what one call does; return where that was."""
+        """End the process because one call took too long; return where that call was."""
         where = self.where_it_is()
         self._lost_kind = EvictedCall
         self.end("another call of it took too long")
         return where
 
     def where_it_is(self) -> str:
-        """Return the user's lines that it is at, each on a line of its own; empty where they cannot
-        be had. Forgets what it printed before."""
+        """Return the user's lines that it is executing, one per line; empty if they are not
+        available. Forgets the output before."""
         self._tail, self._shows_output = b"", False
         if not self._has_ended.is_set():
             with contextlib.suppress(ProcessLookupError):

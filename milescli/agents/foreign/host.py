@@ -1,7 +1,7 @@
-"""The process of one package, in the package's own virtual environment, for all who call it in
-this process of ours: started by the first request, started again where it ends too early, bounded
-in each request. `programs/miles_serving.py` is its far end. Called by the agents and the
-environment of these packages."""
+"""Runs the process of one package, in the package's own virtual environment, for all callers in
+this process. The first request starts it, the next one restarts it if it ends too early, and each
+request has a time limit. `programs/miles_serving.py` is the other end of the pipe. Called by the
+agents and the environment of these packages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from milescli.workers.guard import guarded
 from milescli.workers.worker import CallFailed, Worker
 
 START_TIMEOUT_S = 120.0
-"""For the imports of the package and of what it loads."""
+"""Time for the imports of the package and of what it loads."""
 CLOSE_TIMEOUT_S = 45.0
-"""For what it has to clean up once nobody calls it any more (containers, servers)."""
+"""Time to clean up (containers, servers) once nobody calls the process any more."""
 MAX_LOST = 8
 """Times in a row that the process may end; then the run stops."""
 _PING_TIMEOUT_S = 10.0
@@ -40,13 +40,13 @@ class ProcessLost(CallFailed):
 
 
 class ForeignWorker(Worker):
-    """A process of a package, below a guard that ends all it started."""
+    """A process of a package, below a guard process that ends everything the package started."""
 
     def __init__(
         self, package: Package, *, start: Mapping[str, Any], folders: Sequence[str] = ()
     ) -> None:
-        """`start`: parameters of its first request; `folders`: where it, and what it starts, look
-        for imports too."""
+        """`start`: parameters of its first request; `folders`: further import paths of the process
+        and of what it starts."""
         interpreter = package.interpreter
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_PASSED_ON}
         environment["PATH"] = f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -67,7 +67,7 @@ class ForeignWorker(Worker):
         return self.request((method, dict(params)))
 
     def end(self, cause: str = "it was ended") -> None:
-        """See Worker. The guard ends the others, then itself."""
+        """See Worker. The guard process ends the others, then itself."""
         super().end(cause)
         if not self._has_ended.wait(_END_TIMEOUT_S):
             super()._kill()
@@ -85,11 +85,11 @@ class ForeignWorker(Worker):
 
 @dataclass(eq=False)
 class ForeignHost:
-    """May be called from any thread, and from any event loop."""
+    """Starts a package's process when it is needed. Any thread or event loop may call it."""
 
     package: Package
     start: Mapping[str, Any]
-    """Parameters of the request `start`, the first that a process of it gets."""
+    """Parameters of `start`, the first request to each new process."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _worker: ForeignWorker | None = None
     _num_lost: int = 0
@@ -101,12 +101,12 @@ class ForeignHost:
 
     @property
     def pid(self) -> int | None:
-        """Id of the guard around its process; None where there is none now."""
+        """Return the id of the guard around the package's process; None if none is running."""
         return self._worker.pid if self._worker is not None else None
 
     async def ask(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """Return what it replies. Raises CallFailed with what the package raised or that it took
-        too long, ProcessLost where the process ended, AgentError where it ends each time."""
+        """Return the reply. Raises CallFailed with what the package raised or if it took too long,
+        ProcessLost if the process ended, AgentError if the process ends each time."""
         worker = self._begun()
         try:
             await asyncio.shield(asyncio.wrap_future(worker.started))
@@ -126,7 +126,7 @@ class ForeignHost:
         return result
 
     def start_now(self) -> ForeignWorker:
-        """Return its process, once that can be asked. Raises as `ask`."""
+        """Return the process once it can take requests. Raises as `ask`."""
         worker = self._begun()
         try:
             worker.started.result()  # bounded by the worker itself
@@ -172,7 +172,7 @@ class ForeignHost:
             return self._worker
 
     def _was_lost(self, worker: ForeignWorker, error: ProcessLost) -> Exception:
-        """Return what to raise. Counted once for each process; the next request starts another."""
+        """Return the error to raise; count each lost process once. The next request starts one."""
         with self._lock:
             if worker is self._worker:
                 self._worker = None
@@ -187,7 +187,7 @@ class ForeignHost:
 
 
 def _give_up(worker: ForeignWorker, number: int) -> None:
-    """Cancel a request. A process whose event loop is held up answers nobody, and is ended."""
+    """Cancel a request, and end the process if its event loop does not answer either."""
     worker.cancel(number)
     try:
         worker.ping().result(_PING_TIMEOUT_S)

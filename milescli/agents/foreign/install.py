@@ -1,5 +1,5 @@
-"""Installs a package of environments in a virtual environment of its own. What is not installed to
-the end does not count; a second call finds it done. Called by `miles env install`."""
+"""Installs a package of environments in a virtual environment of its own. An incomplete
+installation does not count; a complete one is not repeated. Called by `miles env install`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from milescli.agents.foreign.packages import RECORD, Package
 from milescli.core.errors import MachineError
 
 PIP_TIMEOUT_S = 1800.0
-"""For all that pip fetches and installs."""
+"""Time for all that pip downloads and installs."""
 VENV_TIMEOUT_S = 120.0
 LOAD_TIMEOUT_S = 180.0
-"""For the imports of what runs there, the first time."""
+"""Time for the first import of the package's program."""
 ASK_TIMEOUT_S = 30.0
 _TAIL_CHARACTERS = 2000
 _END_TIMEOUT_S = 5.0
@@ -31,13 +31,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """Describes what `install` leaves behind."""
+    """Result of `install`."""
 
     package: Package
     python: str
-    """Its version."""
+    """Version of the interpreter."""
     was_there: bool
-    """Nothing had to be done."""
+    """True if it was installed already, and nothing was done."""
 
 
 def install(package: Package, *, python: str | None, say: Say) -> Installed:
@@ -99,7 +99,7 @@ def chosen(package: Package, python: str | None) -> tuple[str, str]:
 
 
 def interpreters(package: Package) -> list[str]:
-    """Where one may be: our own, those on PATH, those of pyenv; each is still to be asked."""
+    """List candidates, unchecked: our own interpreter, those on PATH, and those of pyenv."""
     (major, first), (_, below) = package.python, package.python_below
     names = [f"python{major}.{minor}" for minor in range(first, below)]
     on_path = [path for name in names if (path := shutil.which(name))]
@@ -109,7 +109,7 @@ def interpreters(package: Package) -> list[str]:
 
 
 def version_of(interpreter: str) -> tuple[int, ...] | None:
-    """Return the version, such as (3, 12, 1); None if it cannot be started, or is no Python."""
+    """Return the version, such as (3, 12, 1); None if it cannot be started, or is not a Python."""
     asked = [interpreter, "-c", "import sys; print(*sys.version_info[:3])"]
     try:
         done = subprocess.run(
@@ -122,7 +122,7 @@ def version_of(interpreter: str) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def _alone(package: Package) -> Iterator[None]:
-    """Raises MachineError where another installs the same."""
+    """Hold the package's lock. Raises MachineError if another process is installing it."""
     with package.folder.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +136,7 @@ def _alone(package: Package) -> Iterator[None]:
 
 
 def _run(command: Sequence[str], *, what: str, package: Package, timeout_s: float) -> None:
-    """Raises MachineError with the last that it printed. Standard input is empty."""
+    """Run a command without input. Raises MachineError with the end of its output if it fails."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     process = subprocess.Popen(
         command,

@@ -14,26 +14,26 @@ from milescli.core.errors import MachineError, RecipeError, nearest
 from milescli.core.pins import pin
 
 PLACE = "MILES_ENVIRONMENTS"
-"""Variable that names the folder of all of them."""
+"""Environment variable that names the folder of all these virtual environments."""
 PROGRAMS = Path(__file__).with_name("programs")
-"""What runs in them: the standard library and the package, nothing of ours."""
+"""Programs that run there; they import the standard library and the package, nothing of miles."""
 RECORD = "installed.json"
-"""Written last: a folder without it is no installation."""
+"""File that is written last: a folder without it is an incomplete installation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """One that `miles env install` knows."""
+    """One package that `miles env install` can install."""
 
     name: str
-    """As the registry of packages calls it, and the user."""
+    """Name in the package registry and in the commands."""
     about: str
     use: str
-    """The setting that uses it."""
+    """Recipe setting that uses it."""
     python: tuple[int, int]
-    """The oldest that it runs on."""
+    """Oldest Python version that it runs on."""
     python_below: tuple[int, int]
-    """The first that it does not run on, or was not tried on."""
+    """First Python version that it does not run on, or was not tested with."""
 
     @property
     def requirements(self) -> list[str]:
@@ -42,17 +42,17 @@ class Package:
 
     @property
     def folder(self) -> Path:
-        """Its virtual environment, whether it is there or not."""
+        """Return the path of its virtual environment, whether or not it exists."""
         return environments_dir() / self.name
 
     @property
     def interpreter(self) -> Path:
-        """Its Python."""
+        """Return the path of the Python of its virtual environment."""
         return self.folder / "bin" / "python"
 
     @property
     def program(self) -> Path:
-        """Return the path of its program."""
+        """Return the path of the program that runs in its virtual environment."""
         return PROGRAMS / f"miles_{self.name}.py"
 
     @property
@@ -71,7 +71,7 @@ class Package:
 
     @property
     def lack(self) -> str | None:
-        """Why it cannot be used here; None: it can."""
+        """Return why the package cannot be used here; None if it can."""
         record = self.record
         if record is None:
             return f"{self.name} is not installed in {self.folder}"
@@ -81,7 +81,7 @@ class Package:
         return None
 
     def require(self, *, asked_by: str) -> None:
-        """Raises MachineError where it is not installed, with the command that installs it."""
+        """Raise MachineError if the package is not installed, with the command that installs it."""
         if (lack := self.lack) is not None:
             raise MachineError(
                 f"{asked_by} needs the package `{self.name}` in its own virtual environment",
@@ -116,7 +116,7 @@ PACKAGES = (
 
 
 def package_named(name: str) -> Package:
-    """Raises RecipeError where none is called so."""
+    """Return the package with this name. Raises RecipeError if there is none."""
     names = [package.name for package in PACKAGES]
     if name in names:
         return PACKAGES[names.index(name)]
@@ -128,7 +128,8 @@ def package_named(name: str) -> Package:
 
 
 def environments_dir() -> Path:
-    """Where all of them live: what MILES_ENVIRONMENTS says, else the user's folder for data."""
+    """Return the folder of all virtual environments: MILES_ENVIRONMENTS, or else a folder in the
+    user's data directory."""
     if said := os.environ.get(PLACE):
         return Path(said).expanduser().absolute()
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
@@ -136,5 +137,5 @@ def environments_dir() -> Path:
 
 
 def listed(packages: Sequence[Package] = PACKAGES) -> list[tuple[Package, str | None]]:
-    """Return each package, and why it is not usable here."""
+    """Return each package with the reason why it is not usable here, or None."""
     return [(package, package.lack) for package in packages]

@@ -1,5 +1,5 @@
-"""What agents whose episodes another package plays have in common: the episode is asked of the
-package's process, and what it says becomes an Outcome."""
+"""Plays episodes in the process of another package: sends the request, and turns the reply into an
+Outcome. Shared by all agents of such packages."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from milescli.rollout.episode.agents import is_built_in, made
 from milescli.workers.worker import CallFailed
 
 MODEL = "policy"
-"""As the package calls the model; the session serves one alone."""
+"""Name that the package gives to the model; a session serves one model only."""
 _HOSTS: dict[str, ForeignHost] = {}
-"""By package and what it was started with: training, evaluation and the rows share one."""
+"""Package and start parameters -> host: training, evaluation and the rows share one process."""
 ASK_TIMEOUT_S = 300.0
-"""For the rows of a package."""
+"""Time limit for listing the rows of a package."""
 
 
 def host_of(host: ForeignHost) -> ForeignHost:
-    """The one of this process that was made for the same."""
+    """Return this process's host for the same package and parameters, at first `host`."""
     return _HOSTS.setdefault(f"{host.package.name} {host.start!r}", host)
 
 
 async def played(
     host: ForeignHost, prompt: Prompt, session: Session, *, timeout_s: float
 ) -> Outcome:
-    """One episode of the row whose label names a task of the package. Raises AgentError with what
-    the package raised; CallFailed where that may come of the session."""
+    """Play one episode of the task that the prompt's label names. Raises AgentError with what the
+    package raised, or CallFailed if the session may be the cause."""
     asked = {
         "task": prompt.label,
         "base_url": session.base_url,
@@ -55,7 +55,7 @@ async def played(
 
 
 def outcome_of(said: Mapping[str, Any], *, package: str) -> Outcome:
-    """Raises AgentError for what is no number."""
+    """Convert the reply into an Outcome. Raises AgentError for a number that is not finite."""
     numbers = {"reward": said["reward"], **said["figures"]}
     for name, value in numbers.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -73,9 +73,9 @@ def outcome_of(said: Mapping[str, Any], *, package: str) -> Outcome:
 
 
 def require_environment_there(rollout: Rollout) -> None:
-    """Begins the process of the package that plays the recipe's episodes, where one does; it is the
-    run's. Raises RecipeError where its environment cannot be loaded, MachineError where the package
-    is not installed."""
+    """Start the package's process if the recipe's agent needs one; the run uses it later. Raises
+    RecipeError if its environment cannot be loaded, MachineError if the package is not
+    installed."""
     if rollout.agent not in FOREIGN or not is_built_in(rollout):
         return
     agent: Any = made(AGENTS.path_of(rollout.agent), rollout)
@@ -94,7 +94,7 @@ def require_environment_there(rollout: Rollout) -> None:
 
 
 def rows_of(host: ForeignHost, method: str, **params: Any) -> list[dict[str, Any]]:
-    """Its tasks as rows of a data file. Raises RecipeError where they cannot be had."""
+    """Return the package's tasks as rows of a data file. Raises RecipeError if it fails."""
     try:
         return host.ask_now(method, params, timeout_s=ASK_TIMEOUT_S)
     except CallFailed as error:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 CARD = "README.md"
 COPIED_BYTES = 2**20
 JOINED_ROWS = 8192
-"""Rows in memory at once while parts are joined."""
+"""Rows in memory at a time while parts are joined."""
 SUFFIXES = (".parquet", ".jsonl", ".arrow", ".csv")
-"""What is read, the likelier first: a data set that has both means the same rows."""
+"""Formats that are read, most likely first: a data set in two formats has the same rows in both."""
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",

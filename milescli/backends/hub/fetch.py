@@ -1,5 +1,5 @@
-"""Files of a repository into the client's own cache: how much is said first, room is checked,
-progress is shown, what came is checked. Called by `models` and `datasets`."""
+"""Downloads files of a repository into the hub client's cache: announces the size, checks the free
+disk space, shows progress, and verifies the files. Called by `models` and `datasets`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 POLL_S = 0.5
-"""The bar is fed so often from the sizes of the files on disk."""
+"""Seconds between two updates of the progress bar from the sizes of the files on disk."""
 
 Read = Callable[[str], Path]
 """Path of a small file in the repository -> the file."""
 Choose = Callable[[Sequence[str], Read], list[str]]
-"""(every path of the repository, sorted; how to read one of them) -> those that are wanted"""
+"""(every path of the repository, sorted; how to read one of them) -> the paths to download"""
 Check = Callable[[Repo, Path, "RepoFile"], None]
-"""Raises where a file is not what the hub lists."""
+"""Raises if a file differs from what the hub lists."""
 
 
 def fetch_files(
@@ -76,7 +76,7 @@ def fetch_files(
 
 
 def chosen_files(repo: Repo, listing: Listing, choose: Choose) -> list[str]:
-    """Paths that are wanted."""
+    """Return the paths that `choose` selects from the repository."""
     read = functools.partial(fetch_one, repo, revision=listing.commit, online=listing.online)
     return choose(sorted(listing.files), read)
 
@@ -89,7 +89,7 @@ def missing_files(repo: Repo, listing: Listing, chosen: Sequence[str]) -> list[s
 def _announce(
     repo: Repo, listing: Listing, *, num_files: int, size_bytes: int, output: Output | None
 ) -> None:
-    """How much, and whether there is room for it."""
+    """Announce how much is downloaded. Raises MachineError if the disk is too small."""
     if output is not None:
         output.note(
             f"downloading {repo.what} ({repo.revision or 'main'}, commit {listing.commit[:12]}) "
@@ -109,8 +109,8 @@ def _announce(
 
 @contextlib.contextmanager
 def _progress(repo: Repo, size_bytes: int, *, output: Output | None) -> Iterator[None]:
-    """Our bar instead of the client's, fed from what lies on the disk: it counts what resumed
-    downloads had already, too."""
+    """Show our progress bar instead of the client's. It reads the sizes on disk, so it includes
+    what earlier, interrupted downloads had fetched."""
     if output is None or not size_bytes:
         with silent():
             yield
@@ -146,7 +146,8 @@ def _bytes_on_disk(repo: Repo) -> int:
 
 
 def check_size(repo: Repo, file: Path, listed: RepoFile) -> None:
-    """The hub's client has checked the rest of a large file as it came."""
+    """Raise if a file has another size than the hub lists. The hub's client has checked the content
+    of a large file as it arrived."""
     if file.stat().st_size != listed.size:
         raise _spoilt(
             repo, file, f"it has {file.stat().st_size} bytes, and the hub says {listed.size}"

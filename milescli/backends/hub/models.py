@@ -1,6 +1,6 @@
 """Models from the hub: whole, their config alone, or all but their weights. Knows no recipe; called
-by runs, conversions and the doctor. `outline_model` leaves holes in place of the weights, for
-`miles convert --dry-run`."""
+by runs, conversions and the doctor. `outline_model` writes sparse files in place of the weights,
+for `miles convert --dry-run`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def outline_model(name: str, *, revision: str | None, into: Path, output: Output) -> Path | None:
-    """Fill the folder `into` as `fetch_model` would, with holes in place of the weights' bytes: the
-    headers of their files are read, some kilobytes each. None where the hub cannot be asked. Raises
-    CheckpointError."""
+    """Fill the folder `into` as `fetch_model` would, but with sparse files in place of the weights:
+    only their headers are downloaded, some kilobytes each. Returns None if the hub is unreachable.
+    Raises CheckpointError."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -56,8 +56,8 @@ def outline_model(name: str, *, revision: str | None, into: Path, output: Output
 
 
 def _write_hollow(path: Path, metadata: SafetensorsFileMetadata) -> int:
-    """A safetensors file with this header and nothing behind it, as long as the real one: sparse,
-    it takes no room. Returns its length."""
+    """Write a safetensors file with this header and no data. It is as long as the real one, but
+    sparse, so it takes no disk space. Returns its length in bytes."""
     header = {
         name: {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.data_offsets}
         for name, info in metadata.tensors.items()
@@ -73,18 +73,18 @@ def _write_hollow(path: Path, metadata: SafetensorsFileMetadata) -> int:
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*")
 NOT_MODEL_FILES = ("original/*", "metal/*", "consolidated*")
-"""The same weights once more, in other frameworks' forms."""
+"""Copies of the same weights in other frameworks' formats."""
 MODEL_COPY = "--set model.path=/path/to/a/copy"
 
 
 def fetch_model(
     name: str, *, revision: str | None, output: Output | None = None, instead: str = MODEL_COPY
 ) -> Path:
-    """The folder of a model: config, safetensors, tokenizer. Raises CheckpointError, or
-    MachineError where the disk is too small. `instead`: how the caller's user names a copy on a
-    disk.
+    """Download a model (config, safetensors, tokenizer) and return its folder. Raises
+    CheckpointError, or MachineError if the disk is too small. `instead`: what the error tells the
+    user to write in order to use a local copy.
 
-    Sizes are checked against the hub's; the hub's client checks them as they come.
+    Sizes are compared with the hub's; the hub's client checks the content as it arrives.
     """
 
     def choose(paths: Sequence[str], _: Read) -> list[str]:

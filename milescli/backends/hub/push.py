@@ -1,6 +1,6 @@
-"""An exported folder -> a repository on the Hugging Face hub, through huggingface_hub. The token is
-its own login's, or HF_TOKEN's; miles never takes one on the command line, and neither keeps nor
-prints it. Called by export."""
+"""Uploads an exported folder to a repository on the Hugging Face hub, through huggingface_hub. The
+token is that of its login, or HF_TOKEN; miles never takes one on the command line, and neither
+stores nor prints it. Called by export."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LOGIN = [
 
 
 class Hub:
-    """The hub, as one user. Makes sure of the login at once, so that hours of work do not end at a
-    closed door."""
+    """The hub, as one user. Checks the login at once, so that hours of work do not end in a
+    refusal."""
 
     def __init__(self, repo: str, *, endpoint: str | None = None) -> None:
         """Connect to the repository ORG/NAME. `endpoint` replaces HF_ENDPOINT's hub in tests.
@@ -62,7 +62,7 @@ class Hub:
 
 @contextmanager
 def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
-    """What the hub says, in three parts. The folder stays, whatever happens."""
+    """Convert the hub's exceptions to MilesErrors. The folder stays in any case."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
@@ -115,6 +115,6 @@ def _explained(repo: str, *, folder: Path | None) -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """The hub's own words, on one line, without anything that looks like a token."""
+    """Return the hub's message on one line, without anything that looks like a token."""
     server = getattr(error, "server_message", None)
     return _TOKEN.sub("[removed]", first_line(server or error))

@@ -1,5 +1,5 @@
-"""One repository of the hub: what it lists, single files of it, and what goes wrong, in three
-parts. Without the hub, what is in the client's cache will do. Called by the rest of this room."""
+"""One repository of the hub: lists it, downloads single files, and converts the client's errors to
+ours. If the hub is unreachable, the client's cache is used. Called by the rest of this room."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 def cache_dir() -> Path:
-    """Where the client keeps what it fetched (HF_HOME, HF_HUB_CACHE)."""
+    """Return the folder of the client's cache (HF_HOME, HF_HUB_CACHE)."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def cache_of(kind: str, name: str) -> Path:
-    """The part of the cache that one repository has. `kind`: model or dataset."""
+    """Return the folder of one repository in the cache. `kind`: model or dataset."""
     return cache_dir() / f"{kind}s--{name.replace('/', '--')}"
 
 
 def saved_token() -> str | None:
-    """As the client finds it: HF_TOKEN, or the file that `hf auth login` writes."""
+    """Return the client's token: HF_TOKEN, or the file that `hf auth login` writes."""
     from huggingface_hub import get_token
 
     return get_token()
 
 
 ASK_TIMEOUT_S = 20.0
-"""Bound on one question to the hub; nothing is downloaded by it."""
+"""Time limit of one request to the hub that downloads nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Repo:
     kind: Literal["model", "dataset"]
     revision: str | None
     instead: str
-    """What a user writes to use a copy that lies on a disk, for the fix."""
+    """What a user writes to use a local copy instead, for the fix of an error."""
 
     @property
     def what(self) -> str:
@@ -55,12 +55,12 @@ class Repo:
 
     @property
     def error(self) -> type[MilesError]:
-        """Return the error type for its absence."""
+        """Return the error type for a repository that is missing or unusable."""
         return CheckpointError if self.kind == "model" else DataError
 
     @property
     def cache(self) -> Path:
-        """Where the client keeps it."""
+        """Return the repository's folder in the client's cache."""
         return cache_of(self.kind, self.name)
 
     def is_cached(self, path: str, *, commit: str) -> bool:
@@ -76,11 +76,11 @@ class Listing:
     """Lists every file of a repository."""
 
     commit: str
-    """Or the name of the revision, where the hub cannot be asked."""
+    """Commit hash; the name of the revision if the hub is unreachable."""
     files: dict[str, RepoFile]
     """Path -> size and hash."""
     online: bool
-    """The hub could be asked."""
+    """True if the hub replied."""
 
 
 def list_files(repo: Repo) -> Listing:
@@ -111,8 +111,8 @@ def list_files(repo: Repo) -> Listing:
 
 
 def newest_commit(repo: Repo) -> str:
-    """Asks the hub once, so that its absence is known at once: the client's downloads would try
-    again for half a minute."""
+    """Return the newest commit. Asks the hub once, so that an unreachable hub is noticed at once:
+    the client's downloads would retry for half a minute."""
     from huggingface_hub import HfApi
 
     with explained(repo, but_not=no_hub()):
@@ -124,7 +124,7 @@ def newest_commit(repo: Repo) -> str:
 
 
 def fetch_one(repo: Repo, path: str, *, revision: str | None, online: bool) -> Path:
-    """One small file, from the cache where it is there."""
+    """Return the path of one small file, which is downloaded unless it is in the cache."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -146,7 +146,7 @@ def fetch_one(repo: Repo, path: str, *, revision: str | None, online: bool) -> P
 
 
 def no_hub() -> tuple[type[Exception], ...]:
-    """What the client raises where the hub cannot be asked."""
+    """Return the exceptions that the client raises if the hub is unreachable."""
     import httpx
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -155,7 +155,7 @@ def no_hub() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """The client's own bars and warnings would speak past `Output`."""
+    """Silence the client's own progress bars and warnings, which would bypass `Output`."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -176,7 +176,7 @@ def silent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """What the client raises, said in three parts."""
+    """Convert the client's exceptions to MilesErrors; let those in `but_not` pass."""
     import httpx
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -223,6 +223,6 @@ def unreachable(repo: Repo, why: str) -> MilesError:
 
 
 def first_line(said: object) -> str:
-    """The first line of an error or a message that says something."""
+    """Return the first line of an error or a message that is not blank."""
     lines = [line.strip() for line in str(said).splitlines() if line.strip()]
     return lines[0] if lines else type(said).__name__

@@ -1,6 +1,6 @@
-"""Lets unmodified Megatron-Core run on a machine without an accelerator, over gloo. Installed by
-trainer processes (and export) before they import megatron; it changes torch process-wide, so no
-other process may import it. It does nothing where CUDA is."""
+"""Lets unmodified Megatron-Core run on a machine without an accelerator, over gloo. Trainer
+processes (and export) install it before they import megatron; it changes torch process-wide, so no
+other process may import it. It does nothing on a machine with CUDA."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _TRACKERS = ("wandb", "torch.utils.tensorboard")
 
 
 def import_megatron() -> None:
-    """Import Megatron as if no tracker were installed: it writes to none here, and importing wandb
-    takes half as long as all of Megatron-Core."""
+    """Import Megatron as if no tracker were installed: we use none through Megatron, and importing
+    wandb takes half as long as all of Megatron-Core."""
     with without_garbage_search(), without_packages(*_TRACKERS):
         import megatron.core.inference.contexts
         import megatron.core.timers  # noqa: F401
@@ -99,7 +99,7 @@ def take_device(plan: Plan) -> torch.device:
 
 
 def _redirect_runtime() -> None:
-    """torch.cuda.<stream, event, device> become their torch.cpu namesakes, which do nothing."""
+    """Replace torch.cuda.<stream, event, device> by their torch.cpu namesakes, which do nothing."""
     for name in ("current_device", "set_device", "device_count", "synchronize", "stream"):
         setattr(torch.cuda, name, _forward(getattr(torch.cpu, name)))
     # fresh classes: torch._dynamo refuses one object under two names
@@ -120,7 +120,7 @@ def _forward(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _redirect_generator() -> None:
-    """The CUDA generator is the CPU generator."""
+    """Use the CPU generator as the CUDA generator."""
     torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda device=None: (
         torch.get_rng_state()
     )
@@ -135,7 +135,7 @@ def _host(device: Any) -> Any:
 
 
 def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`device="cuda"` and `pin_memory` mean the host's plain memory."""
+    """Make `device="cuda"` and `pin_memory` mean plain host memory."""
 
     @functools.wraps(function)
     def redirected(*args: Any, **kwargs: Any) -> Any:
@@ -148,7 +148,7 @@ def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _redirect_factories() -> None:
-    """Literal device="cuda" in factories, .cuda() and .to("cuda")."""
+    """Redirect a literal device="cuda" in factories, .cuda() and .to("cuda")."""
     _device_constructors()  # `with torch.device(...)` knows factories by identity, as they are now
     for name in _FACTORIES:
         setattr(torch, name, _on_host(getattr(torch, name)))
@@ -167,7 +167,7 @@ def _redirect_factories() -> None:
 
 
 def _rename_tensor_types() -> None:
-    """Optimizer and gradient clipping compare Tensor.type() with 'torch.cuda.*Tensor'."""
+    """Let Tensor.type() return 'torch.cuda.*Tensor', which Megatron compares with."""
     plain = torch.Tensor.type
 
     def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -181,7 +181,7 @@ def _rename_tensor_types() -> None:
 
 
 def _mend_megatron() -> None:
-    """What Megatron-Core 0.16.1 assumes of CUDA beyond torch."""
+    """Replace what Megatron-Core 0.16.1 assumes of CUDA beyond torch."""
     from megatron.core.tensor_parallel import layers, random
     from megatron.core.transformer import mlp
 
@@ -204,7 +204,7 @@ def _mend_megatron() -> None:
 
 
 def _route_exactly() -> None:
-    """Routers multiply as the engine does, and experts are added up in float32, as it does."""
+    """Make routers multiply as the engine does, and sum experts in float32, as it does."""
     from megatron.core.transformer.moe import router, token_dispatcher
 
     from milescli.backends.megatron.cpu import linear

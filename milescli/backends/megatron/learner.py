@@ -31,7 +31,7 @@ from milescli.train.objectives.supervised import Supervised
 from milescli.train.streams import FROM_RANKS, Stream
 
 LAPS = ("forward_backward_s", "save_wait_s", "optimizer_s")
-"""Parts of a step, as a StepReport names their seconds."""
+"""Parts of a step whose seconds a StepReport has."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,8 +105,8 @@ class Learner:
         return Stepped(report=total, logprobs=own.logprobs_before(logprobs))
 
     def _route_figures(self) -> dict[str, float]:
-        """`routes_differ`: share of the replayed routes that the trainer would have chosen
-        otherwise, before the first update. Collective where routing is replayed."""
+        """Return `routes_differ`: share of the replayed routes that the trainer would have chosen
+        otherwise, before the first update. Collective if routing is replayed."""
         if not self.policy.replays_routing:
             return {}
         share = replay.share_that_differs(self.policy.passes.routers, self.mesh)
@@ -115,8 +115,7 @@ class Learner:
     def _critic_step(
         self, critic: TrainedModel, own: RankShard, total: StepReport, *, lr: float
     ) -> StepReport:
-        """The critic's updates on the returns of the same tokens; its figures go with the
-        policy's."""
+        """Update the critic on the returns of the same tokens; add its figures to the policy's."""
         with self.turn_of(critic):
             report = self._updates(critic, own, Value(recipe=self.recipe), temperature=1.0, lr=lr)
         of_critic = {
@@ -130,8 +129,8 @@ class Learner:
     def _draft_step(
         self, draft: TrainedModel, shard: TrainShard, total: StepReport, *, lr: float
     ) -> StepReport:
-        """The draft model's updates: the cross-entropy of what the policy sampled, which is, but
-        for what does not depend on the draft model, the KL from policy to it."""
+        """Update the draft model by the cross-entropy of the policy's samples. Up to a term that
+        does not depend on the draft model, this is the KL from the policy to it."""
         own = RankShard(shard, mesh=self.mesh, facts=draft.facts, read_patches=draft.read_patches)
         heat = shard.temperature
         with self.turn_of(draft):
@@ -149,7 +148,7 @@ class Learner:
         temperature: float,
         lr: float,
     ) -> StepReport:
-        """Of a model beside the policy, one for each of the policy's."""
+        """Take the updates of a model beside the policy, one for each of the policy's."""
         figures, seconds = [], _Stopwatch()
         for microbatches in own.updates:
             loss = stepping.UpdateLoss(
@@ -231,7 +230,7 @@ class Learner:
         return Stepped(report=report, logprobs=own.logprobs_before(logprobs))
 
     def _fill(self, own: RankShard, objective: Objective[Any]) -> None:
-        """The streams that the objective needs, then those that it makes of them."""
+        """Compute the streams that the objective needs, then those that it derives from them."""
         for stream in FROM_RANKS:
             if stream not in objective.needs or stream is Stream.CANDIDATES:
                 continue
@@ -253,7 +252,8 @@ class Learner:
             own.keep(tokens)
 
     def _ask_teachers(self, own: RankShard, *, with_candidates: bool) -> None:
-        """Each teacher scores its own sequences; with candidates it names the likeliest tokens."""
+        """Let each teacher score its own sequences, or, with candidates, name its likeliest
+        tokens."""
         assert self.teachers, f"`{own.shard.objective}` needs a teacher"
         settings, heat = self.recipe.train.distill, own.shard.temperature
         rows: list[Microbatch] = []
@@ -274,7 +274,7 @@ class Learner:
         own.fill(Stream.TEACHER, [parts[-1] for parts in outputs], microbatches=rows)
 
     def _weights_of(self, stream: Stream) -> AbstractContextManager[None]:
-        """The model that makes a stream is in the policy's place within."""
+        """Swap in the reference's weights within the context, if they compute the stream."""
         return self.reference.swapped_in() if stream is Stream.REFERENCE else nullcontext()
 
     def score(
@@ -298,13 +298,13 @@ class Learner:
         return None if ids is None or logprobs is None else list(zip(ids, logprobs, strict=True))
 
     def _objective(self, name: str) -> Objective[Any]:
-        """Made once."""
+        """Return the objective; created once."""
         if name not in self._objectives:
             self._objectives[name] = load_objective(name, self.recipe)
         return self._objectives[name]
 
     def _on_rank(self, shard: TrainShard, *, in_update: bool = False) -> RankShard:
-        """`in_update`: only what is said of trained tokens counts."""
+        """Put the shard on this rank. `in_update`: only values at trained tokens matter."""
         return RankShard(
             shard,
             mesh=self.mesh,
@@ -315,7 +315,7 @@ class Learner:
         )
 
     def _score(self, own: RankShard, stream: Stream, *, everywhere: bool) -> list[torch.Tensor]:
-        """[S] log-probs for each microbatch, on ranks of the last stage."""
+        """Return [S] log-probs for each microbatch, on ranks of the last stage."""
         if self._before_log_probs is not None:
             release_state()  # it may change what it is given
             with torch.no_grad():
@@ -326,7 +326,7 @@ class Learner:
 
 
 def _with(total: StepReport, report: StepReport, figures: dict[str, float]) -> StepReport:
-    """The policy's report with the figures, and the seconds, of another model's."""
+    """Add the figures and the seconds of another model to the policy's report."""
     return replace(
         total,
         figures={**total.figures, **figures},

@@ -17,7 +17,7 @@ from milescli.plan.types import TrainerLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Holds this rank's place on every axis."""
+    """Holds this rank's coordinates on every axis, and the groups it belongs to."""
 
     layout: TrainerLayout
     rank: int
@@ -33,8 +33,8 @@ class Mesh:
     ep_group: dist.ProcessGroup
     etp_group: dist.ProcessGroup
     token_group: dist.ProcessGroup | None
-    """Ranks of this stage that hold all tokens of a step between them (data x context parallel);
-    None where this rank holds all."""
+    """Ranks of this stage that together hold all tokens of a step (data x context parallel); None
+    if this rank holds all of them."""
     device: torch.device
 
     @property
@@ -49,7 +49,7 @@ class Mesh:
 
     @property
     def speaks_for_tokens(self) -> bool:
-        """Return True on the one rank that reports figures, among those that compute the same
+        """Return True on the one rank that reports figures among the ranks that process the same
         tokens."""
         return self.is_last_stage and self.tp_rank == 0
 
@@ -62,8 +62,8 @@ class Mesh:
 def _open_store(
     master: tuple[str, int], *, rank: int, world_size: int, timeout: timedelta
 ) -> dist.TCPStore:
-    """Where the ranks meet. Rank 0 opens it on the address of `master` alone; by itself torch would
-    listen on every interface."""
+    """Return the store where the ranks meet. Rank 0 opens it on the address of `master` alone;
+    torch by default listens on every interface."""
     if rank != 0:
         return dist.TCPStore(*master, world_size, is_master=False, timeout=timeout)
     listener = socket.create_server(master)

@@ -16,7 +16,7 @@ from milescli.core.events import WorkerMemory
 from milescli.platform.memory_record import peak_resident_bytes
 
 MOST_TENSORS = 20
-"""Kinds of tensors that are told of, the largest first."""
+"""Largest number of kinds of tensors to report, largest first."""
 HISTORY = 100_000
 """Allocations that torch remembers for a picture of a GPU's memory."""
 
@@ -116,7 +116,7 @@ class Profiled:
         return result
 
     def _forget_allocations(self: Any) -> None:
-        """They cost memory and time as long as torch remembers them."""
+        """Stop recording allocations: the records cost memory and time."""
         if self.device.type == "cuda":
             torch.cuda.memory._record_memory_history(enabled=None)
 
@@ -165,7 +165,7 @@ def largest_tensors(names: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def _living_tensors() -> Iterator[torch.Tensor]:
-    """Those that Python knows; what a graph of autograd alone holds is not among them."""
+    """Yield the tensors that Python knows, without those held by autograd's graph alone."""
     for thing in gc.get_objects():
         try:
             if issubclass(type(thing), torch.Tensor) and thing.layout is torch.strided:

@@ -86,7 +86,7 @@ class _Adapter:
     learner: Learner
     checkpoints: CheckpointIO
     state: Snapshot
-    """Matrices, moments and random numbers, as they were at the end of its last turn."""
+    """Matrices, moments and random state at the end of the adapter's last turn."""
 
 
 class AdapterTurns:
@@ -101,7 +101,7 @@ class AdapterTurns:
         device: torch.device,
     ) -> None:
         """Start each adapter as in a run of its own: from its recipe's seed, or from its
-        `model.adapter`. The first is active."""
+        `model.adapter`. The first one is active."""
         assert recipes, "turns of nobody"
         self._policy = policy
         self._all = dict[str, _Adapter]()

@@ -26,9 +26,9 @@ class _Client:
     """Holds what belongs to one client's adapter."""
 
     state: Snapshot
-    """Matrices, moments and random numbers, as they were at the end of its last turn."""
+    """Matrices, moments and random state at the end of the client's last turn."""
     gradients: list[torch.Tensor] | None = None
-    """[buffers] sums since its last step; None: there are none."""
+    """[buffers] sums since its last step; None if there are none."""
 
 
 class ServiceRank(TrainerRank):
@@ -74,7 +74,7 @@ class ServiceRank(TrainerRank):
 
     @property
     def _client(self) -> _Client:
-        """Of the adapter whose turn it is."""
+        """Return the client whose turn it is."""
         assert self._active is not None, "a call in nobody's turn"
         return self._clients[self._active]
 

@@ -1,6 +1,6 @@
 """One trainer rank: model, optimizer and weight channel of this process. Methods are called by name
-on all ranks at once, with equal arguments but for the shard, which is that of the rank's data-
-parallel rank; each returns plain data. It knows nothing of who hosts the process."""
+on all ranks at once with equal arguments, except the shard, which belongs to the rank's
+data-parallel rank; each returns plain data. It does not know what hosts the process."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 class TrainerRank(Profiled):
-    """Holds the models of one rank, and makes the calls of `train.base.Trainer` on them. `setup`
-    first, `close` last."""
+    """Holds the models of one rank, and performs the calls of `train.base.Trainer` on them. Call
+    `setup` first and `close` last."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class TrainerRank(Profiled):
         adapters: Mapping[str, Recipe] | None = None,
     ) -> None:
         """`model_dir`: Hugging Face folder; `critic_dir`: that of the critic, which gives scores,
-        or None; `draft_dir`: that of the draft model, where it is trained; `teacher_dirs`: those of
-        `train.distill.teachers`, where the ranks hold them; `adapters`: by name, where several are
-        trained, the recipe of each. `channel`: import path `module:Class` of the weight channel, or
-        None where nothing is published; `channel_dir`: folder for one that sends files. Takes no
+        or None; `draft_dir`: that of the draft model, if it is trained; `teacher_dirs`: those of
+        `train.distill.teachers`, if the ranks hold them; `adapters`: name -> recipe, if several
+        adapters are trained. `channel`: import path `module:Class` of the weight channel, or None
+        if nothing is published; `channel_dir`: folder for a channel that sends files. Takes no
         device and opens nothing."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
         self.rank = rank
@@ -80,9 +80,9 @@ class TrainerRank(Profiled):
         self.dtype = torch.bfloat16 if plan.precision == "bf16" else torch.float32
 
     def setup(self) -> dict[str, float]:
-        """Join the other ranks, build the model, load its weights, make the optimizer. Returns
-        seconds per part. Raises FitError, CheckpointError, or WaitTimeout where the ranks do not
-        meet."""
+        """Join the other ranks, build the model, load its weights, and create the optimizer.
+        Returns seconds per part. Raises FitError, CheckpointError, or WaitTimeout if the ranks do
+        not meet."""
         started = time.monotonic()
         if self.channel_path is not None:
             getattr(self._channel_class(), "require_node", lambda: None)()
@@ -155,12 +155,12 @@ class TrainerRank(Profiled):
 
     @property
     def model(self):
-        """The policy's model, wrapped in Megatron's DistributedDataParallel."""
+        """Return the policy's model, wrapped in Megatron's DistributedDataParallel."""
         return self.policy.model
 
     @property
     def optimizer(self):
-        """The policy's optimizer."""
+        """Return the policy's optimizer."""
         return self.policy.optimizer
 
     def _channel_class(self) -> Any:
@@ -207,7 +207,7 @@ class TrainerRank(Profiled):
         self.learner.teachers.clear()
 
     def freeze_reference(self) -> None:
-        """The current weights become the reference of the KL term, kept in host memory."""
+        """Copy the current weights to host memory as the reference of the KL term."""
         self.learner.reference.freeze()
 
     def reset_optimizer(self) -> None:
@@ -243,8 +243,8 @@ class TrainerRank(Profiled):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Where the save of one model fails, that of another is given up too, so that no later save
-        waits for it."""
+        """If the save of one model fails, give up those of the others, so that no later save waits
+        for them."""
         try:
             yield
         except CheckpointError:
@@ -264,16 +264,16 @@ class TrainerRank(Profiled):
                         model.checkpoints.load(part, weights_only=weights_only)
 
     def take_copy(self) -> list[int]:
-        """Copy all that a rank needs to go on from here to host memory, where it stays until the
-        next one. Returns the bytes of its sections."""
+        """Copy everything that a replacement rank needs to continue to host memory, until the next
+        copy replaces it. Returns the bytes of its sections."""
         return self.snapshot.take()
 
     def read_copy(self, section: int, offset: int, size_bytes: int) -> np.ndarray:
-        """Return a part of the copy; may be called while the rank does something else."""
+        """Return a part of the copy; may be called while the rank is busy."""
         return self.snapshot.read(section, offset, size_bytes)
 
     def expect_copy(self, sizes: Sequence[list[int]]) -> None:
-        """Make room for a copy that this rank's predecessor took. `sizes`: [ranks][sections]
+        """Allocate memory for a copy that this rank's predecessor took. `sizes`: [ranks][sections]
         bytes."""
         self.snapshot.make_room(sizes[self.rank])
 
@@ -282,11 +282,11 @@ class TrainerRank(Profiled):
         self.snapshot.write(section, offset, part)
 
     def take_over(self) -> None:
-        """Go on from the copy that was written."""
+        """Continue from the copy that was written."""
         self.snapshot.put_back()
 
     def _awake(self, model: TrainedModel) -> AbstractContextManager[None]:
-        """Keep the model on the device within."""
+        """Keep the model on the device within the context."""
         return nullcontext() if model is self.policy else self.learner.turn_of(model)
 
     def _trained(self, folder: Path) -> list[tuple[TrainedModel, Path]]:
@@ -299,37 +299,37 @@ class TrainerRank(Profiled):
         return [(model, part) for model, part in trained if model is not None]
 
     def start_critic(self) -> None:
-        """The critic begins from the policy's current weights, with a head of its own."""
+        """Initialise the critic from the policy's current weights, with a head of its own."""
         assert self.critic is not None, "this trainer was made without a critic"
         with self.learner.turn_of(self.critic):
             self.critic.take_trunk(self.policy)
 
     def shed(self) -> None:
-        """Give the memory of gradients and optimizer back; the weights can be published. On a CPU:
-        nothing."""
+        """Release the memory of gradients and optimizer; the weights can still be published. Does
+        nothing on a CPU."""
         if self.device.type != "cpu":
             self.policy.sleeper.shed()
             if self.policy.rounded is not None:
                 self.policy.rounded.forget()
 
     def sleep(self) -> None:
-        """Move weights, gradients and optimizer to host memory. On a CPU: nothing."""
+        """Move weights, gradients and optimizer to host memory. Does nothing on a CPU."""
         if self.device.type != "cpu":
             self.policy.sleeper.sleep()
 
     def wake(self) -> None:
-        """Move what `sleep` moved back to the device. On a CPU: nothing."""
+        """Move what `sleep` moved back to the device. Does nothing on a CPU."""
         if self.device.type != "cpu":
             self.policy.sleeper.wake()
 
     def take_turn(self, adapter: str) -> None:
-        """Switch to this one of several adapters."""
+        """Switch to one of several adapters."""
         assert self.turns is not None, f"{adapter}: this trainer has no adapters that take turns"
         self.turns.take(adapter)
         self.learner = self.turns.learner
 
     def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """Open the weight channel to these engines; close it where there are none."""
+        """Open the weight channel to these engines; close it if the list is empty."""
         channel = self.channels.pop(fleet, None) or self._make_channel()
         with self._named("opening the weight channel"):
             if engines:
@@ -350,7 +350,7 @@ class TrainerRank(Profiled):
             return getattr(channel, "sent_bytes", 0) - before
 
     def verify(self, fleet: str = ROLLOUT) -> None:
-        """Compare what the fleet's engines hold with the weights. Raises MismatchError."""
+        """Compare the weights of the fleet's engines with the policy's. Raises MismatchError."""
         with self._named("verifying weights"):
             channel = self.channels[fleet]
             channel.verify(self._to_send(channel, for_check=True))
@@ -385,8 +385,8 @@ class TrainerRank(Profiled):
                 yield [(engine_name(self.turns.name, name), each) for name, each in bucket]
 
     def parameter_checksums(self) -> dict[str, str]:
-        """Hugging Face name -> SHA-256 of the tensor's bytes; equal for equal weights under any
-        layout."""
+        """Return Hugging Face name -> SHA-256 of the tensor's bytes; equal weights give equal sums
+        under any layout."""
         return {name: _sha256(tensor) for bucket in self.buckets() for name, tensor in bucket}
 
     def close(self) -> None:
@@ -400,7 +400,7 @@ class TrainerRank(Profiled):
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Raise WaitTimeout where a collective gives up: who waited, for what, and how long."""
+        """Raise WaitTimeout if a collective times out: who waited, for what, and how long."""
         started = time.monotonic()
         try:
             with torch.profiler.record_function(f"miles: {what}"):

@@ -23,16 +23,15 @@ from milescli.platform.memory_record import last_look
 
 NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 STATUS = "status"
-"""The method of a look without one: it says nothing of what the process did."""
+"""Method name of a check that calls nothing: it says nothing of what the process did."""
 LOOK_TIMEOUT_S = 3.0
-"""For a process to say that it is there. A busy machine may take longer: one look proves
-nothing."""
+"""Time for a process to respond. A busy machine may take longer: one check proves nothing."""
 
 GRACE_S = 3.0
-"""How long we listen for a better cause after the first error: a killed rank makes its peers fail
+"""Seconds, after the first error, to wait for a better cause: when a rank is killed, its peers fail
 at almost the same time."""
 CHUNK_BYTES = 16 * MIB
-"""Moved at once, so that little of Ray's object store is taken."""
+"""Bytes moved at a time, so that little of Ray's object store is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +39,11 @@ class ActorHandle:
     """One of our processes, wherever it runs."""
 
     name: str
-    """As people read it: `trainer rank 3`, `engine 0`."""
+    """Name for people: `trainer rank 3`, `engine 0`."""
     actor: Any
     log_path: Path
     node: ClusterNode
-    """Where it runs."""
+    """Node on which it runs."""
     kwargs: dict[str, Any] = field(repr=False)
     """Arguments from which `start` builds the hosted object."""
 

@@ -1,5 +1,5 @@
-"""A Ray cluster for one run: started on loopback or joined, with placement in topology order,
-bounded named waits, and a clean end."""
+"""A Ray cluster for one run: started on loopback or joined, with placement in topology order, time
+limits on every wait, and an orderly end."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from milescli.core.private import hidden_secrets
 from milescli.plan.types import Plan
 
 ACTORS_PER_SLOT = 2
-"""A trainer rank and an engine, one of Ray's CPUs each, whatever they use."""
+"""A trainer rank and an engine. Each gets one of Ray's CPUs, whatever it really uses."""
 LEAVE_TIMEOUT_S = 15.0
-"""For Ray to let this process go; it waits for its own processes."""
+"""Time for this process to leave Ray, which waits for Ray's own processes."""
 CALLS_AT_ONCE = 256
 """Number of concurrent calls of one actor: `run` on its work thread, one after the other, `status`
-and `peek` beside it. Every process that collects may wait for the reward model's."""
+and `peek` beside it. Every collecting process may wait for the reward model's actor."""
 
 
 class Cluster:
@@ -46,9 +46,9 @@ class Cluster:
         environment: dict[str, str],
         nodes: Sequence[ClusterNode] = (),
     ) -> None:
-        """`address` None: start a cluster here, with its files in `temp_dir`, a short path of the
-        caller (socket names are bounded at 107 bytes). `environment`: variables that every actor
-        gets. `nodes`: of the cluster that is joined, in the plan's order."""
+        """If `address` is None, start a cluster here with its files in `temp_dir`, a short path
+        (socket names are limited to 107 bytes). `environment`: variables of every actor. `nodes`:
+        the joined cluster's nodes in the plan's order."""
         self.address = address
         self.temp_dir = temp_dir
         self.log_dir = temp_dir
@@ -64,14 +64,14 @@ class Cluster:
         """By name, actors that wait for whoever spawns them."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process of the run starts processes in the same places, which are its own: they
-        end with it."""
+        """Copy the cluster to another process of the run, which starts actors in the same places.
+        It owns those that it starts: they end with it."""
         return {**vars(self), "_spawned": [], "_ahead": {}, "_started": False}
 
     def start(self, plan: Plan, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start or join Ray; on the calling (main) thread, since Ray's processes end with it.
-        `timeout_s`: bound on a start here, after which this process ends with an error. Raises
-        MachineError where this machine, or that cluster, is not ready."""
+        """Start or join Ray, in the main thread, since Ray's processes end with it. `timeout_s`:
+        limit of a start here, after which this process ends with an error. Raises MachineError if
+        this machine, or that cluster, is not ready."""
         self._started = True  # already: what is cut short has processes to be ended, too
         if self.address is None:
             settings = self._own_session(plan)
@@ -83,7 +83,7 @@ class Cluster:
             join(self.address)
 
     def _own_session(self, plan: Plan) -> dict[str, Any]:
-        """A session on loopback only, with a token of its own."""
+        """Return the settings of a session that listens on loopback only, with its own token."""
         token = self.temp_dir / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
@@ -109,8 +109,8 @@ class Cluster:
         }
 
     async def place(self, plan: Plan, *, timeout_s: float) -> None:
-        """Reserve what the plan needs: one bundle for each of its nodes. Once only. Raises FitError
-        where a node has less, or gave it away."""
+        """Reserve the plan's resources, one bundle for each of its nodes; a second call does
+        nothing. Raises FitError if a node has too few, or they are in use."""
         import ray
         from ray.util.placement_group import placement_group
 
@@ -184,7 +184,7 @@ class Cluster:
         kwargs: dict[str, Any],
         environment: dict[str, str],
     ) -> ActorHandle:
-        """Start a process on a node of the plan. It is not waited for: call `start` of the
+        """Start a process on a node of the plan without waiting for it: call `start` of the
         handle."""
         log_path = self.log_dir / f"{name.replace(' ', '-')}.log"
         if name in self._ahead:
@@ -199,8 +199,8 @@ class Cluster:
         return handle
 
     def spawn_ahead(self, name: str, target: str, *, environment: dict[str, str]) -> None:
-        """Start the process that `spawn` will be asked for, on the first node and without a device:
-        it imports what it needs meanwhile."""
+        """Start a process, on the first node and without a device, before `spawn` asks for it, so
+        that it can import its modules in the meantime."""
         self._ahead[name] = self._actor(name, target, 0, 1.0, 0.0, environment)
 
     def _actor(
@@ -227,28 +227,28 @@ class Cluster:
         return ray.remote(Host).options(**options).remote(name=name, target=target)
 
     def _with_variables(self, environment: dict[str, str]) -> dict[str, Any]:
-        """Options of an actor. A session of our own began with this process's environment: where an
-        actor needs nothing beyond that, it takes a process that Ray has started ahead, and neither
-        Ray's agent for environments nor a fresh process is waited for."""
+        """Return the options of an actor. Our own session inherited this process's environment: an
+        actor that needs no other variables gets a process that Ray started in advance, and waits
+        for neither Ray's environment agent nor a new process."""
         own = {
             name: value for name, value in environment.items() if self._inherited.get(name) != value
         }
         return {"runtime_env": {"env_vars": environment}} if own else {}
 
     async def check_nodes(self) -> None:
-        """Raises WorkerDied where a node of the run is gone."""
+        """Raise WorkerDied if a node of the run is gone."""
         dead = await in_thread(lambda: find_dead(self.nodes))
         if dead is not None:
             raise node_died(dead, "whatever of this run was there is gone with it")
 
     async def put(self, value: object) -> Any:
-        """Share a value with many actors, once. In a thread: where Ray hangs, signals are heard."""
+        """Share a value with many actors, in a thread: if Ray hangs, signals still work."""
         import ray
 
         return await in_thread(lambda: ray.put(value))
 
     async def kill(self, handles: Sequence[ActorHandle]) -> None:
-        """End processes of ours without ceremony. Idempotent."""
+        """Kill processes of ours at once. Idempotent."""
         import ray
 
         for handle in handles:
@@ -257,11 +257,11 @@ class Cluster:
             ray.kill(handle.actor, no_restart=True)
 
     async def kill_all(self, *, but: Sequence[ActorHandle]) -> None:
-        """The same for every process that was spawned, `but` these."""
+        """Kill every process that was spawned, except those in `but`."""
         await self.kill([handle for handle in self._spawned if handle not in but])
 
     def stop(self) -> None:
-        """Leave or end the Ray session. Idempotent. Where Ray hangs, it is left to its watchdog."""
+        """Leave or end the Ray session. Idempotent. If Ray hangs, its watchdog ends it."""
         if self._started:
             import ray
 
@@ -277,7 +277,7 @@ class Cluster:
 
 
 def _bundles(plan: Plan) -> list[dict[str, float]]:
-    """[plan nodes] what the slots of each need."""
+    """Return [plan nodes] the resources that the slots of each node need."""
     counts = Counter(slot.node for slot in plan.slots)
     device = 0 if plan.device_kind == "cpu" else 1
     return [
@@ -298,7 +298,7 @@ def _free() -> dict[str, float]:
 
 
 def _given_devices() -> list[str]:
-    """In a task that asked for all GPUs of its bundle: their names, in a stable order."""
+    """Return the names of a task's GPUs, all those of its bundle, in a stable order."""
     import ray
 
     return sorted(map(str, ray.get_gpu_ids()), key=lambda name: (len(name), name))

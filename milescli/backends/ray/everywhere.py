@@ -1,5 +1,5 @@
-"""The same function on every node of a Ray cluster: how doctor and launch learn what is there.
-Takes no device and leaves nothing."""
+"""Runs the same function on every node of a Ray cluster: doctor and launch learn what each node
+has. Takes no device and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.core.errors import MachineError, MilesError, WaitTimeout, WorkerDi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAnswer:
-    """What the function gave on one node: a result, or the error that says why there is none."""
+    """Result of the function on one node, or the error that explains why there is none."""
 
     node: ClusterNode
     result: Any = None
@@ -45,7 +45,7 @@ def each_node(
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """This process is in the cluster inside, and as it was before afterwards."""
+    """Join the cluster within the context, unless the process has joined it already."""
     import ray
 
     if ray.is_initialized():
@@ -117,8 +117,8 @@ def _answer(node: ClusterNode, ref: Any, target: str, waited_s: float | None) ->
 
 
 def _portable() -> Callable[[str, dict[str, object]], tuple[object, object]]:
-    """Made inside a function, so that it travels as code and runs on a node that has no miles, or
-    another one."""
+    """Return a function that is pickled as code, because it is defined inside this one; so it runs
+    on a node without miles, or with another version."""
 
     def call(target: str, kwargs: dict[str, object]) -> tuple[object, object]:
         import importlib

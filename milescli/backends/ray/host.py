@@ -66,8 +66,8 @@ class Host:
         return os.getpid()
 
     def _build(self, kwargs: bytes) -> None:
-        """Unpickled here, behind the imports: where Ray does it, it imports beside them, and of
-        packages whose parts import one another two threads at once may see halves."""
+        """Build the object, unpickling its arguments after the imports. If Ray unpickles them, it
+        imports in another thread, and two threads may see half-imported modules."""
         target = self._class.result()
         self._object = target(**pickle.loads(kwargs))
 
@@ -121,7 +121,7 @@ def _last_frames(error: BaseException, count: int = 3) -> str:
 
 
 def _redirect_output(log_path: Path) -> None:
-    """All output of this process, C libraries included, goes to its own file."""
+    """Send all output of this process, including that of C libraries, to its own file."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):

@@ -1,5 +1,5 @@
-"""Joining a Ray cluster that is there already, or starting one here. Used by `cluster` and
-`everywhere`; leaving is `ray.shutdown`."""
+"""Joins an existing Ray cluster, or starts one here. Used by `cluster` and `everywhere`; to leave,
+call `ray.shutdown`."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from milescli.platform.cpu import threads_left
 
 NAMESPACE = "miles"
 START_TIMEOUT_S = 120.0
-"""Bound on its server's and on its node's start. Ray by itself gives each 30 s, which a computer
-that is busy with other things may take."""
+"""Time limit for the start of Ray's server and for that of its node. Ray's own limit is 30 s for
+each, which a busy computer may exceed."""
 LEAST_THREADS = 300
-"""A run of one rank and two engines has 390, and Ray alone 150; it aborts or waits where it cannot
-start one."""
+"""A run of one rank and two engines has 390 threads, and Ray alone 150; Ray aborts or hangs if it
+cannot start one."""
 LOOPBACK = "127.0.0.1"
 _LOGS = ("gcs_server.err", "gcs_server.out", "raylet.err", "raylet.out")
 PATIENCE_S = 1.0
-"""A user who stops a run waits so long for Ray to connect."""
+"""Seconds that a user who stops a run waits for Ray to connect."""
 REACH_TIMEOUT_S = 10.0
-"""Bound on a first connection to a cluster's address: Ray by itself waits for minutes where nobody
-answers."""
+"""Time limit for the first connection to a cluster's address: Ray itself waits for minutes if
+nothing answers."""
 
 
 def join(address: str) -> None:
     """Become a driver of the cluster at `address` (HOST:PORT, or auto for the one on this machine).
-    On the calling (main) thread.
+    Must run in the main thread.
 
-    Raises MachineError where nobody answers there, the token is not the cluster's, this machine is
-    no part of it, or its Ray or Python is of another version.
+    Raises MachineError if nothing answers there, the token is wrong, this machine is not part of
+    the cluster, or the versions of Ray or Python differ.
     """
     if address != "auto":
         _require_listener(address)
@@ -56,8 +56,8 @@ def join(address: str) -> None:
 
 
 def start_here(settings: dict[str, Any], *, timeout_s: float) -> None:
-    """Start a cluster of this machine alone, for this process, whatever RAY_ADDRESS says. Its
-    children must not read that either. Raises MachineError where it cannot start; where Ray waits
+    """Start a cluster of this machine alone, for this process, whatever RAY_ADDRESS says; child
+    processes do not see that variable either. Raises MachineError if it cannot start; if Ray hangs
     for longer than `timeout_s`, this process ends with that error."""
     require_room()
     os.environ.pop("RAY_ADDRESS", None)
@@ -77,8 +77,8 @@ def start_here(settings: dict[str, Any], *, timeout_s: float) -> None:
 
 
 def require_room() -> None:
-    """Raises MachineError where Ray would wait for ever: without a loopback interface, or where it
-    may not start the threads that it needs."""
+    """Raise MachineError if Ray would hang: if there is no loopback interface, or this machine
+    allows too few threads."""
     try:
         with socket.create_server((LOOPBACK, 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=REACH_TIMEOUT_S).close()
@@ -102,23 +102,23 @@ def require_room() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StderrLog:
-    """Standard error of this process while it goes to a file."""
+    """The file that receives this process's standard error."""
 
     path: Path
     terminal: int
-    """Descriptor of what standard error was before."""
+    """File descriptor of the original standard error."""
 
     def quote(self) -> str:
-        """Return its last lines, or nothing where it has none."""
+        """Return the last lines as part of an error; empty if there are none."""
         lines = last_log_lines(self.path, 3) if self.path.stat().st_size else ""
         return f"; its last messages:\n{lines}" if lines else ""
 
 
 @contextmanager
 def stderr_in_log() -> Iterator[StderrLog]:
-    """Send standard error to a file meanwhile: what Ray's C++ prints when it fails to start is not
-    for users, and the error that follows quotes it. The parent of this process quotes it, and
-    removes the file, where Ray ends this process."""
+    """Send standard error to a file within the context: what Ray's C++ prints when it fails to
+    start is not for users, and the error quotes the end of it. If Ray kills this process, its
+    parent quotes and removes the file."""
     descriptor, name = tempfile.mkstemp(prefix="miles-ray-", suffix=".log", dir="/tmp")
     log = StderrLog(path=Path(name), terminal=os.dup(2))
     say(ray_log=log.path)
@@ -136,8 +136,8 @@ def stderr_in_log() -> Iterator[StderrLog]:
 
 @contextmanager
 def bounded(timeout_s: float, folder: Path, *, log: StderrLog) -> Iterator[None]:
-    """End this process where Ray does not start within `timeout_s`: its C++ waits without a bound,
-    and hears no exception. `folder`: of its session, whose logs the error quotes, with `log`."""
+    """End this process if Ray does not start within `timeout_s`: its C++ code waits without a limit
+    and ignores exceptions. `folder`: of Ray's session, whose logs the error quotes, with `log`."""
 
     def give_up() -> None:
         error = MachineError(
@@ -172,11 +172,11 @@ def _said_in(folder: Path) -> str:
 
 @contextmanager
 def _without_monitors() -> Iterator[None]:
-    """No autoscaler, since nothing could be added to a cluster of one computer; nobody who reads
-    logs, since our actors have files of their own; no dashboard, whose server starts and is waited
-    for also where no page is wanted; and `idle_agent` for its agent. Together three to four seconds
-    of a core at every start, and one at the end. `ray start` has switches for the first two,
-    `ray.init` has none."""
+    """Start Ray without the autoscaler, because a cluster of one computer cannot grow; without the
+    log monitor, because our actors have their own log files; without the dashboard, whose server
+    starts and is waited for even if no page is wanted; and with `idle_agent` as its agent. Together
+    they cost three to four seconds of a core at every start, and one at the end. `ray start` has
+    options for the first two, `ray.init` has none."""
     from ray._private import node, parameter, ray_constants, services, utils
 
     fewer = functools.partial(parameter.RayParams, no_monitor=True, include_log_monitor=False)
@@ -200,8 +200,8 @@ def _without_monitors() -> Iterator[None]:
 
 @contextmanager
 def patiently() -> Iterator[None]:
-    """While Ray waits for its node, by a bound that no setting reaches. A dead one is a
-    ChildProcessError: Ray asks again after any RuntimeError."""
+    """Wait for Ray's node up to START_TIMEOUT_S, because no setting changes Ray's own limit. Raises
+    ChildProcessError if the node is dead: Ray would retry after any RuntimeError."""
     from ray._private import services
 
     look = services.get_node
@@ -233,7 +233,7 @@ def raylet_lives() -> bool:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Ray's `owner.name` is `value` meanwhile; nothing is done where this Ray has none."""
+    """Replace Ray's `owner.name` by `value` within the context, if this version has it."""
     if not hasattr(owner, name):
         yield
         return
@@ -268,11 +268,11 @@ def _connect(address: str, *, settings: dict[str, Any], log: StderrLog | None = 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C, SIGTERM and SIGHUP to the end of the block; a driver leaves if it goes on for
-    PATIENCE_S, and a second signal acts at once. A Ray that is interrupted while it connects waits
-    for seconds, then kills this process with SIGSEGV. Processes that the block begins never hear of
-    SIGHUP, and outlive a terminal that closes. Does not cover the second in which Ray's C++ has its
-    own SIGTERM handler, which prints a stack and ends us."""
+    """Delay Ctrl-C, SIGTERM and SIGHUP to the end of the block. If the block continues for
+    PATIENCE_S after a signal, the driver exits; a second signal acts at once. If Ray is interrupted
+    while it connects, it hangs for seconds, then kills this process with SIGSEGV. Processes that
+    the block starts ignore SIGHUP, and outlive a terminal that closes. Does not cover the second in
+    which Ray's C++ has its own SIGTERM handler, which prints a stack and exits."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,5 +1,5 @@
-"""Processes for quick calls on another node of the run, as the driver asks them: many calls go to
-the node's actor, and come back from it, in one message. Used by the runtime, for environments."""
+"""Processes for quick calls on another node of the run, as the driver sees them. Many calls to one
+node's actor travel in one message, and so do the replies. Used by the runtime, for environments."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from milescli.workers.worker import CallFailed
 START_TIMEOUT_S = 60.0
 """Timeout for starting an actor that replaces one that died."""
 REPLY_TIMEOUT_S = POLL_S + 30.0
-"""Timeout of an actor that only forwards calls: one that takes longer is ended."""
+"""Timeout of an actor, which only forwards calls: if it takes longer, it is ended."""
 MAX_LOST = 3
-"""Actors in a row that may end without one reply; then the run stops."""
+"""Number of actors in a row that may end without one reply before the run stops."""
 
 
 class NodeProcesses:
@@ -40,8 +40,8 @@ class NodeProcesses:
     def __init__(
         self, cluster: Cluster, *, number: int, tell: Callable[[str], None], name: str
     ) -> None:
-        """`number`: of the node in the plan; `tell`: of an actor that died; `name`: what lives in
-        the processes, for messages and the log: `environments`."""
+        """`number`: of the node in the plan; `tell`: gets a message if an actor dies; `name`: what
+        runs in the processes, for messages and the log: `environments`."""
         self.node: ClusterNode = cluster.nodes[number]
         self.num_lost = 0
         """Actors in a row that ended without one reply."""
@@ -51,13 +51,13 @@ class NodeProcesses:
         self._actor: _Actor | None = None
 
     async def start(self, *, timeout_s: float) -> int:
-        """Start its actor; the node's cores. Raises WorkerDied or WaitTimeout."""
+        """Start the actor; return the node's number of cores. Raises WorkerDied or WaitTimeout."""
         handle = await self._spawned(timeout_s)
         self._actor = _Actor(self, handle)
         return await handle.run("num_cores", timeout_s=timeout_s)
 
     def process(self, target: str, *, memory_bytes: int, memory_key: str) -> NodeCalls:
-        """Return the process, started with its first call, as NewCallProcess describes."""
+        """Return a process that starts with its first call, as NewCallProcess describes."""
         opened = Opened(
             process=next(self._numbers),
             target=target,
@@ -67,14 +67,14 @@ class NodeProcesses:
         return NodeCalls(self, opened)
 
     def close(self) -> None:
-        """Its actor is about to be ended with the run, and nobody waits for a call."""
+        """Stop waiting for replies; the actor itself ends with the run."""
         if self._actor is not None:
             self._actor.forget()
             self._actor = None
 
     async def actor(self) -> _Actor:
-        """The one that lives; another where there is none. Raises CallFailed where it does not
-        start, WorkerDied where none ever does."""
+        """Return the node's actor, and start one if there is none. Raises CallFailed if it does not
+        start, WorkerDied if none ever does."""
         if self._actor is None:
             self._actor = _Actor(self, None)
         actor = self._actor
@@ -86,7 +86,7 @@ class NodeProcesses:
         return await self._spawned(START_TIMEOUT_S)
 
     async def lost(self, actor: _Actor, cause: Exception) -> Exception:
-        """What its calls raise. Nothing of it is left afterwards."""
+        """Kill a failed actor, and return the error that its calls raise."""
         self._actor = None if actor is self._actor else self._actor
         if actor.handle is not None:
             await self._cluster.kill([actor.handle])
@@ -130,9 +130,9 @@ class _Actor:
 
     owner: NodeProcesses
     handle: ActorHandle | None
-    """None: it is not there yet."""
+    """None: it has not started yet."""
     failure: Exception | None = None
-    """It has ended."""
+    """Why the actor ended; None while it lives."""
     _orders: list[Order] = field(default_factory=list)
     _waiting: dict[int, tuple[NodeCalls, QuickCall]] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
@@ -141,7 +141,7 @@ class _Actor:
     _reading: asyncio.Task[None] | None = None
 
     async def is_ready(self) -> None:
-        """Raises CallFailed or WorkerDied where it has ended."""
+        """Wait until the actor has started. Raises CallFailed or WorkerDied if it has ended."""
         if self.handle is None and self.failure is None:
             if self._starting is None:
                 self._starting = asyncio.ensure_future(self._start())
@@ -150,13 +150,13 @@ class _Actor:
             raise self.failure
 
     def order(self, order: Order) -> None:
-        """In the order of these calls, and together with others of this round of the loop."""
+        """Send an order after earlier ones, in one message with those of the same loop round."""
         self._orders.append(order)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.ensure_future(self._send())
 
     def call(self, calls: NodeCalls, process: int, args: tuple[Any, ...]) -> QuickCall:
-        """Its reply settles the future."""
+        """Send a call; its reply settles the future that is returned."""
         number, call = next(self._numbers), QuickCall()
         self._waiting[number] = calls, call
         self.order(Called(process, number, args))
@@ -165,7 +165,7 @@ class _Actor:
         return call
 
     def drop(self, calls: NodeCalls) -> None:
-        """Its calls have no reply any more."""
+        """Fail the open calls of one process, because it was ended."""
         numbers = [number for number, (owner, _) in self._waiting.items() if owner is calls]
         for number in numbers:
             _, call = self._waiting.pop(number)
@@ -222,7 +222,7 @@ class _Actor:
 
 
 class NodeCalls:
-    """One process there, begun with the first call. Implements CallProcess."""
+    """One process on another node, started with its first call. Implements CallProcess."""
 
     pid = None
 

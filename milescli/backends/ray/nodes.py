@@ -1,5 +1,5 @@
 """The computers of a Ray cluster: which there are, what is free on them, and whether one has died.
-Asked by a process that has joined."""
+Called in a process that has joined the cluster."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def lost_nodes() -> list[LostNode]:
 
 
 DEATH_NOTICE_S = 45.0
-"""How long Ray may take to find that a node is gone: it asks every 3 s, and gives up after five
-silences."""
+"""Seconds that Ray may need to notice that a node is gone: it checks every 3 s, and gives up after
+five failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ class ClusterNode:
     """Address at which the other nodes reach it."""
     host_name: str
     is_driver: bool
-    """This process runs there."""
+    """True if this process runs there."""
     num_gpus: int = 0
-    """As Ray counts them."""
+    """Number of GPUs that Ray counts."""
 
     def __str__(self) -> str:
         return f"node {self.address} ({self.host_name})"
@@ -86,15 +86,15 @@ def living_nodes() -> list[ClusterNode]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Node id -> what Ray has not given away there (`GPU`, `CPU`). Of the cluster that this process
-    is in."""
+    """Return node id -> resources that Ray has not assigned there (`GPU`, `CPU`), for the cluster
+    that this process is in."""
     from ray._private.state import available_resources_per_node
 
     return available_resources_per_node()
 
 
 def find_dead(nodes: Sequence[ClusterNode], *, within_s: float = 0.0) -> ClusterNode | None:
-    """The first of the nodes that Ray has given up, or gives up within the time. Blocks."""
+    """Return the first of the nodes that Ray considers dead, now or within the time. Blocks."""
     import ray
 
     deadline = time.monotonic() + within_s
@@ -107,7 +107,7 @@ def find_dead(nodes: Sequence[ClusterNode], *, within_s: float = 0.0) -> Cluster
 
 
 def node_died(node: ClusterNode, why: str) -> NodeDied:
-    """The error that names it."""
+    """Return the error that names the dead node."""
     return NodeDied(
         f"{node} died",
         why=f"Ray lost contact with it; {why}",

@@ -17,7 +17,7 @@ from milescli.workers.worker import CallFailed
 
 PROCESS_HOST = "milescli.backends.ray.process_host:ProcessHost"
 POLL_S = 10.0
-"""How long a question for replies waits for one."""
+"""Longest that a request for replies waits for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Settled:
     call: int
     value: Any
     error: Exception | None
-    """MilesError or CallFailed; None: it returned `value`."""
+    """MilesError or CallFailed; None if it returned `value`."""
     process_lives: bool
 
 

@@ -22,10 +22,10 @@ from milescli.core.silence import Silence, is_stopped_process
 
 LOOK_EVERY_S = 0.1
 NUM_LINES = 4
-"""Number of lines of its log in the error."""
+"""Number of the log's last lines in the error."""
 END_WITHIN_S = 5.0
-"""For this process to end in order after such a death; then it ends itself by SIGKILL, as calls to
-Ray may wait for a minute or for ever."""
+"""Time for an orderly end of this process after such a death; then it kills itself by SIGKILL,
+because calls to Ray may hang for a minute or for ever."""
 WHO_ENDED_IT = "sudo dmesg | tail   # did the kernel end it?"
 MEANING = {
     "gcs_server": "Ray's control store (GCS)",
@@ -35,16 +35,16 @@ MEANING = {
 
 
 class SessionProcesses:
-    """Looks after them until it is closed. One thread."""
+    """Watches these processes until it is closed, in one thread."""
 
     def __init__(self) -> None:
         self._expected, self._over = threading.Event(), threading.Event()
         self._death: WorkerDied | None = None
         self._silences = dict[str, Silence]()
-        """By Ray's names."""
+        """By Ray's names of the processes."""
         self._processes: Mapping[str, subprocess.Popen[bytes]] = {}
         self.silence_s = math.inf
-        """One that is stopped for so long is ended."""
+        """A process that is stopped for so long is killed."""
 
     def watch(self, processes: Mapping[str, subprocess.Popen[bytes]], *, log_dir: Path) -> None:
         """Watch `processes` from now on: children of this process, by Ray's names. `log_dir` holds
@@ -134,7 +134,8 @@ def of_this_session() -> dict[str, subprocess.Popen[bytes]]:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> str | None:
-    """How it ended, as a verb phrase; None while it lives. Leaves the zombie to whoever reaps."""
+    """Return how a process ended, as a verb phrase; None while it lives. Does not reap the
+    zombie."""
     with suppress(ChildProcessError):  # somebody has reaped it
         found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if found is None:

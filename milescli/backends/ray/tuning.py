@@ -1,8 +1,7 @@
-"""Ray Tune's searchers and schedulers, asked and told by whoever runs the trials: `miles sweep`
-runs each trial as a process of its own, so neither Tune's actors nor a Ray cluster are started.
-
-A searcher draws settings and is told results. A scheduler is told each evaluation, and decides
-whether the trial goes on, stops, or pauses."""
+"""Ray Tune's searchers and schedulers, called by the caller's own loop: `miles sweep` runs each
+trial as a process of its own, so neither Tune's actors nor a Ray cluster are started. A searcher
+draws settings and gets results. A scheduler gets each evaluation, and decides whether the trial
+continues, stops, or pauses."""
 
 from __future__ import annotations
 
@@ -134,7 +133,7 @@ def _spoken(dimensions: Sequence[Dimension], drawn: Mapping[str, Any]) -> Settin
 
 
 def _heard(dimensions: Sequence[Dimension], settings: Settings) -> dict[str, Any]:
-    """The inverse of `_spoken`; rounded numbers stay within their range."""
+    """Invert `_spoken`; rounded numbers stay within their range."""
     return {
         one.key: settings[one.key]
         if not one.is_range
@@ -297,7 +296,7 @@ class Population(Scheduler):
 
 
 class _Member:
-    """What Tune's PopulationBasedTraining reads of a trial."""
+    """Has the attributes of a trial that Tune's PopulationBasedTraining reads."""
 
     def __init__(self, number: int, config: dict[str, Any]) -> None:
         self.number, self.trial_id, self.config = number, str(number), config
@@ -333,7 +332,7 @@ class _Checkpoints:
 
 
 class _Members:
-    """What Tune's PopulationBasedTraining calls of a controller."""
+    """Has the methods of a controller that Tune's PopulationBasedTraining calls."""
 
     search_alg = None
 

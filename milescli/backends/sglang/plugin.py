@@ -85,8 +85,8 @@ def register() -> None:
 
 
 def _listen_on_given_address() -> None:
-    """The store where an engine's ranks meet listens on the address that it was given; by itself
-    torch listens on every interface."""
+    """Let the store where an engine's ranks meet listen on its given address; torch by default
+    listens on every interface."""
     # not `from torch.distributed import ...`, which gives a function of this name
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     plain = rendezvous.TCPStore
@@ -108,8 +108,8 @@ def _listen_on_given_address() -> None:
 
 
 def _meet_at_reserved_ports() -> None:
-    """SGLang takes a port that is free for its ranks to meet at, and binds it seconds later: by
-    then an outgoing connection of another process may have it."""
+    """Reserve the port at which an engine's ranks meet. SGLang chooses a free port and binds it
+    seconds later: by then an outgoing connection of another process may have it."""
     from sglang.srt import server_args
 
     from milescli.platform.ports import free_ports

@@ -35,9 +35,10 @@ _NO_LOGIN = {
     "DefaultCredentialsError",
     "LocalTokenNotFoundError",
 }
-"""Names of what the clients raise that found no credentials: most of them are not installed."""
+"""Names of the exceptions that clients raise without credentials: most clients are not
+installed."""
 _MOST_SAID = 300
-"""Characters of what a library said."""
+"""Largest number of characters of a library's message."""
 CALL_S, SLOWEST = 60.0, 128 * 1024
 """Seconds for one call, and bytes a second below which a transfer counts as hung."""
 
@@ -46,7 +47,7 @@ class StoreError(MachineError):
     """Reports that an object store refused something, or did not answer."""
 
     is_final = False
-    """True if trying again is of no use: no credentials, no permission, no such bucket."""
+    """True if a retry is useless: no credentials, no permission, no such bucket."""
 
 
 @lru_cache(maxsize=8)

@@ -33,7 +33,7 @@ from milescli.train.objectives.policy import Policy
 from milescli.train.packing import lay_out
 
 BYTES_PER_TOKEN = 13
-"""Of a sequence on its way to a rank, about: what a watch of the ranks compares."""
+"""Approximate size of a sequence on its way to a rank; the watch of the ranks compares it."""
 Start = Callable[[int, list[EngineAddress]], Awaitable[ActorHandle]]
 """Starts the process with this number, which asks these engines."""
 
@@ -77,7 +77,8 @@ class Collectors:
         """(epoch, index of the prompt) -> ticket, of groups that are not released."""
         self._num_orders = 0
         self._changed = list[int]()
-        """Tickets of groups that were lost when a step could have them, and are others now."""
+        """Tickets of groups that were lost when a step could have used them, and have been sampled
+        again since."""
 
     async def open(self) -> None:
         """Start all processes. Raises what ends the start of one."""
@@ -122,8 +123,8 @@ class Collectors:
             worker.handle = None
 
     def _new_ticket(self, position: int) -> int:
-        """A number that no other order has: one that is given up may be reported still, while the
-        same prompt is ordered again."""
+        """Return a number that no other order has: a cancelled order may still be reported, while
+        the same prompt is ordered again."""
         self._num_orders += 1
         count = len(self._workers)
         return self._num_orders * count + position % count
@@ -267,7 +268,7 @@ class Collectors:
                 self._changed.append(ticket)
 
     def _fail(self, error: BaseException) -> None:
-        """Every wait ends with this."""
+        """Make every wait raise this error."""
         self._failure = self._failure or error
         for worker in self._workers:
             worker.ready.set()
@@ -297,7 +298,7 @@ class Collectors:
         self._repairs.done(name, began=began, source=source, lost_samples=lost)
 
     def _counted(self, worker: Worker) -> tuple[int, int]:
-        """Samples that are complete and not released: those that the journal has, and others."""
+        """Count complete samples that are not released: those in the journal, and others."""
         kept = lost = 0
         for one in worker.asked.values():
             if (group := one.group) is not None:
@@ -387,7 +388,7 @@ class Collectors:
         )
 
     async def _pieces(self, worker: Worker, cut: Cut) -> list[Any]:
-        """[dp] references."""
+        """Return [dp] references to the pieces."""
         tickets = {ticket for ticket, *_ in cut.groups}
         _, pieces = await self._when_made(
             worker,
@@ -442,10 +443,10 @@ async def _whole_from(
 
 
 SLOW = 4.0
-"""Times `machine.silence_s` that a process may take for a report: it may be busy."""
+"""A busy process may take this many times `machine.silence_s` for a report."""
 CLOSE_TIMEOUT_S = 60.0
-"""For a process to write what its journal waits for, and to end what it has started: packages may
-have containers to clean up."""
+"""Time for a process to write its queued journal records, and to end what it has started: packages
+may have containers to clean up."""
 NOTICE_S = 0.05
 NO_PROMPT = Prompt(index=-1, token_ids=[], text="")
 """Of groups that nobody waits for any more."""

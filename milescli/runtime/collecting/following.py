@@ -1,6 +1,6 @@
-"""What processes that collect follow: what the driver's clients of the engines do to their own
-requests (`Following`), and the process that holds the reward model, which may be replaced
-(`FollowedScorer`)."""
+"""Keeps collecting processes in step with the driver: `Following` applies to their requests what
+the driver's clients do to their own, and `FollowedScorer` calls the process of the reward model,
+which may be replaced."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from milescli.train.base import Trainer
 
 
 class Following:
-    """Implements Followers of one fleet by the clients of its engines in all processes."""
+    """Implements Followers of one fleet: forwards each call to the collecting processes."""
 
     def __init__(self, workers: Workers, fleet: SglangFleet, *, policy: str | None = None) -> None:
-        """`policy`: the one of `rollout.policies` that its engines serve; None: the policy that is
-        trained."""
+        """`policy`: the one of `rollout.policies` that the engines serve; None: the trained
+        policy."""
         self._workers, self._fleet, self._policy = workers, fleet, policy
 
     def begin(self) -> None:
-        """Follow from now on. Engines may have been replaced while the processes started."""
+        """Start following. Engines may have been replaced while the processes started."""
         self._fleet.followers = self
         self.use(self._fleet.engines)
 
     def end(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         if self._fleet.followers is self:
             self._fleet.followers = None
 
     def engines_of(self, worker: Worker) -> list[EngineAddress]:
-        """Return a process's share of the engines, which keeps to their numbers; all, where none of
-        the share lives, and of engines that play a role."""
+        """Return a process's share of the engines, chosen by their numbers, or all of them if none
+        of its share lives, or if the engines play a role."""
         engines, count = list(self._fleet.engines), len(self._workers)
         if self._policy is not None:
             return engines
@@ -51,8 +51,8 @@ class Following:
         return own or engines
 
     async def catch_up(self, worker: Worker) -> None:
-        """Bring a process to what the fleet does now: it may have paused, or continued with new
-        weights, while the process started and heard nothing."""
+        """Bring a process to the fleet's current state: the fleet may have paused, or continued
+        with new weights, while the process was starting."""
         fleet, done, closed = self._fleet, None, frozenset[str]()
         while done != (now := (fleet.is_paused, fleet.version, fleet.closed)):
             if fleet.is_paused:
@@ -101,11 +101,11 @@ def _sum(stats: Sequence[PublishStats]) -> PublishStats:
 
 
 class FollowedScorer(Trainer):
-    """The reward model's process, as one that collects calls it. Where it dies, the driver starts
-    another and names it here. Belongs to one event loop."""
+    """Calls the reward model's process from a collecting process. If it dies, the driver starts
+    another and passes it to `follow`. Belongs to one event loop."""
 
     def __init__(self, cluster: Cluster, settings: MachineSettings) -> None:
-        """`cluster`: of the run."""
+        """`cluster`: the run's."""
         self._cluster, self._settings = cluster, settings
         self._ranks: RankGroup | None = None
         self._named = asyncio.Event()

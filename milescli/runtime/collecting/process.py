@@ -1,6 +1,6 @@
 """A process that collects: it plays the episodes of its share of prompts, scores them, writes them
 to its part of the journal, and keeps their tokens until a step is trained on them. The driver
-(`collectors`) decides everything else by numbers. Hosted by an actor, on whose event loop its
+(`collectors`) decides everything else from numbers. An actor hosts it, on whose event loop its
 methods run."""
 
 from __future__ import annotations
@@ -48,80 +48,80 @@ from milescli.train.packing import images_of
 from milescli.workers.isolated import close_lanes
 
 GATHER_S, MOST_GATHER_S, GATHER_OF_A_GROUP_S = 0.05, 0.5, 0.0005
-"""Groups that are done within so many seconds are reported together: the first, and the third for
-each group that is in the making, at most the second. So the last of a step do not wait, while a
+"""Groups that finish within this time are reported together: GATHER_S plus GATHER_OF_A_GROUP_S for
+each unfinished group, at most MOST_GATHER_S. So the last groups of a step do not wait, while a
 thousand cost the driver few reports."""
 REPORT_EVERY_S = 5.0
-"""Bound on a call that reports nothing."""
+"""Longest that a call waits before it returns an empty report."""
 
 
 _PROMPT = tuple(field.name for field in fields(Prompt))
 as_row = attrgetter(*_PROMPT)
-"""Returns the fields of a prompt: to send an object takes ten times as long."""
+"""Returns the fields of a prompt as a tuple: sending an object takes ten times as long."""
 
 
 class Order(NamedTuple):
-    """Asks for the group of one prompt. Sent as a plain tuple."""
+    """Requests the group of one prompt. Sent as a plain tuple."""
 
     ticket: int
-    """Number of the order, by which all that follows names the group."""
+    """Number of the order; all later messages name the group by it."""
     position: int
     epoch: int
     prompt: tuple[Any, ...]
     """See `as_row`."""
     step: int
     recorded: tuple[GroupHead, Place] | None = None
-    """Where a journal has it; None: it is sampled."""
+    """Where the group is in a journal; None: it must be sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Reports what is done since the report before."""
+    """Reports what finished since the last report."""
 
     numbers: GroupNumbers | None
     errors: Mapping[int, BaseException]
-    """By ticket."""
+    """Ticket -> error."""
     unscored: Sequence[int]
-    """Tickets of groups of which too few samples could be scored."""
+    """Tickets of groups with too few samples that could be scored."""
     warnings: Sequence[str]
     engines: Mapping[str, tuple[int, float]]
-    """By URL: requests that an engine has not replied to, and seconds since it said anything."""
+    """URL -> (number of open requests, seconds since the engine last replied)."""
     lost_records: int
-    """Records of the journal that could not be read."""
+    """Number of journal records that could not be read."""
 
 
 class GroupCut(NamedTuple):
-    """Says what is cut of one group."""
+    """Says how to make the sequences of one group."""
 
     ticket: int
     number: int
-    """Of the group in the step."""
+    """Number of the group in the step."""
     first: int
     """Number of its first sequence."""
     advantages: Sequence[Advantage] | None
-    """[samples] None: they are estimated of its tokens, by `rewards`."""
+    """[samples] None: estimated from the group's tokens and `rewards`."""
     rewards: Sequence[float]
-    """[samples] as the driver shaped them; empty where there are advantages."""
+    """[samples] as the driver shaped them; empty if there are advantages."""
     learned: Sequence[bool]
-    """[samples] which are learned."""
+    """[samples] True if the sample is trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Asks for the sequences of groups that a step is trained on."""
+    """Requests the sequences of the groups that a step is trained on."""
 
     state: Mapping[str, float]
-    """Of the objective, where it changes from step to step."""
+    """State of the objective, if it changes from step to step."""
     groups: Sequence[GroupCut]
     has_turn_rewards: bool
-    """The step has rewards of single turns, which its credit is given."""
+    """True if samples of the step have rewards of single turns, which the credit function gets."""
     ranks: Sequence[np.ndarray]
     """[dp] numbers of the sequences that each data-parallel rank gets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalPart:
-    """Says where a process writes its part of the journal; see `SampleJournal`."""
+    """Describes where a process writes its part of the journal; see `SampleJournal`."""
 
     folder: Path
     identity: Identity
@@ -129,7 +129,7 @@ class JournalPart:
 
 
 class CollectorProcess:
-    """Collects. One of a run's."""
+    """Collects groups; one of a run's collecting processes."""
 
     def __init__(
         self,
@@ -148,9 +148,9 @@ class CollectorProcess:
         with_greedy: bool,
         journal: JournalPart | None,
     ) -> None:
-        """`name`: of this process; `share`: its part of what the run has. `fleet`: arguments of
-        SglangFleet, and `policies` those of each that plays a role; `version`: what the engines
-        hold. `is_paused`: weights are being sent to them."""
+        """`name`: of this process; `share`: its part of the run's resources. `fleet`: arguments of
+        SglangFleet; `policies`: those of each policy that plays a role; `version`: of the engines'
+        weights. `is_paused`: weights are being sent to the engines."""
         origin.adopt()
         self._name, self._share, self._cluster = name, share, cluster
         self._recipe = recipe = shared_recipe(recipe, share)
@@ -205,12 +205,12 @@ class CollectorProcess:
 
     @property
     def engine(self) -> RolloutEngine:
-        """What samples; a benchmark has another."""
+        """Return the engine that samples; benchmarks override it."""
         return self._fleet
 
     async def open(self) -> None:
-        """Begin on the event loop of the calls. Raises WorkerDied or WaitTimeout where a node takes
-        no environments."""
+        """Start on the event loop of the calls. Raises WorkerDied or WaitTimeout if a node cannot
+        host environments."""
         search_garbage_rarely()
         self._environments = await spread_environments(
             self._recipe,
@@ -225,7 +225,7 @@ class CollectorProcess:
     async def take(
         self, orders: Sequence[tuple[Any, ...]], cancelled: Sequence[int], released: Sequence[int]
     ) -> None:
-        """Begin some groups (`Order`), give others up, and forget those that were released."""
+        """Start some groups (`Order`), cancel others, and drop those that were released."""
         for ticket in (*cancelled, *released):
             if (task := self._tasks.pop(ticket, None)) is not None:
                 task.cancel()
@@ -257,7 +257,7 @@ class CollectorProcess:
         self._news.set()
 
     async def finished(self) -> Finished:
-        """Wait until something is done, and report it."""
+        """Wait until something has finished, and report it."""
         try:
             async with asyncio.timeout(REPORT_EVERY_S):
                 await self._news.wait()
@@ -288,13 +288,13 @@ class CollectorProcess:
         )
 
     async def made(self, tickets: Sequence[int]) -> None:
-        """Wait until these groups are there, which were ordered, or are about to be."""
+        """Wait until these groups are complete; their orders may still be on the way."""
         while not all(ticket in self._groups for ticket in tickets):
             self._made.clear()
             await self._made.wait()
 
     async def cut(self, cut: Cut) -> tuple[Any, ...]:
-        """Return (None, [dp] what each rank gets of the groups that are here)."""
+        """Return (None, [dp] what each rank gets of the groups that this process has)."""
         return None, *(await in_thread(lambda: self._pieces(cut)))
 
     def _pieces(self, cut: Cut) -> list[ShardPiece]:
@@ -317,7 +317,7 @@ class CollectorProcess:
         return pieces
 
     def _decided(self, cut: GroupCut) -> Group:
-        """Return the group with what the driver decided of it."""
+        """Return the group with the driver's decisions: trained samples, and rewards."""
         group = self._groups[cut.ticket]
         samples = [
             sample if is_learned else replace(sample, is_learned=False)
@@ -329,13 +329,13 @@ class CollectorProcess:
         return replace(group, samples=samples)
 
     async def whole(self, decided: Mapping[int, Group]) -> dict[int, Group]:
-        """Return groups with their tokens, by ticket; rewards are those that were decided."""
+        """Return groups with their tokens, by ticket; rewards are those that the driver decided."""
         return {
             ticket: with_decisions(self._groups[ticket], group) for ticket, group in decided.items()
         }
 
     async def pause(self) -> PublishStats:
-        """Pause its requests, as `SglangFleet.pause`; the driver orders the engines."""
+        """Pause its own requests, as `SglangFleet.pause` does; the driver pauses the engines."""
         return await self._fleet.stop_requests()
 
     async def reopen(self, version: WeightVersion) -> None:
@@ -343,7 +343,8 @@ class CollectorProcess:
         self._fleet.reopen(version)
 
     async def pause_some(self, urls: frozenset[str]) -> PublishStats:
-        """Pause some engines, as `SglangFleet.pause_some`; the driver orders them."""
+        """Pause its requests to some engines, as `SglangFleet.pause_some`; the driver pauses
+        them."""
         return await self._fleet.stop_some(urls)
 
     async def reopen_some(self, urls: frozenset[str]) -> None:
@@ -351,7 +352,8 @@ class CollectorProcess:
         await self._fleet.reopen_some(urls)
 
     async def use(self, engines: Sequence[EngineAddress], policy: str | None) -> None:
-        """Ask these engines from now on, for what plays a role; None: for the policy."""
+        """Send requests to these engines from now on: those of a policy that plays a role, or, if
+        `policy` is None, those of the trained policy."""
         fleet = self._fleet if policy is None else self._policies[policy]
         urls, own = {each.url for each in engines}, {each.url for each in fleet.engines}
         for gone in own - urls:
@@ -363,11 +365,11 @@ class CollectorProcess:
                 fleet.add(engine)
 
     async def use_scorer(self, process: ActorHandle) -> None:
-        """Ask this process for scores of the reward model from now on."""
+        """Use this process of the reward model from now on."""
         self._scorer.follow(process)
 
     async def distrust(self) -> None:
-        """Use nothing of what is recorded: see `SampleJournal.distrust`."""
+        """Ignore all recorded samples: see `SampleJournal.distrust`."""
         if self._journal is not None:
             self._journal.distrust()
 
@@ -378,7 +380,7 @@ class CollectorProcess:
             self._journal.checkpoint()
 
     async def close(self) -> None:
-        """Give up what runs, and write what waits."""
+        """Cancel the running episodes, and write the queued journal records."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -393,5 +395,5 @@ class CollectorProcess:
 
 
 def _plain(error: BaseException) -> RuntimeError:
-    """An error that any process can read."""
+    """Convert an error to one that any process can unpickle."""
     return RuntimeError(f"{type(error).__name__}: {error}")

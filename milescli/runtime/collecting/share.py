@@ -1,5 +1,5 @@
-"""What one of several processes that collect gets of what the run has: requests at once, processes
-of environments, and nodes that these may live on. Called by `build` and by the processes."""
+"""Divides a run's resources among collecting processes: concurrent requests, environment processes,
+and nodes for these. Called by `build` and by the processes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from milescli.recipe.section import Section
 
 S = TypeVar("S", bound=Section)
 BOUNDS = ("concurrency", "num_at_once")
-"""Keys that say how much is asked, or runs, at once."""
+"""Keys that limit how many requests or processes run at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The part of one process."""
+    """The share of one process."""
 
     count: int
-    """Processes that collect by the same recipe."""
+    """Number of processes that collect by the same recipe."""
     on_node: int
-    """Those of them that share its node."""
+    """Number of them on its node."""
     other_nodes: Sequence[int]
-    """Nodes without one, whose environments are this one's."""
+    """Nodes without such a process, which host environments of this one."""
 
 
 def share_of(

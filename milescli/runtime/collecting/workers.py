@@ -16,7 +16,7 @@ from milescli.core.types import Group, Prompt
 
 @dataclass(slots=True)
 class Asked:
-    """A group that a process makes, or has made and keeps."""
+    """A group that a process makes, or has made and holds."""
 
     position: int
     epoch: int
@@ -38,20 +38,20 @@ class Worker:
 
     number: int
     handle: ActorHandle | None = None
-    """None: another is being started."""
+    """None while a replacement starts."""
     asked: dict[int, Asked] = field(default_factory=dict)
-    """By ticket, until they are released."""
+    """Ticket -> group, until it is released."""
     orders: list[int] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
-    """Tickets, until they are sent."""
+    """Tickets that are released, until the process is told."""
     again: set[int] = field(default_factory=set)
-    """Tickets that its predecessor had, and that it has not reported yet."""
+    """Tickets of its predecessor that it has not reported yet."""
     engines: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By URL: requests that wait for it, and time.monotonic when it replied last."""
+    """URL -> (number of open requests, time.monotonic of the last reply)."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    """There is a process, and it has been sent all that the one before was asked."""
+    """Set if there is a process that has got all orders of the one before."""
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call the process. Raises WorkerDied where there is none, and as `ActorHandle.run`."""
@@ -61,7 +61,7 @@ class Worker:
 
 
 class Workers:
-    """All of them. Belongs to one event loop."""
+    """All collecting processes. Belongs to one event loop."""
 
     def __init__(self, count: int, *, timeout_s: float) -> None:
         """`timeout_s` bounds each call."""

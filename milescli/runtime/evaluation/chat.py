@@ -40,7 +40,7 @@ SETTINGS = {
     "eval.num_prompts": "1",
     "eval.samples_per_prompt": "1",
 }
-"""What a run's recipe is changed to, so that its model chats and nothing else is started."""
+"""Changes to a run's recipe, so that its model chats and nothing else is started."""
 Said = Callable[[Reply, Sequence[tuple[str, float]]], None]
 """Shows a reply: [tokens] (text, log-prob) stand beside it."""
 
@@ -50,17 +50,17 @@ class Chat:
     """The agent, and an `Ask` of the engines."""
 
     read: Callable[[], str | None]
-    """Returns what the person says next; None: the end. May block."""
+    """Returns the person's next text; None at the end. May block."""
     said: Said
     note: Callable[[str], None]
-    """Says that a conversation begins anew."""
+    """Reports that a new conversation begins."""
     piece: Callable[[str], None] | None = None
-    """Shows a piece of a reply's content while it is sampled; None: nobody looks on."""
+    """Shows a piece of a reply's content while it is sampled; None if nobody watches."""
     pieces: Callable[[Sequence[int]], list[str]] = lambda ids: [""] * len(ids)
-    """[tokens] the text that each adds; known once engines serve."""
+    """[tokens] the text that each token adds; known once engines serve."""
     system: str = ""
     first: str = ""
-    """What the person says first in the conversation that begins."""
+    """The person's first text of the next conversation."""
     has_ended: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
 

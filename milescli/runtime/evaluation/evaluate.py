@@ -1,6 +1,6 @@
-"""`miles eval` with engines alone: checkpoints of a run that is not running, a model that no run
-made, or a converted checkpoint. `miles env play --model` starts engines the same way to watch one
-episode."""
+"""`miles eval` with engines alone: evaluates checkpoints of a run that is not running, a model that
+no run made, or a converted checkpoint. `miles env play --model` starts engines in the same way to
+watch one episode."""
 
 from __future__ import annotations
 
@@ -72,23 +72,23 @@ if TYPE_CHECKING:
 
 ALL = "all"
 CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
-"""What --set may change of a run's recipe."""
+"""Parts of a run's recipe that --set may change."""
 Models = Iterator[tuple[int, Path]]
-"""(step, Hugging Face folder) of each model of one shape, made when it is asked for."""
+"""(step, Hugging Face folder) of each model of one shape; the folder is written on demand."""
 Ask = Callable[..., Awaitable[Sequence[SetResult]]]
-"""What is done with engines that serve: as `_all_sets`."""
+"""What to do with engines that are ready; called like `_all_sets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The weights that one start of engines evaluates."""
+    """The weights that are evaluated with one start of the engines."""
 
     name: str
-    """As the user would type it."""
+    """Name as the user would type it."""
     first_step: int = 0
-    """Step of the model that the engines are started with."""
+    """Step of the model with which the engines start."""
     others: Models = field(default_factory=lambda: iter(()))
-    """Whose weights they are given after it."""
+    """Models whose weights the engines get afterwards."""
 
 
 def evaluate_run(
@@ -100,12 +100,12 @@ def evaluate_run(
     output: Output,
     ask: Ask | None = None,
 ) -> list[SetResult]:
-    """Evaluate checkpoints of a run that is not running: engines alone, no trainer. Samples and
-    results go to `eval/` of the run.
+    """Evaluate checkpoints of a run that is not running: with engines alone, without a trainer.
+    Samples and results go to `eval/` of the run.
 
     `steps`: 20, or 0,20,40, or all; None: the newest. `ask` replaces the measuring: then the run
-    may be running, and nothing stays in its folder. One result for each step and set, in this
-    order. Raises MilesError.
+    may be running, and nothing stays in its folder. Returns one result for each step and set, in
+    this order. Raises MilesError.
     """
     from milescli.conversion.base import store_of
     from milescli.platform.torch_wheel import require_wheel
@@ -172,8 +172,8 @@ def evaluate_run(
 
 @contextmanager
 def _folder_apart(run: RunDir) -> Iterator[str]:
-    """Give a locked folder within the run, for what does not belong to it. It is removed in the
-    end; after a failure its logs stay until the run is continued or evaluated."""
+    """Provide a locked folder within the run, for files that do not belong to it. It is removed at
+    the end; after a failure its logs stay until the run is resumed or evaluated."""
     folder = Path(mkdtemp(prefix=".chat-", dir=run.path))
     with lock(RunDir(folder)):
         try:
@@ -193,8 +193,8 @@ def _of_folder(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _roles_served(plan: Plan, recipe: Recipe) -> int:
-    """Engines for roles that other models play. Raises FitError where the run's plan has too
-    few."""
+    """Return the number of engines for roles that other models play. Raises FitError if the run's
+    plan has too few."""
     count = len(recipe.rollout.policies)
     if count >= plan.engines.num:
         raise FitError(
@@ -206,15 +206,15 @@ def _roles_served(plan: Plan, recipe: Recipe) -> int:
 
 
 def _trained_on(recipe: Recipe) -> Recipe:
-    """Return the recipe by which the run's data is read beside the sets; no teacher and no reward
-    model takes part here, and those of the run may be gone."""
+    """Return the recipe that reads the run's training data, without teachers and reward model: they
+    take no part here, and those of the run may be gone."""
     recipe = without_speculation(without_policies(unscored(untaught(recipe))))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
 
 def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[StoredCheckpoint]:
-    """Return the checkpoints that `steps` names, by step. Raises CheckpointError where one is not
-    there, or `steps` is no list of steps."""
+    """Return the checkpoints that `steps` names, by step. Raises CheckpointError if one does not
+    exist, or `steps` is not a list of steps."""
     if steps is None or (steps == ALL and not store.steps()):
         return [store.find(None)]
     if steps == ALL:
@@ -232,8 +232,8 @@ def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[Stored
 def unpacked(
     checkpoints: Sequence[StoredCheckpoint], into: Path, model_dir: Path, *, output: Output
 ) -> Models:
-    """Each as a folder below `into`. The first stays, which engines are started with; any other is
-    removed when the next is asked for."""
+    """Yield each checkpoint as a Hugging Face folder below `into`. The first one stays, because the
+    engines start with it; any other is removed when the next is requested."""
     from milescli.conversion.unpack import unpack
 
     for checkpoint in checkpoints:
@@ -268,8 +268,8 @@ def serve_and_evaluate(
     output: Output,
     ask: Ask | None = None,
 ) -> list[SetResult]:
-    """Start engines on the spec's model folder, ask all sets, then the same with the weights of
-    each further model, and stop them. `ask`: what is done instead."""
+    """Start engines on the spec's model folder, evaluate all sets, repeat that with the weights of
+    each further model, and stop the engines. `ask` replaces the evaluation."""
     from milescli.runtime.recovery.engine_keepers import keep_frozen, keep_scorer, warn_of_losses
     from milescli.runtime.recovery.engines import Engines
     from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
@@ -325,7 +325,7 @@ def serve_and_evaluate(
 
 
 def smaller_engines(spec: RunSpec, name: str) -> list[str]:
-    """Return what needs less memory than the engines of an evaluation did. `name`: of what is
+    """Return fixes that need less memory than the engines of an evaluation did. `name`: what is
     evaluated, as the user would type it."""
     number = max(1, spec.plan.engines.max_running_requests // 4)
     fewer = f"--set engines.max_running_requests={number}   # fewer at once, slower"
@@ -338,8 +338,8 @@ def smaller_engines(spec: RunSpec, name: str) -> list[str]:
 
 
 def _of_run(fix: str, name: str) -> str:
-    """Return the fix as a run takes it: its engines are those of its plan, unless it is exported
-    first."""
+    """Return the fix in a form that works for a run: a run's engines are those of its plan, unless
+    it is exported first."""
     key = fix.removeprefix("--set ").partition("=")[0]
     if not fix.startswith("--set ") or key.startswith(CHANGEABLE):
         return fix
@@ -356,7 +356,7 @@ async def _all_sets(
     step: int,
     output: Output,
 ) -> list[SetResult]:
-    """Evaluate the sets one after the other, by the weights that the engines hold."""
+    """Evaluate the sets one after the other, with the engines' current weights."""
     results = []
     for one in asked:
         recipe = one.set.recipe
@@ -377,8 +377,8 @@ def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Outp
 
 @asynccontextmanager
 async def parsing(episodes: Episodes) -> AsyncIterator[None]:
-    """Start the process that parses replies before the first one, which would wait for its imports,
-    and wait for nothing."""
+    """Start the process that parses replies before the first reply, which would wait for its
+    imports. Does not wait for it."""
     form = episodes.chat_form
     if form is None or form.parser is None:
         yield
@@ -394,7 +394,7 @@ async def parsing(episodes: Episodes) -> AsyncIterator[None]:
 
 def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
     """Return the plan with the same engines, the last `num_policies` for roles that other models
-    play, and without the trainer's slots; nodes and devices are counted from 0 again."""
+    play, and without the trainer's slots; nodes and devices are renumbered from 0."""
     kept = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
     nodes = sorted({slot.node for slot in kept})
     first = {node: min(slot.device for slot in kept if slot.node == node) for node in nodes}
@@ -406,8 +406,8 @@ def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
 
 
 def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
-    """Return the plan with engines that hold the longest prompt and response of any set. Raises
-    FitError where the model has no positions for them."""
+    """Return the plan with engines for the longest prompt and response of any set. Raises FitError
+    if the model has too few positions for them."""
     largest = max((as_asked(one.recipe) for one in sets), key=longest_tokens)
     require_positions(largest, facts)
     layout, length = plan.engines, context_length(largest, facts)
@@ -421,7 +421,7 @@ def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
 
 
 def within_positions(one: EvalSet, loaded: LoadedRecipe, facts: ModelFacts) -> EvalSet:
-    """Return the set with lengths for which the model has positions, as far as nobody set them."""
+    """Return the set with lengths that fit the model's positions, unless the user set them."""
     recipe, positions = one.recipe, facts.max_position_embeddings
     prompt, response = recipe.data.max_prompt_tokens, recipe.eval.max_response_tokens
     given = {"data.max_prompt_tokens": prompt, "eval.max_response_tokens": response}
@@ -442,8 +442,8 @@ def _num_answers(asked: LoadedSet) -> int:
 
 
 def _longest(asked: LoadedSet) -> int:
-    """Return the tokens of the longest prompt and answer, as far as the agent leaves prompts as
-    they are."""
+    """Return the number of tokens of the longest prompt and answer, if the agent does not change
+    prompts; otherwise the recipe's limit."""
     recipe = as_asked(asked.set.recipe)
     if recipe.rollout.agent != "single_turn":
         return longest_tokens(recipe)
@@ -461,8 +461,9 @@ def evaluate_model(
     ask: Ask | None = None,
 ) -> list[SetResult]:
     """Evaluate a Hugging Face folder, a converted checkpoint or a name on the hub. `folder`: where
-    `eval/`, logs and fetched data go; `ask`: what else than to measure the sets.
-    One result for each set. Raises MilesError."""
+    `eval/`, logs and downloaded data go; `ask` replaces the evaluation.
+
+    Returns one result for each set. Raises MilesError."""
     from milescli.platform.torch_wheel import require_wheel
     from milescli.runtime.planning import memory_named, require_served_by
     from milescli.runtime.prestart import prestart_engines, prestart_ray
@@ -503,21 +504,21 @@ def evaluate_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedEpisode:
-    """Plays one episode of an environment by a model that engines are started for (`miles env play
-    --model RUN`): the agent of the episode, and an `Ask` of the engines. Nothing is measured, kept
-    or learned."""
+    """Plays one episode of an environment with a model that engines serve (`miles env play --model
+    RUN`): it is both the agent of the episode and an `Ask`. Nothing is measured, stored or
+    learned."""
 
     settings: EnvironmentSettings
     prompt: Prompt
-    """What the episode begins with."""
+    """Prompt of the episode."""
     max_turns: int
     begun: Callable[[str], None]
-    """Told what the model is shown first."""
+    """Called with what the model is shown first."""
     acted: Callable[[str, Step], None]
-    """Told each turn: what the model said, and what came of it."""
+    """Called for each turn with the model's text and the environment's step."""
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Play as an Agent does. Raises AgentError where the environment fails."""
+        """Play as an Agent does. Raises AgentError if the environment fails."""
         game, step = Game(self.settings, prompt), Step()
         said, total = list[str](), 0.0
         try:

@@ -1,6 +1,6 @@
-"""Measures the weights that the engines hold: plays held-out prompts with the run's own agent,
-scores and writes the samples. Used by training, where engines kept for evaluations may measure
-while it goes on, and by `miles eval`."""
+"""Evaluates the engines' current weights: plays held-out prompts with the run's own agent, scores
+the samples, and writes them. Used by training, where separate engines may evaluate while it
+continues, and by `miles eval`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from milescli.runtime.recording.side_files import SideFiles
 from milescli.workers.isolated import resolve_isolated
 
 Watch = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Samples that will be asked for -> what is told how many more are done."""
+"""Number of samples -> a context whose function is called with the number of new ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,24 +64,24 @@ class Evaluator:
     """Name of the set of prompts: a folder in `folder`; empty: the run's own held-out prompts, in
     `folder`."""
     watch: Watch = lambda total: nullcontext(lambda num: None)
-    """Sees how many samples are done."""
+    """Shows how many samples are done."""
     side: SideFiles | None = None
-    """Where the samples may be missing if the disk is full; None: that is an error."""
+    """Writes the samples if the disk is not full; None: a full disk is an error."""
     tell: Callable[[str], None] | None = None
-    """Is told of prompts that are excluded because a sample could not be scored."""
+    """Called for prompts that are excluded because a sample could not be scored."""
     _evaluate: EvaluationFn = field(init=False)
 
     def __post_init__(self) -> None:
         self._evaluate = load_evaluation(self.recipe.eval)
 
     async def run(self, step: int) -> EvalDone:
-        """Play all prompts at once, and write `step_<n>.jsonl`. A prompt of which a sample cannot
-        be scored is excluded. Raises what an episode raises, and WaitTimeout where none ends within
-        `machine.step_timeout_s`."""
+        """Play all prompts at once, and write `step_<n>.jsonl`. A prompt is excluded if one of its
+        samples cannot be scored. Raises what an episode raises, and WaitTimeout if no episode ends
+        within `machine.step_timeout_s`."""
         return (await self.measure(step))[0]
 
     async def measure(self, step: int) -> tuple[EvalDone, list[Group]]:
-        """Same as `run`; also returns what was sampled and scored."""
+        """Do the same as `run`; also return the scored samples."""
         began, settings = time.monotonic(), self.recipe.eval
         count = len(self.prompts) * settings.samples_per_prompt
         with self.watch(count) as progress:
@@ -111,8 +111,8 @@ class Evaluator:
         return done, groups
 
     async def _play(self, progress: Callable[[int], None]) -> list[Group]:
-        """Play all prompts; returns a group of each that is not excluded, in order, all samples
-        scored."""
+        """Play all prompts; return a group for each that is not excluded, in order, with all
+        samples scored."""
         bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
         begun, done, excluded = list[int](), list[int](), set[int]()
         count = self.recipe.eval.samples_per_prompt
@@ -174,7 +174,7 @@ class Evaluator:
         return [group for group in groups if group is not None]
 
     def _first_of(self, missing: Counter[int]) -> str:
-        """`; prompt 3 is the first that is missing`, where one is."""
+        """Return a clause that names the prompt of the first missing sample, if there is one."""
         if not missing:
             return ""
         return f"; the first missing one is of prompt {self.prompts[min(missing)].index}"
@@ -187,8 +187,7 @@ class Evaluator:
 async def measure_set(
     one: LoadedSet, episodes: Plays, *, run: RunDir, model: str, output: Output, step: int = 0
 ) -> SetResult:
-    """Put a set to whoever `episodes` asks, and show how far it is. Raises what the evaluator
-    raises."""
+    """Evaluate one set with `episodes`, and show the progress. Raises what the evaluator raises."""
 
     def watch(total: int) -> Transfer:
         return Transfer(output, label=f"asking {one.set.name}", total=total, unit="samples")
@@ -209,8 +208,8 @@ async def measure_set(
 def result_of(
     one: LoadedSet, done: EvalDone, groups: Sequence[Group], *, model: str, run: RunDir
 ) -> SetResult:
-    """Compute the result of a set from its samples; writes JSONL, parquet and JSON where
-    `done.path` is."""
+    """Compute the result of a set from its samples; write JSONL, parquet and JSON at
+    `done.path`."""
     recipe, answer = one.set.recipe, answer_of(one.set.recipe.rollout)
     scores = scores_of(groups, ks=one.set.ks, answer=answer, domains=one.domains)
     result = SetResult(
@@ -236,8 +235,8 @@ def result_of(
 
 
 class ConcurrentEvaluations:
-    """Runs evaluations on engines of their own, which are given the weights of a step and answer
-    while the run goes on; one at a time. Belongs to one event loop."""
+    """Runs evaluations on separate engines, which get the weights of a step and answer while the
+    run continues; one evaluation at a time. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -246,21 +245,21 @@ class ConcurrentEvaluations:
         *,
         tell: Callable[[str], None],
     ) -> None:
-        """`devices`: the trainer, and the engines for evaluations; `measure`: asks these, and says
-        what came of it; `tell`: warns the user."""
+        """`devices`: the trainer, and the engines for evaluations; `measure`: evaluates with these
+        engines and reports the result; `tell`: warns the user."""
         self._devices, self._measure, self._tell = devices, measure, tell
         self._running: asyncio.Future[None] | None = None
         self._step = 0
 
     async def begin(self, step: int, version: WeightVersion, *, verify: bool) -> None:
-        """Wait for the one before, give the engines the trainer's weights, which are those of
-        `step`, and go on. Raises what the one before raised, or the publish."""
+        """Wait for the evaluation before, send the trainer's weights, which are those of `step`, to
+        the engines, and start the evaluation. Raises what the one before raised, or the publish."""
         await self.finish()
         await self._devices.publish(version, verify=verify)
         self._running, self._step = asyncio.ensure_future(self._measure(step)), step
 
     async def finish(self) -> None:
-        """Wait for the last. Raises what it raised."""
+        """Wait for the last evaluation. Raises what it raised."""
         while (running := self._running) is not None:
             await asyncio.wait({running})
             if running is self._running:  # else it was given up meanwhile
@@ -268,15 +267,15 @@ class ConcurrentEvaluations:
                 self._running = None
 
     def give_up(self) -> None:
-        """End the one that runs, as all its engines died: the trainer has moved on, and new engines
-        cannot be given the weights of its step."""
+        """Abandon the running evaluation because all its engines died: the trainer has moved on, so
+        new engines cannot get the weights of its step."""
         if self._running is not None:
             self._running.cancel()
             self._running = None
             self._tell(f"the evaluation of step {self._step} was abandoned: its engines died")
 
     async def drop(self) -> None:
-        """End it, whatever it had."""
+        """Cancel the running evaluation and ignore its result."""
         if self._running is not None:
             self._running.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -284,7 +283,7 @@ class ConcurrentEvaluations:
             self._running = None
 
     async def probe(self) -> None:
-        """Raises what the running evaluation raised, so that the run hears of it at once."""
+        """Raise what the running evaluation raised, so that the run ends at once."""
         running = self._running
         if running is not None and running.done() and not running.cancelled():
             running.result()

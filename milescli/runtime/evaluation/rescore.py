@@ -45,13 +45,13 @@ class Rescored:
     a: float
     b: float
     advantage_a: float | None
-    """None where the recipe's estimator cannot be asked of kept samples."""
+    """None if the recipe's estimator cannot be applied to stored samples."""
     advantage_b: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What two rewards say of the samples of a run."""
+    """How two rewards score the samples of a run."""
 
     names: tuple[str, str]
     samples: list[Rescored]
@@ -61,7 +61,7 @@ class Comparison:
     silent_groups: tuple[int, int]
     """Groups whose rewards are all equal: a group-relative advantage learns nothing from them."""
     no_advantages: str
-    """Why there are no advantages; empty where there are."""
+    """Why there are no advantages; empty if there are."""
     without_label: tuple[int, int]
     """Samples that only the second reward calls right: in how many the label does not stand, of
     how many with a label in one line."""
@@ -121,7 +121,8 @@ def _scorer(loaded: LoadedRecipe, name: str, sets: Sequence[str]) -> Scoring:
 
 
 async def _scored(scorer: Scoring, groups: Sequence[Group]) -> list[list[float]]:
-    """[groups][samples of the group]. The scorer bounds how many calls run at once."""
+    """Return [groups][samples of the group] scores. The scorer limits how many calls run at
+    once."""
 
     async def one(group: Group) -> list[float]:
         responses = [
@@ -134,7 +135,7 @@ async def _scored(scorer: Scoring, groups: Sequence[Group]) -> list[list[float]]
 
 
 def _group(members: Sequence[KeptSample], run: RunDir) -> Group:
-    """A reward reads the files of images alone, so nothing else of them is filled in."""
+    """Make a group; of images only the files are filled in, because a reward reads nothing else."""
     record = members[0].record
     images = [
         Image(sha256=sha, png=png, width=0, height=0, grid=(1, 0, 0), num_tokens=0)

@@ -1,5 +1,5 @@
-"""Results of evaluations on disk: what `miles eval` writes for each set, reads back, and compares
-between two models by a paired test."""
+"""Results of evaluations on disk: writes what `miles eval` found for each set, reads it back, and
+compares two models by a paired test."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from milescli.rollout.evaluation.scores import Answer, DomainScore, is_right
 from milescli.rollout.evaluation.statistics import Difference, Estimate, compared, in_words
 
 SCHEMA = 1
-"""Version of the JSON; it rises when a field changes its meaning or is removed."""
+"""Version of the JSON; incremented when a field changes its meaning or is removed."""
 HELDOUT = "heldout"
-"""The name of the recipe's own `data.eval`; its files lie in `eval/` itself."""
+"""Name of the recipe's own `data.eval`; its files are in `eval/` itself."""
 Row = dict[str, object]
 
 
@@ -31,7 +31,7 @@ class SetResult:
     """One set of prompts, answered by one model."""
 
     model: str
-    """As the user named it."""
+    """Name as the user typed it."""
     step: int
     """Step of the checkpoint; 0: a model that no run of miles trained."""
     set: str
@@ -45,18 +45,18 @@ class SetResult:
     domains: Mapping[str, DomainScore]
     truncated_fraction: float
     response_tokens_mean: float | None
-    """None where an endpoint gave text alone."""
+    """None if an endpoint returned only text."""
     seconds: float
     path: str
     """Samples, relative to the run directory; beside it the same as .parquet, and this as .json."""
     data_sha256: str
     """SHA-256 of the evaluated prompts and labels, in order."""
     settings: Mapping[str, object]
-    """What else the figures depend on."""
+    """Other settings on which the figures depend."""
     rewards: Sequence[float]
-    """[num_prompts] mean over samples; what another model is compared by."""
+    """[num_prompts] mean over samples; the paired test uses them."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Parts of the reward, and what `eval.metrics` says."""
+    """Parts of the reward, and the figures of `eval.metrics`."""
 
     @property
     def fingerprint(self) -> str:
@@ -71,8 +71,8 @@ def rows_of(
     domains: Mapping[int, str] | None = None,
     answer: Answer | None = None,
 ) -> list[Row]:
-    """Return one row for each sample. `answer` adds what it states, `domains` where its prompt
-    belongs."""
+    """Return one row for each sample. `answer` adds the answer that it states, `domains` the domain
+    of its prompt."""
     rows = []
     shows_images = any(group.prompt.images for group in groups)
     for group in groups:
@@ -126,7 +126,7 @@ def write_result(result: SetResult, rows: Sequence[Row], *, folder: Path) -> Non
 
 
 def read_result(path: Path) -> SetResult:
-    """Read what `write_result` wrote. Raises DataError where the file is none of ours."""
+    """Read what `write_result` wrote. Raises DataError if the file is not such a result."""
     try:
         kept = read_json(path)
         assert kept.pop("schema") == SCHEMA, "it is of another version of miles"
@@ -151,14 +151,14 @@ def folder_of(set_name: str) -> str:
 
 
 def folder_of_endpoint(url: str, evaluations: Path) -> Path:
-    """Return where the results of its models are, each in a folder of its own."""
+    """Return the folder with the results of an endpoint's models, each in a subfolder."""
     parts = urlsplit(url)
     return evaluations / "-".join(str(part) for part in (parts.hostname, parts.port) if part)
 
 
 def results_of(folder: Path, set_name: str) -> list[SetResult]:
-    """Return all kept results of one set, by step; `folder`: the run's `eval/`. A file that cannot
-    be read is left out."""
+    """Return all results of one set, by step; `folder`: the run's `eval/`. Unreadable files are
+    left out."""
     results = []
     for path in (folder / set_name).glob("step_*.json"):
         try:
@@ -181,7 +181,7 @@ def sha256_of_prompts(prompts: Sequence[Prompt]) -> str:
 
 
 def settings_of(recipe: Recipe) -> dict[str, object]:
-    """Return what the figures depend on beside the model and the prompts, by the recipe's keys."""
+    """Return what the figures depend on besides model and prompts, by the recipe's keys."""
     rollout, evaluation = recipe.rollout, recipe.eval
     return {
         "rollout.agent": rollout.agent,
@@ -223,13 +223,13 @@ class Comparison:
     set: str
     a: str
     b: str
-    """As the user named them, with their steps where they are checkpoints of runs."""
+    """Names as the user typed them, with the steps of checkpoints."""
     a_accuracy: float
     b_accuracy: float
     difference: Difference
     sentence: str
     other_settings: Sequence[str]
-    """Recipe keys in which the two were asked otherwise."""
+    """Recipe keys whose values differ between the two."""
 
 
 def comparisons(ones: Sequence[SetResult], others: Sequence[SetResult]) -> list[Comparison]:
@@ -257,7 +257,7 @@ def _compared(one: SetResult, other: SetResult) -> Comparison:
 
 
 def require_same(other: SetResult, name: str, data_sha256: str, settings: Settings) -> None:
-    """Raises DataError where the other model was given other prompts, or another reward."""
+    """Raise DataError if the other model got other prompts, or another reward."""
     if other.data_sha256 != data_sha256:
         raise DataError(
             f"`{other.model}` was evaluated on other prompts than those in `{name}`",
@@ -278,8 +278,8 @@ def require_same(other: SetResult, name: str, data_sha256: str, settings: Settin
 
 
 def kept_result(folder: Path, name: str, *, step: int | None) -> SetResult | None:
-    """Return what `miles eval` kept below `folder` of the set `name`, of one step or the newest;
-    None where there is nothing."""
+    """Return the result of `miles eval` below `folder` for the set `name`, of one step or the
+    newest; None if there is none."""
     kept = results_of(folder / "eval", folder_of(name))
     found = [result for result in kept if step is None or result.step == step]
     return found[-1] if found else None

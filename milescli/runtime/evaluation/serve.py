@@ -78,11 +78,11 @@ class Serving:
     """An `Ask` of the engines: serve until Ctrl-C, SIGTERM or SIGHUP."""
 
     listener: socket
-    """Where requests come; those that come before the engines serve wait."""
+    """Socket for requests; those that arrive before the engines are ready wait."""
     model: str | None
     """Name of the model; None: RUN@STEP."""
     ready: Callable[[str, Door], None]
-    """Called once with the name of the model and the key, when requests are answered."""
+    """Called once with the name of the model and the key, when requests can be answered."""
 
     async def ask(
         self,

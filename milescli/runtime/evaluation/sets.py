@@ -43,31 +43,31 @@ if TYPE_CHECKING:
 
 
 DOMAIN = "domain"
-"""The column that is taken without being named."""
+"""Column that is used by default."""
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<file>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalWish:
-    """The user's options of an evaluation beside the model."""
+    """The user's options of an evaluation, besides the model."""
 
     data: Sequence[str] = ()
     """NAME=FILE or FILE; empty: the recipe's own held-out prompts."""
     ks: Sequence[int] = ()
     """The k of pass@k and maj@k; empty: 1, 2, 4, ... up to the samples of a prompt."""
     domain: str | None = None
-    """Column; None: `domain`, where the file has one."""
+    """Column; None: `domain`, if the file has one."""
     sets: Sequence[str] = ()
     """Texts of --set."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Options that are short for a --set."""
+    """Options that are short forms of a --set."""
     against: Sequence[SetResult] = ()
     """Results of another model, which must have been evaluated on the same prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """Some prompts, and how they are asked and scored."""
+    """Some prompts, and how they are sampled and scored."""
 
     name: str
     recipe: Recipe
@@ -377,7 +377,7 @@ def _file_of(name: str, hub: str, given: str | None, into: Path, *, output: Outp
 
 
 def _rows(name: str, file: Path) -> Iterator[tuple[int, Row]]:
-    """Return (place, row) of each."""
+    """Yield (place, row) of a benchmark's file."""
     for line, row in Table(file).records():
         if not isinstance(row, Mapping):
             raise _not_of_it(name, file, f"row {line}: {row}")

@@ -44,14 +44,14 @@ class Subject:
     facts: ModelFacts | None = None
     tokenizer: ChatTokenizer | None = None
     own_stop_ids: Sequence[int] = ()
-    """The token that ends a turn of the chat template, where engines do not know it."""
+    """Tokens that end a turn of the chat template, if engines do not know them."""
     trained: Sequence[tuple[FilePrompts, Rollout]] = ()
     """The prompts that are trained on, source by source, each with how it is scored."""
     heldout: FilePrompts | None = None
     rows: Sequence[Any] = ()
-    """Trajectories or pairs that are learned from."""
+    """Trajectories or pairs to train on."""
     rewards_tried: bool = False
-    """The rewards of the user were called already."""
+    """True if the user's rewards were called already."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Part -> why it is not here."""
     output: Output | None = None
@@ -70,9 +70,9 @@ class Check:
     name: str
     compares: str
     run: Callable[[Any], Iterable[str] | None]
-    """Yields what the user should know; raises MilesError for what a run would be refused for."""
+    """Yields what the user should know; raises the MilesError with which a run would be refused."""
     needs: tuple[str, ...] = ()
-    """Parts of the subject without which it cannot be made."""
+    """Parts of the subject that it needs."""
 
 
 class NotMade(Exception):
@@ -88,7 +88,7 @@ class Outcome:
     doubts: tuple[str, ...] = ()
     refusal: MilesError | None = None
     not_checked: str = ""
-    """Why the check was not made; empty where it was."""
+    """Why the check was not made; empty if it was."""
 
     def as_dict(self) -> dict[str, object]:
         """Return the outcome as JSON fields."""
@@ -215,7 +215,7 @@ OTHER_MODELS = Check(
     run=_other_models,
     needs=("tokenizer", "facts"),
 )
-"""A launch makes this comparison while it fetches them."""
+"""A launch makes this comparison while it downloads the models."""
 HELD_OUT = Check(
     name="held out",
     compares="held-out prompts with all that is trained on",
@@ -292,4 +292,4 @@ INPUTS = (
     ),
     REWARD,
 )
-"""Compared once rows, model and tokenizer are there."""
+"""Checks that need rows, model and tokenizer."""

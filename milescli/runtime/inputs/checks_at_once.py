@@ -130,7 +130,7 @@ OF_RECIPE = (
         run=_template,
     ),
 )
-"""Compared at once, for each adapter of a run."""
+"""Checks made at once, for each adapter of a run."""
 OF_RUN = (
     Check(
         name="weights",
@@ -159,4 +159,4 @@ OF_RUN = (
         run=_name,
     ),
 )
-"""Compared at once, for a run."""
+"""Checks made at once, for a run."""

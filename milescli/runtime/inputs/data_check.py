@@ -1,5 +1,5 @@
-"""`miles data check`: what a run would see of its data. Reads, and makes nothing that stays; called
-by the command."""
+"""`miles data check`: shows what a run would see of its data. Leaves no files; called by the
+command."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class Part:
     """The roles of its episodes, if there are several."""
     files: list[FileLook] = field(default_factory=list)
     kind: Kind | None = None
-    """The kind of rows that are learned from; None for prompts."""
+    """Kind of the training rows; None for prompts."""
     loaded: Loaded | None = None
-    """The prompts; None without a tokenizer, and if rows are bad."""
+    """The prompts; None without a tokenizer, or if rows are bad."""
     examples: Sequence[Trajectory | Pair] = ()
-    """Rows that are learned from."""
+    """Rows to train on."""
     report: ExampleReport | None = None
     """The report on `examples`."""
     images: ImageLook | None = None

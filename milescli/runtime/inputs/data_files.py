@@ -1,6 +1,6 @@
-"""The data of a run, before any process starts: files are found or fetched, tasks of environments
-of other packages are written as rows (`task:verifiers`, `task:harbor`), labels and leaks are
-checked, demonstrations are made. Called by `run_inputs`."""
+"""The data of a run, before any process starts: finds or downloads files, writes tasks of other
+packages' environments as rows (`task:verifiers`, `task:harbor`), checks labels and leaks, and makes
+demonstrations. Called by `run_inputs`."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ WITHOUT_EVAL = [
 ]
 SCRATCH_BYTES = 8 * 2**20
 SCRATCH_ROWS = 100_000
-"""Most text, and most rows, that the vocabulary of a model made from scratch is made of."""
+"""Largest amount of text, and of rows, from which a scratch model's vocabulary is made."""
 
 
 def require_files(data: Data) -> None:
-    """Raises DataError where a file of this computer cannot be opened. `prepare` finds the same;
-    this takes no time."""
+    """Raise DataError if a local file cannot be opened. `prepare` finds the same errors; this check
+    takes no time."""
     for field in FIELDS:
         mixed = [source.path for source in data.mix or [] if field == "prompts"]
         values = (getattr(data, field), *mixed)
@@ -69,8 +69,8 @@ def with_local_files(
     data: Data, run: RunDir, seed: int, *, output: Output | None, folder: str = ""
 ) -> Data:
     """Return the data with local paths: tasks are written to files of the run, data sets of the hub
-    are fetched; other paths stay as the user gave them. `folder`: subfolder of the run's `data/`,
-    for data other than the run's."""
+    are downloaded; other paths stay as the user gave them. `folder`: subfolder of the run's
+    `data/`, for data other than the run's."""
     changes = _with_names(
         data,
         lambda name, field, number: _local(
@@ -124,8 +124,8 @@ def _local(
 
 
 def rollouts_of(recipe: Recipe) -> list[Rollout]:
-    """Return the recipe's `rollout`, then that of each source of its mix: with the reward of the
-    source, where it has one."""
+    """Return the recipe's `rollout`, then one for each source of its mix, with the source's own
+    reward if it has one."""
     return [
         recipe.rollout,
         *(rollout_of_source(recipe, source) for source in recipe.data.mix or []),
@@ -135,7 +135,7 @@ def rollouts_of(recipe: Recipe) -> list[Rollout]:
 def sources_of(
     recipe: Recipe, prompts: FilePrompts | MixedPrompts
 ) -> list[tuple[FilePrompts, Rollout]]:
-    """Return the rows that are trained on, source by source, each with its scorer."""
+    """Return the training rows, source by source, each with its scorer."""
     if isinstance(prompts, MixedPrompts):
         return list(zip(prompts.parts, rollouts_of(recipe)[1:], strict=True))
     return [(prompts, recipe.rollout)]
@@ -144,8 +144,8 @@ def sources_of(
 def check_labels_of(
     rollout: Rollout, source: FilePrompts, graded: list[Prompt] | None, *, output: Output | None
 ) -> None:
-    """Check labels with the reward. `graded`: the prompts whose labels are checked; None: all, and
-    of large files some."""
+    """Check labels with the reward. `graded`: the prompts whose labels are checked; None: all, or a
+    part of them for large files."""
     say = output.note if output else None
     _refuse_letters(rollout, source)
     for name, reward in label_checks(rollout).items():
@@ -153,12 +153,12 @@ def check_labels_of(
 
 
 _NOT_FOR_LETTERS = frozenset(("gsm8k", "math", "code", "instructions", "reasoning_gym"))
-"""Rewards that ship and would compare the letter of an option with something else."""
+"""Built-in rewards that do not compare the letter of an option."""
 
 
 def _refuse_letters(rollout: Rollout, source: FilePrompts) -> None:
-    """Raises DataError where rows have options, so that their labels are letters, and a reward
-    takes none."""
+    """Raise DataError if rows have options, so that their labels are letters, but a reward does not
+    compare letters."""
     misfits = sorted(_NOT_FOR_LETTERS.intersection(rollout.reward_names))
     for file in source.files if misfits else ():
         if file.columns is not None and file.columns.choices:
@@ -190,7 +190,7 @@ def _check_labels(
 def refuse_leak(
     heldout: FilePrompts, trained: Sequence[FilePrompts], *, num_heldout: int | None
 ) -> None:
-    """Raises DataError where a held-out prompt is trained on."""
+    """Raise DataError if a held-out prompt is also a training prompt."""
     for prompts in trained:
         leaks = exact_leaks(heldout, prompts, num_heldout=num_heldout)
         if not leaks:
@@ -216,7 +216,7 @@ def _pairs(
 
 
 def kind_of_rows(recipe: Recipe) -> Kind:
-    """Return what the recipe's objective takes of a file. Raises RecipeError where it takes
+    """Return which kind of rows the recipe's objective takes. Raises RecipeError if it takes
     groups."""
     name = recipe.train.objective
     if name in OF_ROWS:
@@ -232,8 +232,8 @@ def kind_of_rows(recipe: Recipe) -> Kind:
 
 
 def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
-    """Raise DataError if a held-out prompt is that of a row that is learned from: the tokens of a
-    chat before its first answer."""
+    """Raise DataError if a held-out prompt is that of a training row: the tokens of a chat before
+    its first answer."""
     asked = {prompt.identity: prompt for prompt in heldout}
     sides = (
         (place, side)
@@ -265,9 +265,9 @@ def near_leaks_told(
     named: str | list[str] | None,
     output: Output,
 ) -> str | None:
-    """Return which held-out prompts, of those that are graded, are nearly training prompts; None
-    where none is, and where they are (`named`, as `data.eval`) of a task of ours, whose rows may be
-    alike in all but what counts."""
+    """Return a warning that names held-out prompts, among those in `graded`, that nearly equal
+    training prompts; None if there are none, and if the held-out prompts (`named`, as `data.eval`)
+    belong to a built-in task, whose rows may differ only in the part that matters."""
     if (names := names_in(named)) and all(map(is_held_out_by_us, names)):
         return None
     compared = [graded[place] for place in evenly(len(graded), NEAR_HELDOUT)]
@@ -289,7 +289,7 @@ def near_leaks_told(
 def demonstrations_of(
     recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer
 ) -> list[Trajectory]:
-    """Return the worked responses on their loss masks; of large files as many as the warm-up
+    """Return the worked responses with their loss masks; of large files only as many as the warm-up
     takes."""
     most = recipe.warmup.steps * recipe.warmup.batch_size
     lines = worked_lines(
@@ -320,8 +320,8 @@ def worked_lines(
     roles: Mapping[str, Role],
     files: Sequence[FileRows],
 ) -> dict[int, dict[str, Trajectory]]:
-    """Return, by index of the prompts that have a worked response, what is learned of each: by
-    role in an episode of several `roles`, else by `part 1`, `part 2`, or by an empty name where
+    """Return, by index of the prompts that have a worked response, the trajectories to learn from:
+    by role in an episode of several `roles`, else by `part 1`, `part 2`, or by an empty name if
     there is one. Raises DataError, with their rows, if some cannot be learned from."""
     made, bad = dict[int, dict[str, Trajectory]](), list[tuple[int, str]]()
     for prompt in prompts:
@@ -345,9 +345,9 @@ def worked_lines(
 
 
 def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
-    """Return the texts that a scratch model's vocabulary is made of: the lines of
-    `model.scratch.vocabulary`, else of the first file of `data`, those of a large one up to
-    SCRATCH_BYTES; of a file that is not text, its rows."""
+    """Return the texts from which a scratch model's vocabulary is made: the lines of
+    `model.scratch.vocabulary`, else of the first file of `data`, up to SCRATCH_BYTES of a large
+    file; of a file that is not text, its rows."""
     mixed = data.mix[0].path if data.mix else None
     scratch, own = recipe.model.scratch, None
     if scratch is not None and scratch.vocabulary is not None:
@@ -372,13 +372,13 @@ TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
     "verifiers": tasks_of_verifiers,
     "harbor": tasks_of_harbor,
 }
-"""Agent -> the tasks that it plays."""
+"""Agent -> function that lists the tasks that it plays."""
 
 
 def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:
-    """Return the same data, with tasks of another package written as files of the run. The recipe's
-    `rollout` says which tasks they are, so that they are written before other tasks are. Raises
-    RecipeError or MachineError where the package does not give them."""
+    """Return the same data, with the tasks of another package written as files of the run. The
+    recipe's `rollout` determines these tasks, so they are written before other tasks. Raises
+    RecipeError or MachineError if the package does not return them."""
     made: dict[str, str] = {}
     return data.model_copy(
         update=_with_names(
@@ -408,7 +408,7 @@ def _local_task_file(
 
 
 def _written(package: str, rows: list[dict[str, Any]], run: RunDir) -> dict[str, str]:
-    """Write both files and return their paths by the names of their tasks."""
+    """Write both files, and return their paths by the names of their tasks."""
     run.data_dir.mkdir(parents=True, exist_ok=True)
     parts: dict[str, list[dict[str, Any]]] = {package: [], package + HELDOUT: []}
     places: dict[str, int] = {}

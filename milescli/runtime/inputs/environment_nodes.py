@@ -1,5 +1,5 @@
-"""The environments of a run on all of its nodes: processes for them where the driver is not. On one
-computer there are none, and nothing of this is called."""
+"""Distributes a run's environments over all of its nodes: starts processes for them where the
+driver is not. Not used on a single computer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:  # processes that collect need nothing of it
 
 TRY_THERE = "milescli.agents.environment:try_there"
 TRY_TIMEOUT_S = 180.0
-"""Time that a node has to import an environment and start an episode."""
+"""Time for a node to import an environment and start an episode."""
 
 
 def require_environments(recipe: Recipe, inputs: RunInputs, nodes: RunNodes) -> None:
-    """Raises RecipeError or MachineError where another node of the run cannot begin an episode of
-    the recipe's environment, before a device is taken."""
+    """Raise RecipeError or MachineError if another node of the run cannot start an episode of the
+    recipe's environment. Called before a device is taken."""
     others = [member.node.node_id for member in nodes.chosen if not member.node.is_driver]
     if not others or inputs.prompts is None or not _lives_on_nodes(recipe.rollout):
         return
@@ -50,7 +50,7 @@ def require_environments(recipe: Recipe, inputs: RunInputs, nodes: RunNodes) -> 
 
 
 def _lives_on_nodes(rollout: Rollout) -> bool:
-    """True if the rollout's episodes are played in environments that may be on other nodes."""
+    """Return True if the episodes are played in environments that may be on other nodes."""
     plays = rollout.plays_environment and plays_here(rollout)
     return plays and rollout.environment.name not in DRIVERS_PACKAGES
 
@@ -61,10 +61,10 @@ class SpreadEnvironments:
 
     agent: EnvironmentAgent
     nodes: Sequence[NodeProcesses]
-    """But the driver's."""
+    """All nodes except the driver's."""
 
     def end(self) -> None:
-        """Later episodes are played beside the driver. Called when none is played; may be called
+        """Play later episodes beside the driver. Call it when none is in progress; it may be called
         more than once."""
         self.agent.fleet.leave_nodes()
         for node in self.nodes:
@@ -79,9 +79,9 @@ async def spread_environments(
     tell: Callable[[str], None],
     name: str = "environments",
 ) -> SpreadEnvironments | None:
-    """Environments of the recipe live on the nodes `others`, too, from now on. None: it has none,
-    or they stay with the driver. `name`: of their processes. Raises WorkerDied or WaitTimeout where
-    a node does not take them."""
+    """Host environments of the recipe on the nodes `others` too, from now on. Returns None if it
+    has no environment, or only one that stays with the driver. `name`: of the processes. Raises
+    WorkerDied or WaitTimeout if a node cannot host them."""
     if not others or not _lives_on_nodes(recipe.rollout):
         return None
     agent = load_agent(recipe.rollout)

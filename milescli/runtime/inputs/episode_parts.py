@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 OF_OUR_TEMPLATE = "qwen25"
 """How calls are written by our own template, of which SGLang knows nothing."""
 POLICY = "policy"
-"""How the model is called by HTTP."""
+"""Name of the model in HTTP requests."""
 _PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = weakref.WeakValueDictionary()
-"""Training and evaluation share one."""
+"""Training and evaluation share one parser."""
 
 
 def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:

@@ -1,7 +1,7 @@
-"""The models that a run is given besides its policy, before any process starts: teachers, a reward
-model, a draft model, policies of roles, an adapter. Each is found, fetched, or written out of a
-run's checkpoint, and its tokenizer is compared with the policy's. Called by `run_inputs`,
-`planning` and `evaluate`."""
+"""The models of a run besides its policy, before any process starts: teachers, a reward model, a
+draft model, policies of roles, an adapter. Each is found, downloaded, or written from a run's
+checkpoint, and its tokenizer is compared with the policy's. Called by `run_inputs`, `planning` and
+`evaluate`."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ NUM_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenModel:
-    """The place of such a model, as the recipe names it."""
+    """The location of such a model, as the recipe names it."""
 
     what: str
-    """`teacher`, `reward model`."""
+    """Name for errors: `teacher`, `reward model`."""
     key: str
-    """Key of the recipe that names it."""
+    """Recipe key that names it."""
     path: str
     revision: str | None = None
     step: int | None = None
-    """Step of a run; None: its newest checkpoint."""
+    """Step of a run's checkpoint; None: the newest."""
 
     def facts(self, longest: int) -> ModelFacts:
-        """Return the model's facts, without making or loading it. `longest`: tokens of a sequence
-        that it will read. Raises RecipeError where it is not there, or has no positions for them;
-        CheckpointError where it is no model."""
+        """Return the model's facts, without making or loading it. `longest`: number of tokens of a
+        sequence that it will read. Raises RecipeError if it does not exist or has too few
+        positions, CheckpointError if it is not a model."""
         facts = parse_facts(self.config())
         if 0 < facts.max_position_embeddings < longest:
             raise RecipeError(
@@ -83,7 +83,7 @@ class GivenModel:
 
     def folder(self, target: Path, *, output: Output | None) -> Path:
         """Return the model's Hugging Face folder; a run's checkpoint is written to `target`, once:
-        a run keeps the model that it was given, whatever the other run learns later."""
+        the model stays the same even if the other run continues."""
         folder = self._require()
         if is_checkpoint(folder):
             if not (target / CONFIG_NAME).exists():
@@ -100,9 +100,9 @@ class GivenModel:
     def refuse_other_tokens(
         self, folder: Path, *, tokenizer: ChatTokenizer, least: int
     ) -> ChatTokenizer:
-        """Return the model's tokenizer. `tokenizer`: the policy's; `least`: tokens that its
-        embedding must have. Raises RecipeError where both do not give each text the same ids,
-        naming what differs."""
+        """Return the model's tokenizer. `tokenizer`: the policy's; `least`: least number of rows of
+        its embedding. Raises RecipeError, naming the difference, if the two tokenizers do not give
+        each text the same ids."""
         theirs = load_tokenizer(folder, chat_template=RAW)
         difference, num_tokens = _difference(tokenizer, theirs), load_facts(folder).vocab_size
         if difference is None and num_tokens < least:
@@ -121,8 +121,7 @@ class GivenModel:
 
     @property
     def is_on_hub(self) -> bool:
-        """True if the path reads like a name on the hub, and no folder of this disk could be
-        meant."""
+        """Return True if the path looks like a name on the hub, and cannot be a local folder."""
         folder = Path(self.path).expanduser()
         return not (folder.is_absolute() or self.path.count("/") != 1 or folder.parent.is_dir())
 
@@ -131,7 +130,7 @@ class GivenModel:
         return f"name the folder of a copy in {self.key}"
 
     def _require(self) -> Path:
-        """Names of the hub pass."""
+        """Return the path. Raises RecipeError if it is neither a folder nor a name on the hub."""
         folder = Path(self.path).expanduser()
         if not folder.is_dir() and not self.is_on_hub:
             raise RecipeError(
@@ -144,8 +143,8 @@ class GivenModel:
 
 
 def _command_that_makes(folder: Path) -> str:
-    """Return a command that makes the model of a missing folder. A run is called by its recipe and
-    a number, unless it was given a name."""
+    """Return a command that creates the model of a missing folder. A run's default name is its
+    recipe's and a number."""
     of_run = re.fullmatch(r"(.+)-\d+", folder.name)
     if folder.parent.name == RunSettings().dir and of_run:
         return f"miles launch --recipe {of_run[1]} --name {folder.name}"
@@ -153,21 +152,21 @@ def _command_that_makes(folder: Path) -> str:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """True if the folder is a run, one of its checkpoints or a converted model: not yet a Hugging
-    Face folder."""
+    """Return True if the folder is a run, one of its checkpoints or a converted model, which is not
+    yet a Hugging Face folder."""
     run = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder
     return (run / RECIPE_FILE).is_file() or is_converted(folder)
 
 
 def checkpoint_of(folder: Path, step: int | None = None) -> CheckpointSource:
-    """Return the checkpoint of such a folder; of a run the newest one, unless `step` is given.
-    Raises CheckpointError."""
+    """Return the checkpoint in such a folder; for a run the newest, unless `step` is given. Raises
+    CheckpointError."""
     return find_checkpoint(folder, model=None, step=step, model_option="--base")
 
 
 def _difference(own: ChatTokenizer, theirs: ChatTokenizer) -> str | None:
-    """Describe how two vocabularies differ; None where both give each text the same ids, as far as
-    they say."""
+    """Describe how two vocabularies differ; None if both give each text the same ids, as far as the
+    vocabularies show."""
     ours, other = own.inner.get_vocab(), theirs.inner.get_vocab()
     apart = sorted((token for token in ours if ours[token] != other.get(token)), key=ours.get)
     apart += sorted((token for token in other if token not in ours), key=other.get)
@@ -186,7 +185,7 @@ def _named(number: int | None) -> str:
 
 
 def draft_path(recipe: Recipe) -> GivenModel | None:
-    """Return where the draft model lies; None: no model of its own guesses."""
+    """Return the location of the draft model; None if no separate model is used for speculation."""
     settings = recipe.rollout.speculative
     if settings.kind != "draft":
         return None
@@ -200,14 +199,14 @@ def draft_path(recipe: Recipe) -> GivenModel | None:
 
 
 def require_draft(recipe: Recipe) -> ModelFacts | None:
-    """Return the draft model's facts, without loading it. Raises RecipeError where it is not there,
-    or cannot read the longest sequence; CheckpointError where it is no model."""
+    """Return the draft model's facts, without loading it. Raises RecipeError if it does not exist
+    or cannot read the longest sequence, CheckpointError if it is not a model."""
     path = draft_path(recipe)
     return None if path is None else path.facts(longest_tokens(recipe))
 
 
 def require_channel(plan: Plan) -> None:
-    """Raise MachineError where the package is not installed by which the channel sends."""
+    """Raise MachineError if the package that the channel needs is not installed."""
     if plan.channel == "rdma" and find_spec("mooncake") is None:
         raise MachineError(
             "weights cannot be sent over RDMA",
@@ -217,8 +216,8 @@ def require_channel(plan: Plan) -> None:
 
 
 def require_learning_draft(plan: Plan, facts: ModelFacts) -> None:
-    """Raises where a draft model with these facts cannot be trained beside the policy:
-    MachineError, CheckpointError or FitError."""
+    """Raise MachineError, CheckpointError or FitError if a draft model with these facts cannot be
+    trained beside the policy."""
     off = "--set train.draft.lr=null"
     if plan.device_kind != "cpu":
         raise MachineError(
@@ -250,8 +249,8 @@ def draft_folder(
     facts: ModelFacts,
     output: Output | None,
 ) -> Path | None:
-    """Return the draft model's Hugging Face folder. Raises as `require_draft`, and RecipeError
-    where it reads other tokens than the policy, whose `facts` these are."""
+    """Return the draft model's Hugging Face folder. Raises as `require_draft`, and RecipeError if
+    it has other tokens than the policy, whose `facts` these are."""
     path = draft_path(recipe)
     if path is None:
         return None
@@ -261,8 +260,8 @@ def draft_folder(
 
 
 def without_speculation(recipe: Recipe) -> Recipe:
-    """Return the recipe with one token a pass: for engines that load folders, which SGLang cannot
-    do while it guesses."""
+    """Return the recipe without speculative decoding, for engines that load folders: SGLang cannot
+    do both."""
     plain = recipe.rollout.speculative.model_copy(
         update={"kind": "none", "model": None, "revision": None}
     )
@@ -272,7 +271,7 @@ def without_speculation(recipe: Recipe) -> Recipe:
 
 
 def reward_path(recipe: Recipe) -> GivenModel | None:
-    """Return where the reward model lies; None: the recipe asks none."""
+    """Return the location of the reward model; None if the recipe uses none."""
     if not recipe.asks_reward_model:
         return None
     asked = recipe.rollout.reward_model
@@ -286,8 +285,8 @@ def reward_path(recipe: Recipe) -> GivenModel | None:
 
 
 def reward_facts(recipe: Recipe) -> ModelFacts | None:
-    """Return the facts of the recipe's reward model, without loading it; None: it asks none. Raises
-    RecipeError where it gives no score."""
+    """Return the facts of the recipe's reward model, without loading it; None if it uses none.
+    Raises RecipeError if the model returns no score."""
     path = reward_path(recipe)
     if path is None:
         return None
@@ -304,8 +303,8 @@ def reward_facts(recipe: Recipe) -> ModelFacts | None:
 def reward_model_folder(
     recipe: Recipe, run: RunDir, tokenizer: ChatTokenizer, *, output: Output | None
 ) -> Path | None:
-    """Return the Hugging Face folder of the recipe's reward model; None: it asks none. Raises
-    RecipeError where it reads other tokens than the policy."""
+    """Return the Hugging Face folder of the recipe's reward model; None if it uses none. Raises
+    RecipeError if it has other tokens than the policy."""
     path = reward_path(recipe)
     if path is None:
         return None
@@ -315,7 +314,7 @@ def reward_model_folder(
 
 
 def teacher_paths(recipe: Recipe) -> list[GivenModel]:
-    """Return where each teacher lies that the trainer's ranks hold."""
+    """Return the location of each teacher that the trainer's ranks hold."""
     return [
         GivenModel(what="teacher", key="train.distill.teachers", path=teacher.path or "")
         for teacher in recipe.held_teachers
@@ -323,8 +322,8 @@ def teacher_paths(recipe: Recipe) -> list[GivenModel]:
 
 
 def other_tokenizers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
-    """Compare the tokenizer of each given model that lies here with the policy's. Return what does
-    not: names on the hub, and checkpoints of runs. Raises RecipeError as
+    """Compare the tokenizer of each given model in a local folder with the policy's. Return the
+    models that were not compared: names on the hub, and checkpoints of runs. Raises RecipeError as
     `GivenModel.refuse_other_tokens`."""
     single = [path for path in (draft_path(recipe), reward_path(recipe)) if path is not None]
     elsewhere = []
@@ -339,8 +338,8 @@ def other_tokenizers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts
 
 
 def teacher_facts(recipe: Recipe) -> list[ModelFacts]:
-    """Return the facts of each such teacher, without making or loading it. Raises RecipeError for
-    one that is not there, CheckpointError for one that is no model."""
+    """Return the facts of each such teacher, without making or loading it. Raises RecipeError if
+    one does not exist, CheckpointError if one is not a model."""
     return [_facts(teacher, recipe.longest_sequence) for teacher in teacher_paths(recipe)]
 
 
@@ -364,7 +363,7 @@ def teacher_folders(
     output: Output | None,
 ) -> list[Path]:
     """Return the Hugging Face folder of each teacher that the trainer's ranks hold. `facts`,
-    `tokenizer`: the policy's. Raises RecipeError where a teacher has another tokenizer."""
+    `tokenizer`: the policy's. Raises RecipeError if a teacher has another tokenizer."""
     settings, folders = recipe.train.distill, []
     if recipe.teachers and settings.kl != "sampled" and settings.top_k >= facts.vocab_size:
         raise RecipeError(
@@ -389,8 +388,8 @@ def teacher_folders(
 def served_teachers(
     recipe: Recipe, tokenizer: ChatTokenizer | None = None
 ) -> ServedTeachers | None:
-    """Return the teachers that are asked by HTTP; None: there are none. `tokenizer`: where samples
-    are scored. Raises RecipeError where the environment has no key."""
+    """Return the teachers that are called over HTTP; None if there are none. `tokenizer`: needed to
+    score samples. Raises RecipeError if the environment lacks a key."""
     if not recipe.train.distill.is_served:
         return None
     from milescli.backends.sglang.client.teacher import ServedTeachers
@@ -400,8 +399,8 @@ def served_teachers(
 
 def met_teachers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
     """Return the address of each served teacher and the model that it serves. `tokenizer`, `facts`:
-    the policy's. Raises RecipeError where one has another tokenizer, EndpointError where it does
-    not answer."""
+    the policy's. Raises RecipeError if one has another tokenizer, EndpointError if it does not
+    answer."""
     served = served_teachers(recipe)
     return [] if served is None else asyncio.run(served.meet(tokenizer, facts.vocab_size))
 
@@ -410,15 +409,15 @@ KEY = "rollout.roles"
 
 
 def policy_paths(recipe: Recipe) -> list[GivenModel]:
-    """Return where each policy of `rollout.policies` lies, in their order. These are older versions
-    of the policy that play roles (`rollout.roles.NAME.policy`); an engine like the policy's serves
-    each."""
+    """Return the location of each policy of `rollout.policies`, in their order. These are older
+    versions of the policy that play roles (`rollout.roles.NAME.policy`), each served by an engine
+    like the policy's."""
     return [_path(text, Path(recipe.run.dir)) for text in recipe.rollout.policies]
 
 
 def _path(text: str, runs: Path) -> GivenModel:
-    """Return where the policy of a role lies. `runs`: the folder in which a run's bare name is
-    looked for."""
+    """Return the location of a role's policy. `runs`: folder in which a run is looked up by its
+    bare name."""
     path, at, step = text.rpartition("@")
     has_step = bool(at) and step.isdecimal()
     name = path if has_step else text
@@ -429,9 +428,8 @@ def _path(text: str, runs: Path) -> GivenModel:
 
 
 def require_policies(recipe: Recipe, facts: ModelFacts) -> None:
-    """Check that each policy of a role is there and has the shape of the policy that is trained,
-    whose `facts` these are. Raises RecipeError where one is not there, or has another shape;
-    CheckpointError where it is no model."""
+    """Check that each policy of a role exists and has the shape of the trained policy, whose
+    `facts` these are. Raises RecipeError if one does not, CheckpointError if it is not a model."""
     for path in policy_paths(recipe):
         _require_same(path, path.facts(recipe.longest_sequence), facts)
 
@@ -445,7 +443,7 @@ def policy_folders(
     output: Output | None,
 ) -> tuple[Path, ...]:
     """Return the Hugging Face folder of each policy, in the order of `rollout.policies`. Raises as
-    `require_policies`, and RecipeError where one has another tokenizer."""
+    `require_policies`, and RecipeError if one has another tokenizer."""
     folders = []
     for text, path in zip(recipe.rollout.policies, policy_paths(recipe), strict=True):
         folder = path.folder(run.held_model_dir("role-model", text), output=output)
@@ -466,14 +464,14 @@ def without_policies(recipe: Recipe) -> Recipe:
 
 
 def by_role(recipe: Recipe, policies: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `policies` by the roles that each policy plays."""
+    """Return the values of `policies` by the roles that the policies play."""
     played = {name: role.policy for name, role in recipe.rollout.roles.items()}
     return {name: policies[path] for name, path in played.items() if path in policies}
 
 
 def _require_same(path: GivenModel, theirs: ModelFacts, ours: ModelFacts) -> None:
-    """Raises RecipeError where the policy of a role has another shape than the trained one: its
-    engine is planned like the policy's."""
+    """Raise RecipeError if the policy of a role has another shape than the trained one: its engine
+    is planned like the policy's."""
     apart = [
         field.name
         for field in dataclasses.fields(ours)
@@ -491,13 +489,13 @@ def _require_same(path: GivenModel, theirs: ModelFacts, ours: ModelFacts) -> Non
 
 
 _TOLERANCE = 1e-6
-"""Of a scaling, relative."""
+"""Largest relative difference of a scaling."""
 
 
 def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
-    """Return the facts as they are, where `model.adapter` is what the run trains. Raises
-    CheckpointError where `model.adapter` is no PEFT folder, RecipeError where it is not of the
-    shape that `train.lora` trains over this model."""
+    """Return the facts unchanged if the run can train `model.adapter`. Raises CheckpointError if it
+    is not a PEFT folder, RecipeError if it has another shape than `train.lora` trains over this
+    model."""
     if recipe.model.adapter is None:
         return facts
     adapter, shape = read_outline(Path(recipe.model.adapter).expanduser()), trained_shape(recipe)

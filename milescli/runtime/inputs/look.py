@@ -1,6 +1,6 @@
-"""The look of a dry run at data, tokenizer and reward: what a launch would refuse once it has read
-them, found in a process of its own within seconds. Rows are read whole, and some are tokenised;
-nothing is fetched, nothing stays. Called by `dry_run`."""
+"""The dry run's check of data, tokenizer and reward: finds within seconds, in a process of its own,
+what a launch would refuse after reading them. All rows are read, and some are tokenised; nothing is
+downloaded, nothing is left behind. Called by `dry_run`."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from milescli.runtime.inputs.run_inputs import require_parts_of_episodes, stop_i
 from milescli.workers.worker import UserWorker
 
 BOUND_S = 120.0
-"""For the process to read the data, beside what a reward may take."""
+"""Time for the process to read the data, besides the time of a reward."""
 NUM_TOKENISED = 512
-"""Rows of a file of which tokens are made; all are read."""
+"""Number of rows of a file that are tokenised; all are read."""
 
 
 class Look:
-    """A process that looks at the inputs of one recipe, started at once."""
+    """A process that checks the inputs of one recipe; it starts at once."""
 
     def __init__(self, recipe: Recipe, facts: ModelFacts) -> None:
-        """`facts`: of its model."""
+        """`facts`: of the recipe's model."""
         self._recipe = recipe
         self._worker = UserWorker(f"{__name__}:look")
         _, self._reply = self._worker.call(recipe, facts)
 
     def outcomes(self) -> list[Outcome]:
-        """Wait for what was found. A check that takes too long was not made."""
+        """Wait for the outcomes. A check that takes too long counts as not made."""
         bound_s = BOUND_S + 2 * self._recipe.rollout.reward_timeout_s
         try:
             if not concurrent.futures.wait([self._reply], timeout=bound_s).done:
@@ -64,13 +64,13 @@ class Look:
 
 
 def look(recipe: Recipe, facts: ModelFacts) -> list[Outcome]:
-    """In the other process: make all checks for which everything is here."""
+    """Make all checks whose inputs are on this machine. `Look` calls it in its process."""
     with tempfile.TemporaryDirectory(prefix="miles-look-") as folder:
         return list(_looked(recipe, facts, RunDir(path=Path(folder))))
 
 
 def _looked(recipe: Recipe, facts: ModelFacts, run: RunDir) -> Iterator[Outcome]:
-    """The user's plug-ins are imported first: what they import must find torch."""
+    """Yield the outcomes. Imports the user's plug-ins first: their imports must find torch."""
     episodes = list(outcomes(OF_EPISODES, Subject(recipe=recipe)))
     yield from episodes
     if any(one.refusal is not None for one in episodes):
@@ -108,7 +108,7 @@ def _subject(
     missing: dict[str, str],
     run: RunDir,
 ) -> tuple[Subject, Outcome]:
-    """Read the data. Return what the checks compare, and whether rows and columns are good."""
+    """Read the data. Return what the checks compare, and whether rows and columns are valid."""
     own = Outcome(name="rows", compares="columns and rows of the data with what the recipe reads")
     subject = Subject(recipe=recipe, facts=facts, tokenizer=tokenizer, missing=missing)
     if why := why_unread(recipe.data):
@@ -139,7 +139,7 @@ def _subject(
 
 
 def _tokenizer(recipe: Recipe, missing: dict[str, str]) -> ChatTokenizer | None:
-    """Return the tokenizer, if it lies here; else write why into `missing`."""
+    """Return the tokenizer if it is on this machine; else write the reason into `missing`."""
     model = recipe.model
     if model.scratch is not None:
         missing["tokenizer"] = "it is generated from the data at the launch"

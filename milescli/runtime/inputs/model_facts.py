@@ -1,5 +1,5 @@
-"""What a recipe's model is, read of its config.json alone: before a run is planned, nothing is
-fetched, made or loaded. `run_inputs` reads what was fetched in the end."""
+"""Facts about a recipe's model from its config.json alone, before a run is planned: no weights are
+downloaded, made or loaded. `run_inputs` later reads the real files."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
 
 
 def facts_of_recipe(model: Model) -> ModelFacts:
-    """Return the facts of the recipe's model, by `config_of_recipe`. `prepare` reads what was
-    fetched in the end."""
+    """Return the facts of the recipe's model, by `config_of_recipe`. `prepare` later reads the real
+    files."""
     return parse_facts(config_of_recipe(model))
 
 
 def config_of_recipe(model: Model) -> dict[str, object]:
-    """Return the config.json of the recipe's model without making or loading it: of a name on the
-    hub, the shape that ships with the recipes, else that file alone."""
+    """Return the config.json of the recipe's model without making or loading it. For a name on the
+    hub: the shape that ships with the recipes, or else that file alone."""
     if model.scratch is not None:
         return scratch.config_of(model.scratch)
     assert model.path is not None, "recipe.check lets no recipe without a model pass"
@@ -48,7 +48,7 @@ def config_of_recipe(model: Model) -> dict[str, object]:
 
 
 def _refuse_missing(path: str, folder: Path) -> None:
-    """Raises RecipeError for a path that can be no name on the hub, where no folder is."""
+    """Raise RecipeError if a path is neither a folder nor a possible name on the hub."""
     is_local = (
         path.startswith(("/", ".", "~"))
         or path.count("/") > 1
@@ -67,8 +67,8 @@ def _refuse_missing(path: str, folder: Path) -> None:
 
 
 def require_model(model: Model) -> None:
-    """Raises CheckpointError where a folder of this computer has no usable weights, or whole
-    numbers in their place; takes no time, as headers alone are read."""
+    """Raise CheckpointError if a local folder has no usable weights, or has integers in their
+    place. Takes no time, as it reads only headers."""
     folder = Path(model.path or "").expanduser()
     if model.path is not None and folder.is_dir() and not is_checkpoint(folder):
         is_real, config = require_weights(folder), read_config(folder)
@@ -78,8 +78,8 @@ def require_model(model: Model) -> None:
 
 
 def require_positions(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises FitError where the longest prompt and response have more tokens together than the
-    model has positions."""
+    """Raise FitError if the longest prompt and response together have more tokens than the model
+    has positions."""
     longest, positions = longest_tokens(recipe), facts.max_position_embeddings
     if not 0 < positions < longest:
         return
@@ -106,13 +106,13 @@ def require_positions(recipe: Recipe, facts: ModelFacts) -> None:
 
 
 REAL = 10
-"""A model with so many times the parameters of the one that `model.scratch` makes by default was
-trained by others."""
+"""A model with this many times the parameters of the default `model.scratch` counts as
+pretrained."""
 
 
 def refuse_settings_of_scratch(loaded: LoadedRecipe, facts: ModelFacts) -> None:
-    """Raises RecipeError where the command line puts a pretrained model into a recipe that makes
-    its own small one, and leaves the learning rate that suits random weights."""
+    """Raise RecipeError if the command line puts a pretrained model into a recipe that makes its
+    own small one, but leaves the learning rate that suits random weights."""
     recipe, origins = loaded.recipe, loaded.origins
     lr = origins["train.optimizer.lr"]
     replaced = origins["model.scratch.hidden_size"].layer not in _BELOW
@@ -140,8 +140,8 @@ _OF_SCRATCH = ("model.scratch", "warmup", "model.path")
 
 
 def _with_own_recipe(loaded: LoadedRecipe, name: str) -> str:
-    """Return the command line with another recipe, and all that was set but what took the place of
-    the model from scratch."""
+    """Return the command line with another recipe, and all settings except those that replaced the
+    model from scratch."""
     words = [
         origin.where
         for key, origin in loaded.origins.items()
@@ -152,8 +152,8 @@ def _with_own_recipe(loaded: LoadedRecipe, name: str) -> str:
 
 
 def planned_facts(recipe: Recipe) -> ModelFacts:
-    """Return the facts of the model that is trained: with a score head where the objective wants
-    one, with its MTP layer, vision tower or indexers where those are trained."""
+    """Return the facts of the trained model: with a score head if the objective needs one, and with
+    its MTP layer, vision tower or indexers if those are trained."""
     facts = with_vision(facts_of_recipe(recipe.model), recipe.model.vision)
     facts = with_indexer(facts, recipe.model.indexer)
     if recipe.train.mtp.is_on:

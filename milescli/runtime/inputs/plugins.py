@@ -22,7 +22,7 @@ from milescli.recipe.schema import Recipe, Rollout
 _OF_TRAINER = tuple(
     point for point in POINTS if point.runs_in == "rank" or point.key.startswith("train.")
 )
-"""Their modules import torch."""
+"""Plug-ins whose modules import torch."""
 _OF_DRIVER = tuple(
     point
     for point in POINTS

@@ -1,6 +1,6 @@
-"""Reads all data of a run, whose files are here: prompts, rows, demonstrations, held-out prompts.
-Bad rows are refused here; what is compared with what stands in `checks`. Called by `run_inputs` and
-by the look of a dry run."""
+"""Reads all data of a run, whose files are local: prompts, rows, demonstrations, held-out prompts.
+Refuses bad rows; `checks` makes the comparisons. Called by `run_inputs` and by the dry run's
+look."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RunData:
     """The data of a run, checked and tokenised."""
 
     prompts: FilePrompts | MixedPrompts | None = None
-    """None where the run learns from rows."""
+    """None if the run learns from rows."""
     trained: list[tuple[FilePrompts, Rollout]] = field(default_factory=list)
     """Its parts, each with how it is scored."""
     heldout: FilePrompts | None = None
@@ -51,9 +51,9 @@ class RunData:
     demonstrations: list[Trajectory] = field(default_factory=list)
     """For the warm-up, the worked responses on their loss masks; empty without one."""
     rows: Examples[Any] | None = None
-    """Trajectories or pairs of `data.train`; None where the run learns from what is sampled."""
+    """Trajectories or pairs of `data.train`; None if the run learns from samples."""
     validation: list[Any] = field(default_factory=list)
-    """Held-out ones; empty without `data.validation`."""
+    """Held-out rows; empty without `data.validation`."""
     reports: Reports = field(default_factory=dict)
     """Reports by data field."""
 
@@ -168,7 +168,7 @@ def _read_rows(recipe: Recipe, data: Data, run: RunDir, *, images: PromptImages 
 
 
 MAX_BYTES = 64 * MIB
-"""Files that are larger together are left to `miles data check` and to the launch."""
+"""Larger files (together) are left to `miles data check` and to the launch."""
 
 
 def why_unread(data: Data) -> str:

@@ -1,5 +1,5 @@
-"""What a run takes in, before any process starts: model folder, tokenizer, prompts,
-demonstrations. Bad input is refused here."""
+"""The inputs of a run, before any process starts: model folder, tokenizer, prompts, demonstrations.
+Refuses bad input."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ from milescli.runtime.inputs.run_data import load_data
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInputs:
-    """Checked and tokenised."""
+    """Inputs of a run, checked and tokenised."""
 
     model_dir: Path
     """A Hugging Face folder with config.json, safetensors and a tokenizer."""
     facts: ModelFacts
     tokenizer: ChatTokenizer
     prompts: FilePrompts | MixedPrompts | None
-    """None where the run learns from rows."""
+    """None if the run learns from rows."""
     heldout: list[Prompt]
     """Empty without `data.eval`."""
     demonstrations: list[Trajectory]
@@ -71,13 +71,13 @@ class RunInputs:
     reports: dict[str, SourceReport | ExampleReport]
     """Reports by data field."""
     rows: Examples[Any] | None = None
-    """Trajectories or pairs of `data.train`; None where the run learns from what is sampled."""
+    """Trajectories or pairs of `data.train`; None if the run learns from samples."""
     critic_dir: Path | None = None
     """A Hugging Face folder that gives scores; None: the run trains no critic."""
     reward_model_dir: Path | None = None
-    """A Hugging Face folder that gives scores; None: no reward model is asked."""
+    """A Hugging Face folder that gives scores; None if no reward model is used."""
     draft_dir: Path | None = None
-    """A Hugging Face folder of the model that guesses ahead; None: none of its own does."""
+    """A Hugging Face folder of the draft model; None if there is none."""
     teacher_dirs: tuple[Path, ...] = ()
     """Hugging Face folders of `train.distill.teachers` that the ranks hold, in order."""
     policy_dirs: tuple[Path, ...] = ()
@@ -86,9 +86,9 @@ class RunInputs:
     served: tuple[str, ...] = ()
     """Served teachers of the run: address, and what is served there."""
     validation: list[Any] = dataclasses.field(default_factory=list)
-    """Held-out ones; empty without `data.validation`."""
+    """Held-out rows; empty without `data.validation`."""
     checked: list[Outcome] = dataclasses.field(default_factory=list)
-    """What was compared."""
+    """Outcomes of the checks."""
 
     def model_dir_of(self, engine: int, *, num_engines: int) -> Path:
         """Return the folder that one of `num_engines` engines is started on."""
@@ -304,8 +304,8 @@ def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> 
 
 
 def _unpacked(folder: Path, run: RunDir, *, output: Output | None) -> Path:
-    """Another run, or a converted model, as a Hugging Face folder within the run, made once: the
-    engines read no other."""
+    """Write another run, or a converted model, as a Hugging Face folder within the run, once:
+    engines read nothing else."""
     if not (run.own_model_dir / CONFIG_NAME).exists():
         from milescli.conversion.unpack import unpack
 

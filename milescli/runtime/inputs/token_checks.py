@@ -1,6 +1,6 @@
-"""Compares what a model's tokens are said to be in several places: the tokenizer, the embedding,
-the chat template, config.json and generation_config.json, and the texts of users. Rows of the table
-in `checks`: each yields what the user should know before the run."""
+"""Compares what several places say of a model's tokens: the tokenizer, the embedding, the chat
+template, config.json and generation_config.json, and users' texts. Rows of the table in `checks`:
+each yields what the user should know before the run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from milescli.data.tokenizer import ChatTokenizer
 NUM_LOOKED_AT = 512
 """Prompts whose texts are searched for special tokens."""
 _MARKER = re.compile(r"<\|[\w.:-]+\|>|<[a-z]+_of_[a-z]+>|\[/?INST\]")
-"""What a chat template writes around turns."""
+"""Markers that a chat template writes around turns."""
 _NUM_SHOWN = 3
 TEMPLATE_FILE, OLD_TEMPLATE_FILE = "chat_template.jinja", "chat_template.json"
 TEMPLATES_FOLDER = "additional_chat_templates"
-"""Where transformers looks for chat templates, beside tokenizer_config.json."""
+"""Folder in which transformers looks for chat templates, besides tokenizer_config.json."""
 
 
 class Tokens(Protocol):
-    """The part of `checks.Subject` that is read here."""
+    """The part of `checks.Subject` that these checks read."""
 
     tokenizer: ChatTokenizer
     own_stop_ids: Sequence[int]
@@ -35,8 +35,8 @@ class Tokens(Protocol):
 
 
 def require_template(folder: Path) -> None:
-    """Raises DataError where a model folder has no chat template, by its files alone: it takes no
-    time, and nothing heavy is imported."""
+    """Raise DataError if a model folder has no chat template. Looks only at its files: it takes no
+    time, and imports nothing heavy."""
     if (folder / TEMPLATE_FILE).is_file() or (folder / TEMPLATES_FOLDER).is_dir():
         return
     try:
@@ -50,8 +50,8 @@ def require_template(folder: Path) -> None:
 
 
 def unembedded(subject: Tokens) -> Iterator[str]:
-    """Compare the tokenizer with the embedding. A row that holds such a token is refused where it
-    is read."""
+    """Compare the tokenizer with the embedding. A row with a token beyond the embedding is refused
+    when it is read."""
     tokenizer, rows = subject.tokenizer, subject.tokenizer.num_embeddings
     if rows is None or tokenizer.vocab_size <= rows:
         return
@@ -108,7 +108,7 @@ def special_texts(subject: Tokens) -> Iterator[str]:
 
 
 def split_markers(tokenizer: ChatTokenizer) -> dict[str, int]:
-    """Return the markers of the chat template that are no single tokens, and how many each is."""
+    """Return the template's markers that are not single tokens, and how many each is."""
     found = set(_MARKER.findall(tokenizer.template or ""))
     lengths = {marker: len(tokenizer.encode_more(marker)) for marker in found}
     return {marker: number for marker, number in lengths.items() if number > 1}

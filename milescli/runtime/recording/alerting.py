@@ -45,7 +45,7 @@ LOOK_EVERY_S = 5.0
 END_S = alerts.LONGEST_S + 5.0
 """Longest wait for the last alerts of a run, in seconds."""
 _UNSAID_S = 1.0
-"""Seconds; a shorter wait is not reported."""
+"""Shorter waits, in seconds, are not reported."""
 _MAX_TEXT = 600
 _MOMENT_OF = {"done": "end", "failed": "failure", "killed": "failure", "stopped": "stop"}
 Alert = dict[str, Any]

@@ -31,11 +31,11 @@ from milescli.insight.verdict import read_verdict
 from milescli.runtime.recording.side_files import LineFile, SideFiles
 
 EVERY_S = 10.0
-"""Between two looks, at least."""
+"""Least seconds between two looks."""
 SHARE = 0.02
-"""Fraction of the time that may be spent on looking."""
+"""Fraction of the time that may be spent on looks."""
 END_S = 10.0
-"""Bound on the last look, at the end of a run."""
+"""Time limit of the last look, at the end of a run."""
 
 
 class Judge:

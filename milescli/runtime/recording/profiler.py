@@ -1,6 +1,6 @@
-"""Takes profiles of a run that goes on, where `miles profile` asks for one: looked for between two
-steps, which costs one look at the disk. It changes nothing that is computed, and ends no run: what
-goes wrong is reported in the profile's state."""
+"""Takes profiles of a running run when `miles profile` requests one. It checks for requests between
+two steps, which costs one file-system call. It changes nothing that is computed, and never ends a
+run: errors go to the profile's state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from milescli.runtime.recovery.engines import EngineActors
 from milescli.train.base import Trainer
 
 ENGINE_TIMEOUT_S = 40.0
-"""For an engine's actor to begin or end a record: as long as py-spy may take, and more."""
+"""Time for an engine's actor to begin or end a record: more than py-spy may take."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class _Active:
     request: Request
     state: State
     loop: object
-    """Whose steps are counted: several adapters have a loop each."""
+    """Loop whose steps are counted: several adapters have a loop each."""
     began: float
     records: dict[int, ActorHandle] = field(default_factory=dict)
     """Actors that record, by engine."""
 
 
 class Profiler:
-    """Profiles one attempt where the user asks for it. Belongs to one event loop."""
+    """Profiles one attempt on request. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Profiler:
         engines: Callable[[], Mapping[int, EngineActors]],
         bus: EventBus,
     ) -> None:
-        """Refuse a request that an earlier attempt left: whoever waits for it learns that."""
+        """Refuse a request that an earlier attempt left, so that its caller stops waiting."""
         self._run, self._trainer, self._engines, self._bus = run, trainer, engines, bus
         self._active: _Active | None = None
         if files.is_pending(run) and (old := files.take(run)) is not None:
@@ -54,7 +54,8 @@ class Profiler:
             files.write_state(run, old.number, ended)
 
     async def between(self, step: int, *, loop: object = None) -> None:
-        """`step` steps are done, and the next one has not begun. `loop`: who says so."""
+        """Begin a requested profile, or end one that is complete or cancelled. Call it between two
+        steps, with the number of completed ones. `loop`: the caller."""
         active = self._active
         if active is None:
             if files.is_pending(self._run):
@@ -65,13 +66,13 @@ class Profiler:
                 await self._end(step)
 
     async def finish(self, step: int, *, loop: object = None) -> None:
-        """The last step is done: what is being taken ends with it. `loop`: whose last step; None:
+        """End the current profile after the last step. `loop`: whose last step it was; None: that
         of all."""
         if self._active is not None and loop in (None, self._active.loop):
             await self._end(step)
 
     def leave(self) -> None:
-        """The attempt goes wrong: whoever waits learns it."""
+        """End the current profile because the attempt failed, so that its caller stops waiting."""
         if (active := self._active) is not None:
             self._active = None
             ended = replace(active.state, progress=Progress.ENDED)
@@ -132,7 +133,7 @@ class Profiler:
         self._notify(f"profile {number} is in {files.folder_of(self._run, number)}")
 
     async def _call(self, method: str, ranks: list[int], *args: Any) -> dict[str, Any]:
-        """Return what each of these trainer ranks says that there is."""
+        """Call a method on these trainer ranks; return the results by rank."""
         trainer = self._trainer()
         if trainer is None or not ranks:
             return {}

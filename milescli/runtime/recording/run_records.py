@@ -1,5 +1,5 @@
-"""What a run records of its recipe, code, machine and layout when it starts (recipe.yaml,
-plan.json, manifest.json), and what a resumed run finds changed. A change of what the run learns is
+"""Records the recipe, code, machine and layout of a run when it starts (recipe.yaml, plan.json,
+manifest.json), and finds what has changed when it is resumed. A change of what the run learns is
 refused."""
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ MAY_CHANGE = (
     "train.on_policy",
     "train.steps",
 )
-"""Where and how far it runs may change; what it learns may not."""
+"""Where and how long a run runs may change; what it learns may not."""
 GIT_TIMEOUT_S = 5.0
 _LAYOUT = ("tp", "pp", "cp", "ep", "etp", "dp")
 
 
 def surroundings(machine: Machine) -> dict[str, object]:
-    """Return what a run's figures depend on beside its recipe, by name, for manifest.json."""
+    """Return what a run's figures depend on besides its recipe, by name, for manifest.json."""
     return {
         "miles": milescli.__version__,
         "commit": _commit(),
@@ -64,15 +64,15 @@ def surroundings(machine: Machine) -> dict[str, object]:
 
 
 def described(machine: Machine) -> str:
-    """Describe a machine in a few words: what sums depend on, and not how much memory is free
-    today."""
+    """Describe a machine in a few words: what affects numerical results, but not how much memory is
+    free today."""
     nodes, devices = len(machine.nodes), machine.nodes[0].devices
     what = f"{len(devices)} x {devices[0].name}" if devices else _processor()
     return what if nodes == 1 else f"{nodes} nodes, {what} each"
 
 
 def read_record(run: RunDir) -> dict[str, object]:
-    """Read manifest.json as the last attempt left it; empty if unreadable."""
+    """Read the manifest.json of the last attempt; empty if it is unreadable."""
     try:
         record = read_json(run.manifest_file)
     except (OSError, ValueError):
@@ -81,9 +81,9 @@ def read_record(run: RunDir) -> dict[str, object]:
 
 
 def edited_keys(run: RunDir, kept: LoadedRecipe, *, may_change: Sequence[str]) -> list[str]:
-    """`key: old -> new` of what was changed in the run's recipe.yaml by hand, and may be. `kept`:
-    the file as it is now. Raises CheckpointError where something else was: the run would learn
-    otherwise from here on."""
+    """Return `key: old -> new` for each permitted change that was made to the run's recipe.yaml by
+    hand. `kept`: the file as it is now. Raises CheckpointError if another key was changed, because
+    the run would learn something else from here on."""
     record = read_record(run)
     # where manifest.json is lost, the newest checkpoint knows what it was made by
     known = record.get("recipe_sha256") if record else newest_recipe_sha256(run.path)
@@ -117,8 +117,8 @@ def _edited(run: RunDir, changed: list[str], back: list[str]) -> CheckpointError
 def changes_since(
     before: Mapping[str, object], now: Mapping[str, object], *, plan: Plan, run: RunDir
 ) -> list[str]:
-    """Return what differs from the last attempt, a line each, and what it means; empty where
-    nothing does. `before`, `now`: of `surroundings`; `plan`: of this attempt."""
+    """Return one line for each difference from the last attempt and its effect; empty if there is
+    none. `before`, `now`: of `surroundings`; `plan`: of this attempt."""
     lines = _differences(before, now)
     try:
         old = read_json(run.plan_file)
@@ -145,7 +145,7 @@ def _differences(before: Mapping[str, object], now: Mapping[str, object]) -> lis
 
 
 def layout_of(plan: Mapping[str, dict[str, object]]) -> dict[str, object]:
-    """Return the parts of a plan that decide in which order it takes sums."""
+    """Return the parts of a plan that determine the order of floating-point sums."""
     trainer, engines = plan["trainer"], plan["engines"]
     return {
         **{f"trainer {name}": trainer[name] for name in _LAYOUT},
@@ -167,8 +167,8 @@ def _short(value: object) -> str:
 
 @cache
 def _commit() -> str | None:
-    """Return the commit of the source tree that miles runs from; `-dirty` where it differs from
-    that; None where it is an installed package."""
+    """Return the commit of the source tree that miles runs from, with `-dirty` if the tree has
+    changes; None for an installed package."""
     root = Path(milescli.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
@@ -196,7 +196,7 @@ def _processor() -> str:
 
 
 def write_records(spec: RunSpec, loaded: LoadedRecipe) -> None:
-    """`loaded`: the recipe with the origin of each value."""
+    """Write recipe, plan and manifest. `loaded`: the recipe with the origin of each value."""
     run, model_dir = spec.run, spec.inputs.model_dir
     before = read_record(run)
     write_atomically(run.recipe_file, resolved_yaml(loaded))

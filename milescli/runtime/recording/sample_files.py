@@ -36,7 +36,7 @@ class SampleFiles:
         self, run: RunDir, tokenizer: ChatTokenizer, *, side: SideFiles, num_groups: int
     ) -> None:
         self.num_groups = num_groups
-        """That are kept of each step."""
+        """Number of groups that are kept of each step."""
         self._run, self._side = run, side
         self._texts = TokenTexts(tokenizer)
         self._writing: asyncio.Task[None] | None = None

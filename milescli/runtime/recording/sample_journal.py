@@ -1,7 +1,7 @@
-"""The journal of a run: a thread writes groups to journal/ as they are finished, and a resumed run
-takes them from there. Whatever the disk does, the run goes on. `rollout.journal` decides which of
-it may be taken; `identity_of` says which run a journal belongs to: what decides what is sampled,
-and what decides the last bits of the weights."""
+"""The journal of a run: a thread writes groups to journal/ when they are finished, and a resumed
+run takes them from there. Whatever the disk does, the run continues. `rollout.journal` decides
+which groups may be taken; `identity_of` computes which run a journal belongs to, from the settings
+that decide what is sampled, and those that decide the last bits of the weights."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from milescli.runtime.spec import RunSpec
 
 SUFFIX = ".journal"
 MAX_WAITING = 8192
-"""Records that the disk has not taken yet; more, and it is too slow for this run."""
+"""Largest number of records in the queue; with more, the disk is too slow for this run."""
 CLOSE_TIMEOUT_S = 10.0
 WRITTEN_TIMEOUT_S = 1.0
 _BAD_RECORD = (OSError, KeyError, TypeError, ValueError)
-"""What reading a record that is none may raise."""
+"""Exceptions of reading an invalid record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,12 @@ class Identity:
     decide the last bits of the weights."""
 
     past: str
-    """Hash of what decides what is sampled: another, and nothing of it can be taken."""
+    """Hash of what decides what is sampled: if it differs, no group can be taken."""
     line: str
-    """Hash of what decides the last bits of the weights beside it: another, and what later weights
-    sampled cannot be taken."""
+    """Hash of what else decides the last bits of the weights: if it differs, groups sampled by
+    later weights cannot be taken."""
     started: float = 0.0
-    """Unix time at which the attempt began: the files of its processes belong together."""
+    """Unix time of the attempt's start: files of its processes belong together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ class Kept:
 
     step: int
     position: int
-    """Position of the source."""
+    """Position of the source at that checkpoint."""
 
 
 @dataclass(slots=True)
 class _Segment:
-    """One file: the groups that were finished between two checkpoints."""
+    """One file: the groups that finished between two checkpoints."""
 
     path: Path
     size: int = 0
@@ -83,19 +83,19 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Contents:
-    """The groups that the files hold."""
+    """The groups in the files."""
 
     heads: dict[int, GroupHead] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
     batches: dict[int, tuple[BatchRecord, Place]] = field(default_factory=dict)
     step_of: dict[int, int] = field(default_factory=dict)
-    """Position -> step of the batch that has it."""
+    """Position -> step of the batch that contains it."""
     identity: Identity | None = None
-    """Of the newest file; None: there is none."""
+    """Identity in the newest file; None if there is no file."""
     is_one_past: bool = True
 
     def add(self, head: dict[str, Any], place: Place) -> None:
-        """The later of two records of a position, or of a step, counts."""
+        """Add a record; a later record of the same position or step replaces an earlier one."""
         if head["kind"] == "begin":
             identity = Identity(past=head["past"], line=head["line"])
             self.is_one_past &= self.identity is None or self.identity.past == identity.past
@@ -144,8 +144,8 @@ class SampleJournal:
     # ------------------------------------------------------------------ before the run
 
     def begin(self) -> None:
-        """Begin the journal of a new run: whatever lies there belongs to no run that can be
-        resumed."""
+        """Begin the journal of a new run, and remove older files, which belong to no run that can
+        be resumed."""
         for path in self._files():
             path.unlink()
         self._segments.clear()
@@ -153,10 +153,10 @@ class SampleJournal:
     def load(
         self, *, step: int, version: int, position: int, taken: Collection[int] = ()
     ) -> str | None:
-        """Find what a run may take that goes on from the checkpoint of `step`, whose weights are
-        `version`, with the source at `position`, and some positions behind it `taken`; the rest is
-        removed. Returns what there is to be said of it. Raises OSError where what is not to be
-        taken cannot be removed."""
+        """Find the groups that a run may take when it continues from the checkpoint of `step`,
+        whose weights are `version`, with the source at `position` and some later positions `taken`;
+        remove the rest. Returns a sentence for the user, if there is anything to say. Raises
+        OSError if something cannot be removed."""
         found = self._contents()
         if found.identity is None:
             return None
@@ -228,7 +228,7 @@ class SampleJournal:
                     found.places[head["position"]] = place
 
     def _files(self) -> list[Path]:
-        """Its own, and those of processes that collect (`part`)."""
+        """Return its own files, and those of collecting processes (`part`)."""
         return sorted(self._folder.rglob(f"*{SUFFIX}"))
 
     # ------------------------------------------------------------------ what was sampled before
@@ -246,7 +246,7 @@ class SampleJournal:
         return (self._heads[position], self._places[position]) if fits else None
 
     def adopt(self, position: int, head: GroupHead, place: Place) -> None:
-        """Read the group of this position from there."""
+        """Read the group of this position from `place` from now on."""
         self._heads[position], self._places[position] = head, place
 
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
@@ -266,8 +266,8 @@ class SampleJournal:
             return None
 
     def distrust(self) -> int:
-        """Use nothing of what was recorded: sampled again a group is another, and so is all that
-        comes after it. Returns the number of groups."""
+        """Ignore all recorded groups: if a group is sampled again, it differs, and so do all groups
+        after it. Returns the number of ignored groups."""
         num_groups = len(self._places)
         self._places.clear()
         self._batches.clear()
@@ -281,7 +281,7 @@ class SampleJournal:
         return self._folder / name
 
     def read_part(self, name: str) -> None:
-        """Know the groups that another process, which has ended, has written. Blocks."""
+        """Add the groups that another process wrote before it ended. Blocks."""
         for path in sorted(self.part(name).glob(f"*{SUFFIX}")):
             segment = _Segment(path, size=path.stat().st_size)
             for place, head in _heads(path):
@@ -295,7 +295,8 @@ class SampleJournal:
             self._segments.insert(0, segment)
 
     def _fits(self, step: int, position: int) -> bool:
-        """True if the group is there, and neither too old for the step nor of the future."""
+        """Return True if the group exists, is not too old for the step, nor newer than its
+        weights."""
         if position not in self._places:
             return False
         head, version = self._heads[position], version_of(step - 1)
@@ -314,15 +315,15 @@ class SampleJournal:
         self._do(lambda: self._append({"kind": "batch", "batch": asdict(batch)}))
 
     def checkpoint(self) -> None:
-        """Begin a checkpoint: make what there is durable, remove what no resume can need, and begin
-        anew what was let go."""
+        """Begin a checkpoint: make the files durable, remove what no resume can need, and start
+        writing again if it was given up."""
         self._do(self._next_segment)
         if self.on_checkpoint is not None:
             self.on_checkpoint()
 
     def wait_written(self, timeout_s: float = WRITTEN_TIMEOUT_S) -> bool:
-        """Wait until what there is to write is in its file, which outlives this process; so long at
-        most. Returns whether it is. Blocks."""
+        """Wait until the queue is written to files, which survive this process, at most
+        `timeout_s`. Returns True if it is. Blocks."""
         if self._thread is None:
             return True
         written = threading.Event()
@@ -330,7 +331,7 @@ class SampleJournal:
         return written.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write what waits, for so long at most."""
+        """Write the queued records, for at most `timeout_s`."""
         if self._thread is not None:
             self._do(self._end_segment)
             self._queue.put(None)
@@ -403,7 +404,7 @@ class SampleJournal:
                 self._segments.remove(segment)
 
     def _start_again(self) -> None:
-        """Remove the files that are known: not those that other processes write now."""
+        """Remove the known files, but not those that other processes are writing."""
         self._end_segment()
         for segment in self._segments:
             segment.path.unlink(missing_ok=True)
@@ -423,15 +424,14 @@ def _note(segment: _Segment, head: dict[str, Any]) -> None:
 
 
 _OF_WEIGHTS = ("engines", "weights", "parallel")
-"""Sections that may change at a resume, and change last bits."""
+"""Sections that may change at a resume, and that change the last bits of weights."""
 
 
 async def open_journal(
     spec: RunSpec, store: CheckpointStore, *, bus: EventBus
 ) -> SampleJournal | None:
-    """Return the journal of an attempt; None where `fault.journal_gib` is 0. A resumed run is told
-    what it finds in it. Raises MachineError where what lies there of another past cannot be
-    removed."""
+    """Return the journal of an attempt; None if `fault.journal_gib` is 0. Reports to the user what
+    a resumed run found in it. Raises MachineError if files of another past cannot be removed."""
     loop, checkpoint = asyncio.get_running_loop(), spec.checkpoint
 
     def tell(text: str, level: str) -> None:
@@ -473,8 +473,8 @@ async def open_journal(
 
 
 def _oldest_kept(store: CheckpointStore) -> Kept | None:
-    """Return the oldest checkpoint that may be resumed from; None while none is complete but those
-    that stay for ever."""
+    """Return the oldest checkpoint that may be resumed from; None while no checkpoint is complete
+    except the permanent ones."""
     if not (steps := [step for step in store.steps() if step not in store.protect]):
         return None
     record = read_json(store.path(steps[0]) / MANIFEST_NAME)
@@ -507,7 +507,7 @@ def identity_of(spec: RunSpec) -> Identity:
 
 
 def _without(recipe: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
-    """Without these keys, `section` or `section.key`."""
+    """Return the recipe without these keys, `section` or `section.key`."""
     left = {name: value for name, value in recipe.items() if name not in names}
     for section, _, key in (name.partition(".") for name in names):
         if key and isinstance(values := left.get(section), Mapping):

@@ -1,6 +1,6 @@
 """Files that a run writes for people and trackers, and does not need itself: events, metrics, kept
-samples. Where the disk takes no more of them, the run goes on and says so once. Checkpoints are
-the business of `saving`."""
+samples. If the disk is full, the run continues and warns once. Checkpoints are written by
+`saving`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from milescli.core.units import format_bytes
 
 
 class SideFiles:
-    """Writes files that a run can do without: where the disk fails, it warns the user once. Of one
-    attempt."""
+    """Writes files that a run can do without: if the disk fails, it warns the user once. Belongs to
+    one attempt."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
         self._told = set[str]()
 
     def write(self, path: Path, text: str) -> None:
-        """The file has all of it, or is not there."""
+        """Write a file completely, or not at all."""
         with self.writing(path):
             try:
                 path.parent.mkdir(exist_ok=True)
@@ -35,14 +35,14 @@ class SideFiles:
                 raise
 
     def warn_once(self, text: str) -> None:
-        """Warn once of what goes wrong with all of them alike."""
+        """Emit a warning, unless the same text was emitted before."""
         if text not in self._told:
             self._told.add(text)
             self._bus.emit(Notice(text=text, level="warning"))
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """Let what is written to `path` inside fail, with one warning for each folder."""
+        """Ignore a failure to write `path` within the context, with one warning for each folder."""
         try:
             yield
         except OSError as error:
@@ -60,8 +60,8 @@ class SideFiles:
 
 
 class LineFile:
-    """A file that lines are appended to, each written at once. One that was torn by a full disk, or
-    by the death of whoever wrote before, spoils no line after it."""
+    """A file to which lines are appended, each written at once. An incomplete line, left by a full
+    disk or a killed writer, does not corrupt the lines after it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,7 +71,7 @@ class LineFile:
         self._is_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, line: str) -> None:
-        """Append it. Raises OSError where the disk does not take all of it."""
+        """Append a line. Raises OSError if the disk does not take all of it."""
         data = (b"\n" if self._is_torn else b"") + line.encode() + b"\n"
         count = self.os_write(self._file, data)
         if count:

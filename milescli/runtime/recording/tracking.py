@@ -1,6 +1,6 @@
-"""Who is told of a run outside of its folder: the trackers of `run.trackers`, each in a thread, and
-Prometheus at `run.metrics_address`. They are told, and never steer, hold up or end a run. Entered
-by `train`; what can be refused is refused by `require_tracking` before."""
+"""Reports a run outside of its folder: to the trackers of `run.trackers`, each in a thread, and to
+Prometheus at `run.metrics_address`. They never steer, delay or end a run. Entered by `train`;
+`require_tracking` refuses bad settings before."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from milescli.trackers.base import TrackedRun, load_trackers
 from milescli.trackers.prometheus import Exposition, MetricsServer, require_free
 
 CLOSE_S = 20.0
-"""For all trackers to take in what is left when the run has ended."""
+"""Time for all trackers to take in the rest after the run has ended."""
 _UNSAID_S = 1.0
-"""Waits of less are not told of."""
+"""Shorter waits, in seconds, are not reported."""
 FAILED = "failed"
 
 

@@ -1,5 +1,5 @@
 """The process that holds copies of trainer ranks' state in its memory, on another node than theirs
-where there is one. It knows bytes alone; `peer_copies` says which of them count. Imports nothing
+if there is one. It only knows bytes; `peer_copies` decides which copies are valid. Imports nothing
 heavy."""
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import numpy as np
 
 
 class CopyKeeper:
-    """Holds at most two copies of each rank: the one that counts, and the one that is coming in."""
+    """Holds at most two copies of each rank: the valid one, and one that is being received."""
 
     def __init__(self) -> None:
-        """Holds nothing yet."""
+        """Start without copies."""
         self._copies = dict[tuple[int, int], list[np.ndarray]]()
         """(copy, rank) -> [sections] bytes."""
 
     def begin(self, copy: int, rank: int, sizes: Sequence[int], *, keep: int) -> None:
-        """Make room for a rank's part of a copy. `sizes`: bytes of its sections; `keep`: the copy
-        that counts, or 0; what else there is of this rank gives its memory."""
+        """Allocate memory for a rank's part of a copy. `sizes`: bytes of its sections; `keep`: the
+        valid copy, or 0; the memory of the rank's other copies is reused."""
         memory = list[np.ndarray]()
         for number in [n for n, r in self._copies if r == rank and n != keep]:
             memory = self._copies.pop((number, rank))
@@ -29,10 +29,10 @@ class CopyKeeper:
         self._copies[copy, rank] = memory
 
     def write(self, copy: int, rank: int, section: int, offset: int, part: np.ndarray) -> None:
-        """Some bytes of it. Of a copy that was given up meanwhile: nothing is done."""
+        """Write some bytes of a copy; ignored if the copy was given up in the meantime."""
         if (copy, rank) in self._copies:
             self._copies[copy, rank][section][offset : offset + part.size] = part
 
     def read(self, copy: int, rank: int, section: int, offset: int, size_bytes: int) -> np.ndarray:
-        """Some bytes of one that is whole."""
+        """Return some bytes of a complete copy."""
         return self._copies[copy, rank][section][offset : offset + size_bytes]

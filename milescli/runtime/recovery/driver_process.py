@@ -1,10 +1,10 @@
 """The small process behind `miles launch` and `miles resume`: it forks the driver before anything
-heavy is imported, passes signals on, speaks where the driver dies without a word, and with
-`--supervised` starts it again.
+heavy is imported, forwards signals, reports the cause if the driver dies silently, and with
+`--supervised` restarts it.
 
-Where both share the foreground of a terminal, its signals reach both, and only those that somebody
-sends to this process are passed on. Elsewhere the child has a process group of its own, and all
-are. Whoever ends this process by SIGKILL ends the driver, too."""
+If both are in the foreground of a terminal, the terminal's signals reach both, and only signals
+sent to this process alone are forwarded. Otherwise the child has its own process group, and all are
+forwarded. SIGKILL of this process ends the driver, too."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
 
 OTHER_NODES = ("NodeDied", "NodesJoined")
-"""Kinds of errors that a run goes on after in any case: `machine.on_node_loss` says how."""
+"""Kinds of errors after which a run continues in any case: `machine.on_node_loss` says how."""
 MENDABLE = (*OTHER_NODES, "WorkerDied", "WorkerKilled", "WaitTimeout", "MachineError")
-"""Kinds of errors that another attempt may not meet: nothing is to be changed by the user."""
+"""Kinds of errors that may not occur in another attempt, without any change by the user."""
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-"""Before a driver is started again: the first time, twice that the second time, and so on."""
+"""Pause before the driver restarts; it doubles each time, up to the longest."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,22 +63,22 @@ class Parent:
 
     output: Output
     again: str
-    """The command to begin with, for the error of a driver that died before its run was made."""
+    """Command that starts over, for the error if a driver died before its run was created."""
     resume: Callable[[Path], None]
-    """Goes on with a run."""
+    """Continues a run."""
     mends: Collection[str]
-    """Kinds of errors after which it does: MENDABLE where it is supervised, else OTHER_NODES."""
+    """Kinds of errors after which it restarts: MENDABLE if supervised, else OTHER_NODES."""
     _run: RunDir | None = None
     _has_begun: bool = False
-    """An attempt has; what ends the first one before that is a machine that is not ready."""
+    """True once an attempt has started; an earlier failure means that the machine is not ready."""
     _limits: Fault = field(default_factory=Fault)
     _num_steps: int | None = None
-    """That the run is to do; None: it has not said. When they are saved there is nothing to go on
-    with."""
+    """Number of steps of the run; None if the driver has not reported it. Once all are saved, there
+    is nothing to resume."""
 
     def drive(self, work: Callable[[], None]) -> int:
-        """Start `work` in a driver; returns the exit code of the last one, whose user was told
-        everything. Raises WorkerDied where it died without a word."""
+        """Run `work` in a driver; return the exit code of the last one, which has reported
+        everything to the user. Raises WorkerDied if it died silently."""
         restarts: Restarts | None = None
         while True:
             oom_before = oom_kills()
@@ -104,7 +104,7 @@ class Parent:
     def _pause_after(
         self, error: MilesError, run: RunDir, restarts: Restarts, *, was_told: bool
     ) -> None:
-        """Raises the error where bounds are met."""
+        """Pause before a restart. Raises the error if no restart is left."""
         step = step_done(run.events())
         if refusal := restarts.refusal(f"{type(error).__name__}: {error.what}", step):
             raise type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
@@ -135,8 +135,8 @@ class Parent:
         )
 
     def _error_of(self, ended: Ended, *, oom_before: int | None) -> MilesError | None:
-        """Return what ended the driver, reported to the user or not yet; None where it finished, or
-        the user ended it."""
+        """Return the error that ended the driver, whether or not it was reported to the user; None
+        if it finished, or the user ended it."""
         said = ended.said
         if "max_restarts" in said:
             self._limits = Fault(max_restarts=said["max_restarts"], window_s=said["window_s"])
@@ -171,13 +171,13 @@ def _code_of(ended: Ended) -> int:
 
 
 def _as_error(fields: dict[str, Any]) -> MilesError:
-    """Return an error of the same kind, where it is one of ours."""
+    """Return an error of the same class, if it is one of ours."""
     kind = getattr(errors, fields["kind"], MilesError)
     return kind(fields["error"], why=fields["why"], fix=fields["fix"])
 
 
 def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> MilesError:
-    """Find the cause of a death without a word."""
+    """Find the cause of a silent death."""
     if "cause" in ended.said:
         return _as_error(ended.said["cause"])
     of_run = f" of run {run.name}" if run is not None else ""
@@ -211,8 +211,8 @@ def _name_of(number: int) -> str:
 
 
 def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
-    """Write down what the driver could not. One that died before its attempt began has left
-    something to write only where the user stopped it."""
+    """Write what the driver could not. If it died before its attempt began, there is something to
+    write only if the user stopped it."""
     by_user = isinstance(error, BY_USER)
     if "log_dir" in said:
         log_dir = Path(said["log_dir"])
@@ -229,13 +229,13 @@ def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
 
 
 def _seconds_since(log_dir: Path) -> float:
-    """Since the attempt began."""
+    """Return the seconds since the attempt began."""
     times = [entry.stat().st_mtime for entry in log_dir.iterdir()]
     return max(time.time() - min(times), 0.0) if times else 0.0
 
 
 def _wait_for_clean_up(said: Said) -> None:
-    """Raises MachineError where something is left."""
+    """Wait until the driver's processes are gone. Raises MachineError if something is left."""
     if "token" in said:
         wait_for_clean_up(
             token=said["token"],
@@ -245,7 +245,7 @@ def _wait_for_clean_up(said: Said) -> None:
 
 
 def _pause(seconds: float, run: RunDir) -> None:
-    """Raises Stopped where the user ends it meanwhile."""
+    """Wait. Raises Stopped if the user ends the run in the meantime."""
     wanted = stop_signals()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     try:
@@ -262,7 +262,7 @@ def _pause(seconds: float, run: RunDir) -> None:
 
 
 _FROM_TERMINAL = 0x80
-"""SI_KERNEL: of a signal that the terminal sent, to all its foreground."""
+"""SI_KERNEL: the code of a signal that the terminal sent to its whole foreground."""
 _SHARED = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -271,9 +271,9 @@ _SHARED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Passed on in any case."""
+"""Forwarded in any case."""
 _OWN_GROUP = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
-"""Passed on to a child with a group of its own."""
+"""Forwarded to a child with its own process group."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals with which a user, or a scheduler, ends a run."""
 
@@ -284,17 +284,17 @@ class Ended:
 
     pid: int
     said: Said
-    """What it reported itself."""
+    """What the driver itself reported."""
     code: int
-    """Exit code of the process; -N: ended by signal N."""
+    """Exit code of the process; -N: killed by signal N."""
     stopped_by: int | None
-    """The first signal by which the user wanted the end; None: he did not."""
+    """First signal by which the user asked for the end; None if there was none."""
 
 
 def run_in_child(work: Callable[[], None], *, on_hold: Callable[[int], None]) -> Ended | None:
-    """Fork; returns how the child ended. In the child: does `work`, raises what that raises, and
-    returns None: it goes the way that a process without a parent would go. Call it on a main thread
-    without others. `on_hold` is told the process id of a child that somebody held by SIGSTOP."""
+    """Fork; return how the child ended. In the child: call `work`, raise what it raises, and return
+    None, so that it continues like a process without this parent. Call it on a main thread without
+    others. `on_hold` gets the process id of a child that SIGSTOP stopped."""
     sys.stdout.flush()
     sys.stderr.flush()
     in_foreground = _is_foreground()
@@ -346,7 +346,7 @@ def _wait(
     in_foreground: bool,
     on_hold: Callable[[int], None],
 ) -> tuple[int, int | None]:
-    """Return (exit code, first signal that asked for the end)"""
+    """Return (exit code, first signal that asked for the end)."""
     stopped_by: int | None = None
     while True:
         came = signal.sigwaitinfo({*passed_on, signal.SIGCHLD})
@@ -375,8 +375,8 @@ def _wait(
 
 
 def _changes(child: int) -> Iterator[int]:
-    """Wait statuses of the child since the last look: it was stopped, or ended. Orphans are reaped,
-    too: in a container this may be the process that inherits them."""
+    """Yield the child's wait statuses since the last call: stopped, or ended. Orphans are reaped
+    too: in a container, this process may inherit them."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)

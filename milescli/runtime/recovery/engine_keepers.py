@@ -1,10 +1,10 @@
-"""Watches the engines of a run, and starts another in the place of one that dies, while the rest go
-on. Nothing that was sampled is lost, and nothing is sampled twice into a batch: the requests of the
-dead engine are sent again, with the same seeds.
+"""Watches the engines of a run, and replaces those that die, while the rest continue. No sample is
+lost, and none enters a batch twice: the requests of the dead engine are sent again, with the same
+seeds.
 
-`EngineWatch` says whether one engine lives and answers while requests wait for it. One that
-computes and does not answer may be slow: it gets the time that its work takes on the slowest
-hardware. The keepers act on what it says."""
+`EngineWatch` says whether one engine lives and answers while requests wait for it. An engine that
+computes but does not answer may be slow: it gets the time that its work takes on the slowest
+hardware. The keepers act on that."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.recovery.restarts import Repairs, beyond
 
 ASKED_AFTER_S = 5.0
-"""Seconds without a reply, while requests wait, after which miles asks the engine for its health.
-The reply may take as long before the engine counts as silent."""
+"""Seconds without a reply, while requests wait, after which miles checks the engine's health. If
+that takes equally long, the engine counts as silent."""
 PASS_TOKENS = 16_384
-"""New tokens that an engine takes in one pass at most, between two of which it answers."""
+"""Largest number of new tokens that an engine processes in one pass; it answers between passes."""
 SLOWEST_FLOPS = {"cpu": 1e9, "cuda": 1e13, "rocm": 1e13}
-"""Operations a second, of a core or of a device, far below what is usual: a core of a busy machine
-was seen to do 2e10."""
+"""Operations per second of a core or a device, far below the usual: a core of a busy machine was
+measured at 2e10."""
 
 
 class WatchedFleet(Protocol):
-    """The client of the engines, as those that keep them alive see it; see SglangFleet."""
+    """The client of the engines, as the keepers see it; see SglangFleet."""
 
     on_death: Callable[[EngineDied], None] | None
 
@@ -52,18 +52,18 @@ class WatchedFleet(Protocol):
         ...
 
     def remove(self, error: EngineDied) -> None:
-        """Ask this engine no more."""
+        """Stop sending requests to this engine."""
 
     def num_waiting(self, url: str) -> int:
-        """Requests that the engine at this URL has not replied to."""
+        """Return the number of open requests to the engine at this URL."""
         ...
 
     def silent_s(self, url: str) -> float:
-        """Seconds since it said anything."""
+        """Return the seconds since the engine last sent anything."""
         ...
 
     async def answers(self, url: str) -> bool:
-        """True if the engine answers."""
+        """Return True if the engine answers."""
         ...
 
 
@@ -73,7 +73,7 @@ class EngineWatch:
     def __init__(
         self, engine: EngineActors, *, fleet: WatchedFleet, settings: MachineSettings
     ) -> None:
-        """`fleet`: that asks it."""
+        """`fleet`: the client that sends it requests."""
         self.engine, self._fleet = engine, fleet
         self.silence = Silence(worker=engine.name, bound_s=settings.silence_s)
         self._patience_s = settings.start_timeout_s
@@ -88,7 +88,7 @@ class EngineWatch:
         """By the last reply to a question, or by none."""
 
     async def look(self) -> None:
-        """Look once. Raises WorkerDied where it has ended."""
+        """Check the engine once. Raises WorkerDied if it has ended."""
         look = await self.engine.look()
         is_busy = look.stopped is None and self._clock.is_busy(look.cpu_s)
         unheard = self._unheard()
@@ -104,8 +104,8 @@ class EngineWatch:
             self._question.cancel()
 
     def _unexplained(self, unheard: str | None, *, is_busy: bool) -> str | None:
-        """Return the same, unless it may still be at its work: on a CPU it computes then, on a
-        device nothing is seen of that."""
+        """Return `unheard`, or None if the engine may still be working: on a CPU its load shows
+        that, on a device nothing does."""
         if unheard is None:
             self._unheard_since = None
             return None
@@ -115,7 +115,7 @@ class EngineWatch:
         return None if is_at_work else unheard
 
     def _work_s(self) -> float:
-        """Return the seconds that one pass over its requests may take."""
+        """Return the largest time in seconds of one pass over its requests."""
         spec, waiting = self.engine.specs[0], self._fleet.num_waiting(self.engine.url)
         tokens = min(waiting * spec.context_length, PASS_TOKENS)
         each = spec.cpu_threads if spec.device_kind == "cpu" else 1
@@ -127,7 +127,7 @@ class EngineWatch:
         return token_flops(table(load_facts(spec.model_dir))).forward_mean(spec.context_length)
 
     def _unheard(self) -> str | None:
-        """That requests wait for it in vain."""
+        """Return the reason if requests wait and the engine does not answer; else None."""
         url, now = self.engine.url, time.monotonic()
         waiting = self._fleet.num_waiting(url)
         if not waiting:
@@ -158,7 +158,7 @@ class EngineWatch:
             self._has_replied |= not self._is_unwell
 
     async def death(self) -> WorkerDied:
-        """Return the error of an engine that hangs. Writes down where, first."""
+        """Return the error for an engine that hangs, after dumping its stacks."""
         spec, silence = self.engine.specs[0], self.silence
         stacks = await self.engine.dump_stacks()
         where = "".join(f"\nits stacks: {file}" for file in stacks)
@@ -172,7 +172,7 @@ class EngineWatch:
 Start = Callable[[], Awaitable[EngineAddress]]
 """Starts an engine."""
 Join = Callable[[Start], Awaitable[None]]
-"""Starts an engine, gives it the weights of the others, and lets it answer: `Devices.replace`."""
+"""Starts an engine, sends it the weights of the others, and lets it answer: `Devices.replace`."""
 
 
 class EngineKeeper:
@@ -188,7 +188,7 @@ class EngineKeeper:
         repairs: Repairs,
         join: Join,
     ) -> None:
-        """`indices`: of the fleet's engines in the plan; `join`: see Join."""
+        """`indices`: of the fleet's engines in the plan."""
         self._fleet, self._indices, self._engines = fleet, indices, engines
         self._builder, self._repairs, self._join = builder, repairs, join
         self._healing: dict[int, asyncio.Task[None]] = {}
@@ -200,8 +200,8 @@ class EngineKeeper:
         fleet.on_death = self._hear
 
     async def probe(self) -> None:
-        """Look at the engines; one that is dead or hangs is replaced from here on. Raises
-        WorkerDied where it is not, as bounds are met."""
+        """Check the engines, and start to replace those that are dead or hang. Raises WorkerDied if
+        one is not replaced because a limit is reached."""
         there = [self._engines.actors[i] for i in self._indices if i not in self._healing]
         if self._failure is None and not self._is_closed:
             await asyncio.gather(*(self._look(engine) for engine in there))
@@ -209,7 +209,7 @@ class EngineKeeper:
             raise self._failure
 
     async def close(self) -> None:
-        """Start nothing more."""
+        """Stop replacing engines."""
         self._fleet.on_death, self._is_closed = None, True
         for watch in self._watches.values():
             watch.close()
@@ -237,7 +237,7 @@ class EngineKeeper:
             self._lost(engine, await watch.death())
 
     def _hear(self, error: EngineDied) -> None:
-        """Hear from the fleet that an engine does not answer."""
+        """Handle the fleet's report that an engine does not answer."""
         for index in self._indices:
             engine = self._engines.actors[index]
             if engine.url == error.url:
@@ -257,8 +257,8 @@ class EngineKeeper:
             self.on_empty()
 
     def _may_start(self, engine: EngineActors, error: MilesError) -> bool:
-        """True if another is started; else the run ends with this error. On a node that is gone
-        nothing is started."""
+        """Return True if a replacement may start; otherwise the run ends with this error. Nothing
+        is started on a node that is gone."""
         if isinstance(error, NodeDied):
             self._failure = error
             return False
@@ -268,7 +268,7 @@ class EngineKeeper:
         return True
 
     async def _heal(self, engine: EngineActors) -> None:
-        """Start engines in its place until one is there, or bounds are met."""
+        """Start replacements until one runs, or a limit is reached."""
         began = time.monotonic()
         try:
             while True:
@@ -292,8 +292,8 @@ class EngineKeeper:
 def warn_of_losses(
     warn: Callable[[str], None], note: Callable[[str], None] | None = None
 ) -> Callable[[Event], None]:
-    """Return a listener that warns the user of what hangs and of what is lost, and with `note` says
-    what is there again."""
+    """Return a listener that warns the user of processes that hang or are lost, and reports with
+    `note` those that were replaced."""
 
     def listen(event: Event) -> None:
         if isinstance(event, WorkerSilent):
@@ -317,7 +317,7 @@ def keep_engines(
     repairs: Repairs,
     join: Join,
 ) -> EngineKeeper:
-    """Replace a dead engine of the fleet of that name from now on."""
+    """Replace dead engines of the fleet with this name from now on."""
     indices = builder.indices_of(name)
     keeper = EngineKeeper(
         fleet, indices=indices, engines=engines, builder=builder, repairs=repairs, join=join
@@ -329,8 +329,8 @@ def keep_engines(
 def keep_frozen(
     fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, repairs: Repairs
 ) -> None:
-    """Replace dead engines of a fleet that no trainer sends weights to: a new one loads those that
-    the others hold."""
+    """Replace dead engines of a fleet that gets no weights from a trainer: a new one loads those of
+    the others."""
 
     async def join(start: Start) -> None:
         await fleet.admit(await start(), fleet.version)
@@ -339,8 +339,8 @@ def keep_frozen(
 
 
 def keep_scorer(engines: Engines, builder: Builder, *, repairs: Repairs) -> None:
-    """Keep the reward model alive, where there is one: it learns nothing, so a new one is as it
-    was, and scores again what the dead one had not scored."""
+    """Replace the reward model's process if it dies, if there is one. The model does not learn, so
+    a new process is equivalent, and scores again what the dead one had not finished."""
     if engines.scorer is None:
         return
 

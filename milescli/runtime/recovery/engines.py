@@ -22,11 +22,11 @@ from milescli.train.objectives.reward_model import scored_sequence
 from milescli.train.packing import pack
 
 STOP_TIMEOUT_S = 20.0
-"""For an engine to end in good order, or by SIGKILL."""
+"""Time for an engine to end in good order, or by SIGKILL."""
 KILL_TIMEOUT_S = 8.0
-"""The same, by SIGKILL at once."""
+"""Time for an engine to end by SIGKILL at once."""
 DUMP_TIMEOUT_S = 40.0
-"""For an actor to write down where its processes hang."""
+"""Time for an actor to dump the stacks of its processes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class EngineActors:
     """One engine: an actor on each node that it lies on; the first has its HTTP server."""
 
     index: int
-    """Its place in the plan."""
+    """Index in the plan."""
     specs: Sequence[EngineSpec]
     handles: Sequence[ActorHandle]
     groups: Sequence[int] = ()
-    """[nodes] its process groups, once it was started."""
+    """[nodes] its process groups, once it has started."""
 
     @property
     def name(self) -> str:
@@ -114,13 +114,14 @@ class Engines:
     adapters: dict[str, SglangFleet] = field(default_factory=dict)
     """Engines as each of several adapters uses them: the same ones."""
     scorer: RankGroup | None = None
-    """Holds the reward model, where the recipe asks one; from `keep_scorer` on it is kept alive."""
+    """Holds the reward model, if the recipe uses one; after `keep_scorer` it is replaced if it
+    dies."""
     scores: ScoreClient | None = None
     scorer_keeper: Keeper | None = None
     on_scorer: list[Callable[[ActorHandle], None]] = field(default_factory=list)
-    """Told of the process that takes the place of a reward model's that died."""
+    """Called with the process that replaces a dead reward model's."""
     keepers: list[Keeper] = field(default_factory=list)
-    """Keepers of each fleet that is kept alive; none: the death of an engine is an error."""
+    """Keepers of each fleet; without one, the death of an engine is an error."""
 
     @property
     def heads(self) -> list[EngineSpec]:
@@ -166,7 +167,7 @@ async def _look(handle: ActorHandle, spec: EngineSpec) -> ProcessLook:
 
 
 CALL_TOKENS = 16384
-"""Sent at once, about; more wait."""
+"""Approximate number of tokens sent at a time; more wait."""
 _Waiting = tuple[Sequence[int], asyncio.Future[float]]
 
 

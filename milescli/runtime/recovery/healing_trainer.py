@@ -1,6 +1,6 @@
-"""The trainer of a run, whose ranks may die: `HealingTrainer` starts others on the same slots,
-loads the newest copy of the state or checkpoint, and repeats the calls since, which `RecordedCalls`
-holds with their batches. The engines stay up, and nothing is sampled twice."""
+"""The trainer of a run whose ranks may die: `HealingTrainer` starts new ones on the same slots,
+loads the newest copy of the state or checkpoint, and repeats the later calls, which `RecordedCalls`
+holds with their batches. The engines keep running, and nothing is sampled twice."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from milescli.runtime.recovery.restarts import Repairs, beyond
 from milescli.train.base import TrainBatch, Trainer
 
 CHANGES = ("step", "start_critic", "reset_optimizer", "freeze_reference", "load")
-"""Methods that change what the ranks hold, so that new ranks must repeat them."""
+"""Methods that change the ranks' state, so that new ranks must repeat them."""
 WRITES = ("save", "save_adapter", "keep_adapter")
-"""Methods whose first argument is the folder that they write, which dead ranks may have begun."""
+"""Methods whose first argument is the folder that they write; dead ranks may have begun it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     adapter: str | None = None
-    """Whose turn it must be; None: the ranks train one policy."""
+    """Adapter whose turn it must be; None: the ranks train one policy."""
 
     @property
     def fleet(self) -> str | None:
@@ -47,7 +47,7 @@ class Call:
 
     @property
     def size_bytes(self) -> int:
-        """Size of its batch, where it has one."""
+        """Return the size of its batches; 0 if it has none."""
         batches = [value for value in self.args if isinstance(value, TrainBatch)]
         return sum(shard.size_bytes for batch in batches for shard in batch.shards)
 
@@ -59,44 +59,44 @@ class Call:
 
 
 Numbered = list[tuple[int, Call]]
-"""(how many calls were made before it, the call)"""
+"""[(number of earlier calls, the call)]"""
 
 
 @dataclass(slots=True, kw_only=True)
 class RecordedCalls:
     """Holds the last calls that changed the ranks. A *mark* is the number of such calls since the
     run began: new ranks with the state of a mark repeat the calls after it. Adapters change
-    independently of each other, and each has a checkpoint of its own."""
+    independently of each other, and each has its own checkpoint."""
 
     limit_bytes: float
     done: int = 0
-    """Mark of the ranks as they are."""
+    """Mark of the ranks' current state."""
     size_bytes: int = 0
     """Bytes of the batches in the recorded calls."""
     _saved: dict[str | None, int] = field(default_factory=dict)
-    """By adapter: mark of its newest checkpoint that is complete."""
+    """Adapter -> mark of its newest complete checkpoint."""
     _lost: dict[str | None, int] = field(default_factory=dict)
-    """By adapter: the mark from which on all of its calls are recorded."""
+    """Adapter -> mark from which all of its calls are recorded."""
     _calls: Numbered = field(default_factory=list)
 
     def add(self, call: Call) -> None:
-        """Record a call that was made."""
+        """Record a call that has returned."""
         self._calls.append((self.done, call))
         self.done += 1
         self.size_bytes += call.size_bytes
 
     @property
     def is_too_much(self) -> bool:
-        """True if the batches exceed the limit, so that some must be dropped."""
+        """Return True if the batches exceed the limit, so that some must be dropped."""
         return self.size_bytes > self.limit_bytes
 
     def saved(self, adapter: str | None = None) -> int:
-        """Mark of the newest checkpoint that is complete, or of the beginning."""
+        """Return the mark of the newest complete checkpoint, or 0 for the beginning."""
         return self._saved.get(adapter, 0)
 
     @property
     def has_saved(self) -> bool:
-        """True if any checkpoint was completed since the beginning."""
+        """Return True if any checkpoint was completed since the beginning."""
         return any(self._saved.values())
 
     def set_saved(self, mark: int, adapter: str | None = None) -> None:
@@ -106,28 +106,28 @@ class RecordedCalls:
         self._drop(lambda number, call: number < mark and call.adapter == adapter)
 
     def reaches(self, mark: int | None) -> bool:
-        """True if all calls since `mark` are recorded."""
+        """Return True if all calls since `mark` are recorded."""
         return mark is not None and all(lost <= mark for lost in self._lost.values())
 
     @property
     def reaches_checkpoints(self) -> bool:
-        """True if all calls are recorded since the checkpoint, of each adapter since its own."""
+        """Return True if all calls since the checkpoint, of each adapter its own, are recorded."""
         return all(lost <= self.saved(adapter) for adapter, lost in self._lost.items())
 
     def since(self, mark: int) -> Numbered:
-        """Return the calls that ranks must repeat which are as these were at `mark`."""
+        """Return the calls that ranks with the state of `mark` must repeat."""
         assert self.reaches(mark), f"calls since {mark} are needed, recorded since {self._lost}"
         return [(number, call) for number, call in self._calls if number >= mark]
 
     @property
     def since_checkpoints(self) -> Numbered:
-        """Return the calls that ranks must repeat which are as the checkpoints."""
+        """Return the calls that ranks with the checkpoints' state must repeat."""
         assert self.reaches_checkpoints, f"recorded since {self._lost}, saved at {self._saved}"
         return [each for each in self._calls if each[0] >= self.saved(each[1].adapter)]
 
     def since_checkpoint_of(self, adapter: str) -> Numbered | None:
-        """Return the calls of one adapter that ranks must repeat which have its checkpoint; None:
-        some of them were dropped."""
+        """Return the calls of one adapter that ranks with its checkpoint must repeat; None if some
+        were dropped."""
         if self._lost.get(adapter, 0) > self.saved(adapter):
             return None
         return [each for each in self._calls if each[1].adapter == adapter]
@@ -140,7 +140,7 @@ class RecordedCalls:
         return max(sizes, key=lambda name: sizes[name], default=None)
 
     def drop_of(self, adapter: str) -> None:
-        """Forget the calls of one adapter, which can no longer be repeated."""
+        """Drop the calls of one adapter, which can then not be repeated any more."""
         self._drop(lambda _, call: call.adapter == adapter)
 
     def forget(self, adapter: str) -> None:
@@ -150,8 +150,7 @@ class RecordedCalls:
         self._lost.pop(adapter, None)
 
     def drop_before(self, mark: int) -> None:
-        """Forget the calls before `mark`, which no longer need to be repeated, or no longer can
-        be."""
+        """Drop the calls before `mark`, because they need not, or can not, be repeated any more."""
         self._drop(lambda number, call: number < mark)
 
     def _drop(self, is_gone: Callable[[int, Call], bool]) -> None:
@@ -166,13 +165,13 @@ class RecordedCalls:
 
 
 def num_steps(calls: Iterable[tuple[int, Call]]) -> int:
-    """Return the number of optimizer steps among them."""
+    """Return the number of optimizer steps among the calls."""
     return sum(call.method == "step" for _, call in calls)
 
 
 class HealingTrainer(Trainer):
-    """Makes the calls of a trainer on ranks that live: where ranks die, it starts new ones and
-    repeats what the old ones had done. One call at a time; belongs to one event loop."""
+    """Makes the calls of a trainer on living ranks: if ranks die, it starts new ones and repeats
+    the calls of the old ones. One call at a time; belongs to one event loop."""
 
     def __init__(
         self,
@@ -185,11 +184,11 @@ class HealingTrainer(Trainer):
         room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
         copies: Copies | None = None,
     ) -> None:
-        """`restart` starts ranks with the weights of the newest checkpoint, or those to begin from
-        where there is none. `silence_s`: the recipe's `machine.silence_s`. `name`: of all ranks
-        together, in errors and events. `room`: within it new ranks have the devices that they take
-        turns on; None: they have devices of their own, and start as soon as a death is seen.
-        `copies`: of their state, taken after steps."""
+        """`restart` starts ranks with the weights of the newest checkpoint, or the initial ones if
+        there is none. `silence_s`: the recipe's `machine.silence_s`. `name`: of all ranks together,
+        in errors and events. `room`: a context in which new ranks may use devices that they share
+        in turns; None: they have their own devices, and start as soon as a death is noticed.
+        `copies`: takes copies of their state after steps."""
         self._ranks = ranks
         self._watch = RankWatch(name, silence_s, bus=repairs.bus, step=repairs.step)
         self._name = name
@@ -216,30 +215,30 @@ class HealingTrainer(Trainer):
         """The death that was seen first, until new ranks are started."""
 
     def of_adapter(self, name: str) -> AdapterTrainer:
-        """Return the trainer as one of several adapters has it: in its turn."""
+        """Return a trainer for one of several adapters, which makes every call in its turn."""
         return AdapterTrainer(self, name)
 
     def note_saved(self, adapter: str | None = None) -> None:
-        """Record that the newest checkpoint is complete, or that the ranks hold one that is: what
-        was done before it need never be repeated."""
+        """Record that the newest checkpoint is complete, or that the ranks hold a complete one:
+        earlier calls need never be repeated."""
         _, mark = self._saving.pop(adapter, (None, self._recorded.done))
         self._recorded.set_saved(mark, adapter)
 
     def note_given_up(self, adapter: str | None = None) -> None:
-        """Record that the last checkpoint will never be complete: calls since the one before it
-        stay recorded."""
+        """Record that the last checkpoint will never be complete: calls since the one before stay
+        recorded."""
         self._saving.pop(adapter, None)
         self._failed_saves.pop(adapter, None)
 
     @property
     def _is_whole(self) -> bool:
-        """True if all calls are recorded that new ranks would have to repeat."""
+        """Return True if all calls that new ranks would have to repeat are recorded."""
         copy = self._copies.mark if self._copies is not None else None
         return self._recorded.reaches_checkpoints or self._recorded.reaches(copy)
 
     async def probe(self) -> None:
-        """Look at the ranks; dead ones, and those that hang, are replaced from here on. Raises
-        WorkerDied where they cannot be, as calls were dropped, or bounds are met."""
+        """Check the ranks, and start to replace those that are dead or hang. Raises WorkerDied if
+        that is impossible, because calls were dropped or a limit is reached."""
         if self._healing is not None and self._healing.done():
             healed, self._healing = self._healing, None
             healed.result()
@@ -263,7 +262,7 @@ class HealingTrainer(Trainer):
             self._healing = asyncio.ensure_future(self._heal_idle(error))
 
     async def close(self) -> None:
-        """Start nothing more."""
+        """Stop replacing ranks."""
         if self._healing is not None:
             self._healing.cancel()
             await asyncio.gather(self._healing, return_exceptions=True)
@@ -271,15 +270,14 @@ class HealingTrainer(Trainer):
             await self._copies.close()
 
     async def _heal_idle(self, error: WorkerDied) -> None:
-        """Replace dead ranks where no call is under way that would find them."""
+        """Replace dead ranks while no call is running that would notice them."""
         dead = self._ranks
         async with self._turn:
             if self._ranks is dead:
                 await self._recover(error)
 
     async def call(self, method: str, *args: Any, adapter: str | None = None, **kwargs: Any) -> Any:
-        """Call the method on ranks that live. `adapter`: whose call it is, where several take
-        turns."""
+        """Call the method on living ranks. `adapter`: whose call it is, if several take turns."""
         call = Call(method, args, kwargs, adapter=adapter)
         async with self._turn:
             while True:
@@ -302,8 +300,7 @@ class HealingTrainer(Trainer):
         return result
 
     async def _copy(self, copies: Copies) -> None:
-        """Copy the state as it is now, where it is time. Ranks that die of it are found by the next
-        call."""
+        """Copy the current state if a copy is due. If ranks die of it, the next call notices."""
         copies.count_step()
         if not self._saving:
             with suppress(WorkerDied, WaitTimeout):
@@ -318,7 +315,7 @@ class HealingTrainer(Trainer):
             _empty(call.args[0])
 
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
-        """Return the death of a rank that explains it. Raises the error where none has died."""
+        """Return the death of a rank that explains the error, which is raised if none has died."""
         dead = self._death or await self._ranks.find_dead(within_s=DEATH_GRACE_S)
         if isinstance(dead, NodeDied):
             raise dead
@@ -327,8 +324,7 @@ class HealingTrainer(Trainer):
         return dead
 
     def _record(self, call: Call) -> None:
-        """Record a call that was made, so that new ranks can be brought to where it left the old
-        ones."""
+        """Record a call that has returned, so that new ranks can be brought to the same state."""
         match call.method:
             case "connect_engines":
                 engines, fleet = call.args
@@ -344,9 +340,8 @@ class HealingTrainer(Trainer):
                 self._add(call)
 
     def _add(self, call: Call) -> None:
-        """Record a call that changed the ranks. Where the batches are too large, those that no copy
-        needs are let go, then all: until the next checkpoint or copy a rank's death ends the
-        run."""
+        """Record a call that changed the ranks. If the batches are too large, drop first those that
+        no copy needs, then all: until the next checkpoint or copy, a rank's death ends the run."""
         recorded, copies = self._recorded, self._copies
         recorded.add(call)
         if recorded.is_too_much and copies is not None and recorded.reaches(copies.mark):
@@ -365,8 +360,8 @@ class HealingTrainer(Trainer):
         self._is_warned = not self._is_whole
 
     async def _recover(self, error: WorkerDied) -> None:
-        """Start new ranks, and bring them to where the dead ones were. Raises the error where
-        bounds are met, or calls that they would have to repeat were dropped."""
+        """Start new ranks, and bring them to the state of the dead ones. Raises the error if a
+        limit is reached, or calls that they would have to repeat were dropped."""
         began = time.monotonic()
         while True:
             if not self._is_whole:
@@ -388,9 +383,9 @@ class HealingTrainer(Trainer):
         self._repairs.done(self._name, began=began, source=source)
 
     async def _start_again(self, error: WorkerDied) -> str:
-        """Start ranks, and repeat the calls since the newer of copy and checkpoint; returns in
-        words which that was. Raises the error where the copy is lost and the checkpoint is too
-        old."""
+        """Start ranks, and repeat the calls since the copy or the checkpoint, whichever is newer.
+        Return for people what was repeated; empty if no step was. Raises the error if the copy is
+        lost and the checkpoint is too old."""
         recorded, copies = self._recorded, self._copies
         mark = copies.mark if copies is not None else None
         if copies is not None and mark is not None and mark >= recorded.saved():
@@ -413,7 +408,7 @@ class HealingTrainer(Trainer):
         return f"from {begun}, {_repeated(calls)}"
 
     async def _repeat(self, calls: Numbered) -> None:
-        """Repeat the calls; a checkpoint that was being written is written where it was begun."""
+        """Repeat the calls, and write an unfinished checkpoint again at the same point."""
         for call in self._lasting:
             await call.repeat(self._ranks)
         due = dict(self._saving)
@@ -434,7 +429,7 @@ class HealingTrainer(Trainer):
 
 
 class AdapterTrainer(Trainer):
-    """The trainer of one of several adapters: every call is made in its turn."""
+    """The trainer of one of several adapters: makes every call in that adapter's turn."""
 
     def __init__(self, trainer: HealingTrainer, name: str) -> None:
         self._trainer, self.adapter = trainer, name
@@ -457,8 +452,8 @@ def _repeated(calls: Numbered) -> str:
 
 
 def _empty(folder: Path) -> None:
-    """Remove what dead ranks have left of a checkpoint. Raises CheckpointError where the disk takes
-    no more."""
+    """Remove what dead ranks have left of a checkpoint. Raises CheckpointError if the disk is
+    full."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)

@@ -36,18 +36,18 @@ MADE, RECORDS = "made", "run"
 OWNER = ".miles-run"
 """Object that holds the id of the run whose copies these are."""
 PAUSES_S = (1.0, 5.0, 20.0, 60.0)
-"""Between the tries of one checkpoint."""
+"""Seconds between the attempts to upload one checkpoint."""
 LOOK_S = 0.2
 _UNSAID_S = 1.0
-"""Waits of less are not told of."""
+"""Shorter waits are not reported."""
 _SNAPSHOT = ".mirror"
-"""Folder of the run with the records that are being uploaded: the run goes on writing its own."""
+"""Folder of the run with copies of the records to upload, because the run keeps writing its own."""
 _INSTEAD = "--set checkpoint.mirror=null   # without copies"
 
 
 def require_mirror(recipe: Recipe, run: RunDir) -> None:
-    """Check that the store can be written, and holds no copies of another run. Call it on the main
-    thread before processes are started. Raises StoreError, RecipeError."""
+    """Check that the store is writable, and holds no copies of another run. Call it on the main
+    thread before processes start. Raises StoreError, RecipeError."""
     if (url := recipe.checkpoint.mirror) is None:
         return
     store, own = _store(url, run), run.tracking_id()
@@ -70,8 +70,8 @@ def _store(url: str, run: RunDir) -> ObjectStore:
 
 
 class Mirror:
-    """Uploads the checkpoints of one run, one at a time. A checkpoint that waits while a newer one
-    is complete is left out, unless the run needs it for its reference."""
+    """Uploads the checkpoints of one run, one at a time. If a newer one is complete, an older one
+    that still waits is skipped, unless the run needs it for its reference."""
 
     def __init__(
         self,
@@ -102,28 +102,28 @@ class Mirror:
         return None if url is None else cls(_store(url, run), run, checkpoints)
 
     def begin(self) -> None:
-        """Start the thread, with what an earlier attempt may have left undone."""
+        """Start the thread, with what an earlier attempt may have left unfinished."""
         if complete := self._checkpoints.steps():
             self.tell(complete[-1])
         self._thread.start()
 
     def tell(self, step: int) -> None:
-        """A checkpoint is complete; never waits. Those that the run needs for its reference come
-        first, until they were copied."""
+        """Queue a complete checkpoint for upload; never waits. Checkpoints that the run needs for
+        its reference come first, until they are copied."""
         with self._changed:
             needed = self._checkpoints.protect - self._copied - {step}
             self._waiting = [one for one in self._checkpoints.steps() if one in needed] + [step]
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Leave what is half done; the next attempt goes on with it."""
+        """Stop and leave unfinished uploads; the next attempt continues them."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     @property
     def is_behind(self) -> bool:
-        """Return True if a checkpoint is being copied, or waits for it."""
+        """Return True if a checkpoint is being copied, or waits to be."""
         with self._changed:
             return self._thread.is_alive() and bool(self._waiting or self._current is not None)
 
@@ -134,8 +134,8 @@ class Mirror:
                 bus.emit(self._news.get_nowait())
 
     async def finish(self, bus: EventBus, *, bound_s: float, gives_up: Callable[[], bool]) -> None:
-        """Wait until the copies are there, at most `bound_s`, or until `gives_up`; say what is
-        missing."""
+        """Wait until the copies are complete, at most `bound_s`, or until `gives_up`; report what
+        is missing."""
         began, is_told = time.monotonic(), False
         while self.is_behind and not gives_up() and time.monotonic() - began < bound_s:
             if not is_told and time.monotonic() - began > _UNSAID_S:
@@ -200,7 +200,7 @@ class Mirror:
             return
 
     def _is_overtaken(self, pause_s: float) -> bool:
-        """Wait; return True as soon as there is something newer to copy, or nothing any more."""
+        """Wait; return True as soon as something newer waits, or the mirror is closed."""
         with self._changed:
             return self._changed.wait_for(lambda: self._is_closed or self._waiting, pause_s)
 
@@ -215,8 +215,8 @@ class Mirror:
         self.failure = why
 
     def _copy(self, step: int) -> int:
-        """Upload what is missing; a copy that is complete stays as it is. Returns the bytes that
-        were sent."""
+        """Upload what is missing; a complete copy stays as it is. Returns the number of bytes
+        sent."""
         folder = self._checkpoints.path(step)
         text = read_regular_bytes(folder / MANIFEST_NAME)
         if self.store.read(f"{folder.name}/{MANIFEST_NAME}") == text:
@@ -246,7 +246,7 @@ class Mirror:
         return sent
 
     def _forget(self, newest: int) -> None:
-        """Remove the copies that the disk does not keep either."""
+        """Remove the copies of checkpoints that the disk does not keep either."""
         try:
             found = objects_of_steps(self.store)
             complete = [step for step, names in found.items() if MANIFEST_NAME in names]
@@ -269,7 +269,7 @@ class Mirror:
 
 
 def objects_of_steps(store: ObjectStore) -> dict[int, list[str]]:
-    """Return the objects of each step's copy, by their paths in it; one that is complete has its
+    """Return the objects of each step's copy, by their paths in it; a complete one has
     MANIFEST_NAME among them. Raises StoreError."""
     found: dict[int, list[str]] = {}
     for name in store.sizes():
@@ -280,8 +280,8 @@ def objects_of_steps(store: ObjectStore) -> dict[int, list[str]]:
 
 
 def _made_by(run: RunDir) -> list[tuple[str, Path]]:
-    """Return (path in the run, file) of the models and data that miles made for the run; they do
-    not change."""
+    """Return (path in the run, file) of the models and data that miles made for the run; they never
+    change."""
     folders = [one for one in run.path.iterdir() if one.is_dir() and not one.is_symlink()]
     made = [one for one in folders if one == run.data_dir or is_model_folder(one.name)]
     files = (file for folder in made for file in sorted(folder.rglob("*")) if file.is_file())

@@ -1,6 +1,6 @@
-"""Processes that outlive a run whose driver, parent and watchdog were killed or held, so that
-nobody ended them, and folders of evaluations and chats that were killed. Whoever works on the run
-next ends and removes them."""
+"""Processes that outlive a run because its driver, parent and watchdog were killed or stopped, and
+folders of killed evaluations and chats. The next command that works on the run ends and removes
+them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from milescli.console.output import Output
 
 NOTE = ".session.json"
-"""In the log folder of a session."""
+"""File in the log folder of a session."""
 _SCRATCH = re.compile(r"/tmp/miles-\w+")
-"""Whatever a note says, nothing else is removed."""
+"""Nothing else is removed, whatever a note says."""
 
 
 def write_note(log_dir: Path, *, token: str, scratch_dir: Path) -> None:
-    """Write the note of a session that begins: by which its processes are known, and where it
-    writes beside the run."""
+    """Write the note of a new session: the token of its processes, and its scratch folder outside
+    the run."""
     note = {"token": token, "scratch_dir": str(scratch_dir)}
     with suppress(OSError):  # a full disk is told of by what a run cannot do without
         (log_dir / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
@@ -38,9 +38,9 @@ def write_note(log_dir: Path, *, token: str, scratch_dir: Path) -> None:
 
 @contextmanager
 def taken_over(run: RunDir, *, output: Output) -> Iterator[None]:
-    """Under the run's lock, and after the processes are ended that earlier sessions have left on
-    this computer; an attempt without a verdict gets that of a driver that was killed. Raises as
-    `lock`, and MachineError where processes cannot be ended."""
+    """Hold the run's lock, after ending the processes that earlier sessions have left on this
+    computer. An attempt without a verdict gets that of a killed driver. Raises as `lock`, and
+    MachineError if processes cannot be ended."""
     with lock(run):
         _end_left_behind(run, output=output)
         for folder in (*run.path.glob(".eval-*"), *run.path.glob(".chat-*")):
@@ -73,7 +73,7 @@ def _end_left_behind(run: RunDir, *, output: Output) -> None:
 
 
 def _read(note: Path) -> tuple[str, list[Path]]:
-    """Return the token, and folders of ours that are there; a note that is torn says nothing."""
+    """Return the token, and our folders that exist; nothing if the note is incomplete."""
     try:
         said = read_json(note)
         token, folder = str(said["token"]), Path(str(said["scratch_dir"]))

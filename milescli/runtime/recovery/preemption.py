@@ -32,7 +32,7 @@ GRACE_S = 120.0
 GCE_GRACE_S = 30.0
 """Google gives so many seconds, and does not say when they began."""
 EVERY_S, ANSWER_S = 5.0, 2.0
-"""Between two questions; for one answer."""
+"""Seconds between two requests; time limit of one."""
 MOST_BYTES = 1 << 20
 _TOKEN_S = 21_600
 _ENDING = ("Preempt", "Terminate", "Reboot", "Redeploy")
@@ -49,9 +49,9 @@ class Preemption:
     """Announces that this machine will be taken away."""
 
     why: str
-    """Who says so."""
+    """Source of the notice."""
     deadline_s: float
-    """When, seconds since 1970."""
+    """Time of the end, in seconds since 1970."""
 
 
 def of_signal(environ: Mapping[str, str]) -> Preemption:
@@ -197,7 +197,7 @@ class Pace:
         self._steps, self._saves = deque[float](maxlen=5), deque[float](maxlen=3)
         self._copies = deque[float](maxlen=3)
         self._last = time.monotonic()
-        """When the last step was done."""
+        """Time at which the last step was completed."""
 
     def __call__(self, event: Event) -> None:
         """Take in what took how long."""

@@ -1,6 +1,6 @@
-"""All trainer ranks as one Trainer: `RankGroup` makes the same call on every rank, bounded and
-named. It lives in the driver; the ranks are actors. `RankWatch` says each second whether they live,
-answer and get on with their work; `healing_trainer` acts on it."""
+"""All trainer ranks as one Trainer: `RankGroup` makes the same call on every rank, with time limits
+and names. It lives in the driver; the ranks are actors. `RankWatch` checks each second whether they
+live, answer and make progress; `healing_trainer` acts on it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from milescli.plan.types import TrainerLayout
 from milescli.train.base import Stepped, TrainBatch, Trainer
 
 CHECK_EVERY_S = 0.2
-"""How often a dead rank is looked for."""
+"""Seconds between two searches for a dead rank."""
 PROFILES = ("start_profile", "stop_profile")
 TRACE_TIMEOUT_S = 600.0
-"""Bound on writing a trace of many events."""
+"""Time limit of writing a trace with many events."""
 DEATH_GRACE_S = 5.0
-"""How long a dead process is looked for that explains what others report."""
+"""Seconds for which a dead process is searched that explains the errors of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Hang:
 
     why: str
     is_sure: bool
-    """It cannot be busy."""
+    """True if it cannot be busy."""
 
 
 @dataclass(slots=True)
@@ -49,17 +49,17 @@ class RankGroup(Trainer):
     cluster: Cluster
     ranks: list[ActorHandle]
     pids: list[int]
-    """[ranks] on the node of each."""
+    """[ranks] process id on the rank's node."""
     layout: TrainerLayout
     step_timeout_s: float
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """All ranks take the same calls in the same order, as they wait for each other."""
+    """All ranks take the same calls in the same order, because they wait for each other."""
     _clocks: defaultdict[int, CpuClock] = field(default_factory=lambda: defaultdict(CpuClock))
     """By process id."""
 
     async def look(self) -> list[Hang | None]:
-        """Return [ranks] why it seems to hang; None: it speaks. Raises WorkerDied where one has
-        ended."""
+        """Return [ranks] why a rank seems to hang; None if it responds. Raises WorkerDied if one
+        has ended."""
         looks = await asyncio.gather(*(rank.look() for rank in self.ranks), return_exceptions=True)
         for died in looks:
             if isinstance(died, BaseException):
@@ -68,8 +68,8 @@ class RankGroup(Trainer):
         return [self._hang(rank, pid, does_speak=look is not None) for rank, pid, look in pairs]
 
     def _hang(self, rank: ActorHandle, pid: int, *, does_speak: bool) -> Hang | None:
-        """Return why a rank seems to hang. One that computes on the driver's computer is slow, and
-        not hung: whoever called it bounds how long that may take."""
+        """Return why a rank seems to hang. A rank that computes on the driver's computer is slow,
+        not hung: its caller limits how long that may take."""
         is_here = rank.node.is_driver
         is_busy = is_here and self._clocks[pid].is_busy(cpu_seconds(pid))
         if does_speak or is_busy:
@@ -79,8 +79,8 @@ class RankGroup(Trainer):
         return Hang("it does not respond", is_sure=False)
 
     async def find_dead(self, *, within_s: float = 0.0) -> WorkerDied | None:
-        """Return the error for a rank whose process has ended, looked for until one has or the time
-        is over. A busy rank is not dead, and nor is one that hangs."""
+        """Return the error for a rank whose process has ended; wait for one up to `within_s`. A
+        busy rank is not dead, nor is one that hangs."""
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -92,7 +92,7 @@ class RankGroup(Trainer):
             await asyncio.sleep(CHECK_EVERY_S)
 
     def dump_stacks(self) -> str | None:
-        """Write where the ranks of this computer are, beside their logs; the file. Blocks."""
+        """Write the stacks of this computer's ranks beside their logs; return the file. Blocks."""
         here = {
             rank.name: pid
             for rank, pid in zip(self.ranks, self.pids, strict=True)
@@ -105,10 +105,10 @@ class RankGroup(Trainer):
         await self.cluster.kill(self.ranks)
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method on every rank. In the place of a batch, each is given the shard of its
-        data-parallel rank, which is put into shared memory once. A profile is of some ranks, whose
-        numbers are the first argument. Returns the results as a whole where they make one; else
-        [ranks]. Raises the error that best names the first cause."""
+        """Call a method on every rank. Each rank gets the shard of its data-parallel rank in place
+        of a batch; a shard is put into shared memory once. A profile is of some ranks, whose
+        numbers are the first argument. Returns one result if the method joins them, else [ranks].
+        Raises the error that best names the first cause."""
         numbers, timeout_s = list(range(len(self.ranks))), self.step_timeout_s
         if method in PROFILES:
             wanted, *args = args
@@ -142,7 +142,7 @@ class RankGroup(Trainer):
         return results
 
     def _whole(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
-        """Join what ranks return for the sequences of their shards, sequence by sequence."""
+        """Join the ranks' results for the sequences of their shards, sequence by sequence."""
         whole: list[Any] = [None] * batch.num_sequences
         for rank, sequences in enumerate(results):
             if sequences is not None:
@@ -154,19 +154,19 @@ class RankGroup(Trainer):
 
 
 WATCHED = ("step", "apply", "score", "measure", "ask_teachers", "publish", "verify")
-"""What takes about as long each time for a batch of about that size. A save waits for disks, and
-has its own bound."""
+"""Methods that take about equally long each time for batches of similar size. A save waits for
+disks, and has its own time limit."""
 LONGER = 5.0
-"""Times the longest so far: what the same call may take."""
+"""The same call may take this many times the longest so far."""
 
 
 class RankWatch:
-    """Watches the ranks of one trainer, over all their generations. Belongs to one event loop."""
+    """Watches the ranks of one trainer, including their replacements. Belongs to one event loop."""
 
     def __init__(
         self, name: str, silence_s: float, *, bus: EventBus, step: Callable[[], int]
     ) -> None:
-        """`name`: of all ranks together; `step`: steps done."""
+        """`name`: of all ranks together; `step`: number of completed steps."""
         self._name, self._bound_s, self._bus, self._step = name, silence_s, bus, step
         self._ranks: RankGroup | None = None
         self._silences = list[Silence]()
@@ -177,7 +177,7 @@ class RankWatch:
 
     @contextmanager
     def during(self, method: str, size_bytes: int) -> Iterator[None]:
-        """The ranks do this, with a batch of this size, or with none."""
+        """Watch how long a call takes within the context. `size_bytes`: of its batch, or 0."""
         key, began = (method, size_bytes.bit_length()), time.monotonic()
         if method in WATCHED and (longest_s := self._longest_of(*key)):
             silence = Silence(
@@ -191,14 +191,14 @@ class RankWatch:
             self._doing = None
 
     def _longest_of(self, method: str, bits: int) -> float:
-        """Seconds that it took with a batch of half the size at least; 0.0: never done."""
+        """Return the most seconds for a batch of at least half the size; 0.0: never done."""
         seconds = self._longest.items()
         return max(
             (s for (what, size), s in seconds if what == method and size >= bits - 1), default=0.0
         )
 
     async def loss(self, ranks: RankGroup) -> WorkerDied | None:
-        """Return why other ranks are needed; None: these are well, so far."""
+        """Return why the ranks must be replaced; None if they are well so far."""
         if ranks is not self._ranks:
             names = [rank.name for rank in ranks.ranks]
             self._silences = [Silence(worker=name, bound_s=self._bound_s) for name in names]
@@ -217,7 +217,7 @@ class RankWatch:
         return await self._overdue(ranks)
 
     async def _overdue(self, ranks: RankGroup) -> WorkerDied | None:
-        """Return why ranks that all answer take much longer than ever before; None: they do not."""
+        """Return the error if ranks that all answer take far longer than ever; else None."""
         if self._doing is None:
             return None
         method, silence = self._doing
@@ -232,7 +232,7 @@ class RankWatch:
             self._bus.emit(news)
 
     async def _hung(self, ranks: RankGroup, silence: Silence, number: int) -> WorkerDied:
-        """Return the error of rank `number`, or of all. Writes down where they are, first."""
+        """Return the error of rank `number`, or of all, after dumping their stacks."""
         doing = f", in `{self._doing[0]}`" if self._doing is not None else ""
         stacks = await in_thread(ranks.dump_stacks)
         log = ranks.ranks[number].log_path

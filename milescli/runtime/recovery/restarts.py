@@ -1,4 +1,4 @@
-"""How often what died is started again, and what is told of it."""
+"""Limits how often dead processes are restarted, and reports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ E = TypeVar("E", bound=MilesError)
 T = TypeVar("T")
 
 SAME_STEP_LIMIT = 3
-"""Deaths of one engine at one step: it is what is asked of it that kills it."""
+"""Deaths of one process at one step after which the run ends: the step itself kills it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class Restarts:
 
     limits: Fault
     unit: str = "step"
-    """What is counted that processes die at."""
+    """Name of what is counted: processes die at one."""
     total: int = 0
     _times: deque[float] = field(default_factory=deque)
     _at_step: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def refusal(self, worker: str, step: int) -> str | None:
-        """Counts one more; or why there must be none."""
+        """Count a restart and return None; or return why none is allowed."""
         now = time.monotonic()
         while self._times and self._times[0] < now - self.limits.window_s:
             self._times.popleft()
@@ -50,15 +50,15 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repairs:
-    """What every keeper of a run needs to replace what died."""
+    """What every keeper of a run needs to replace dead processes."""
 
     bus: EventBus
     restarts: Restarts
     step: Callable[[], int] = lambda: 0
-    """Steps done."""
+    """Returns the number of completed steps."""
 
     def begin(self, worker: str, error: MilesError) -> str | None:
-        """Count one more and tell of the loss; or why there must be none."""
+        """Count a restart, report the loss and return None; or return why no restart is allowed."""
         step = self.step()
         if refusal := self.restarts.refusal(worker, step):
             return refusal
@@ -74,7 +74,7 @@ class Repairs:
         return None
 
     def done(self, worker: str, *, began: float, source: str = "", lost_samples: int = 0) -> None:
-        """Tell that another is there. `began`: when the loss was noticed, by time.monotonic;
+        """Report that a replacement runs. `began`: when the loss was noticed, by time.monotonic;
         `source`: where its state came from; `lost_samples`: see `WorkerReplaced`."""
         self.bus.emit(
             WorkerReplaced(
@@ -88,14 +88,14 @@ class Repairs:
 
 
 def beyond(error: E, refusal: str) -> E:
-    """Return the error that ends the run where nothing may be started again."""
+    """Return the error that ends the run because no restart is allowed."""
     return type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
 
 
 async def until_started(worker: str, start: Callable[[], Awaitable[T]], *, repairs: Repairs) -> T:
-    """Return the result of `start`; call it again where a process is killed while it starts. Raises
-    WorkerKilled where bounds are met, and at once what else `start` raises: that would come
-    again."""
+    """Return the result of `start`; call it again if a process is killed while it starts. Raises
+    WorkerKilled if a limit is reached, and at once whatever else `start` raises, because that would
+    happen again."""
     began: float | None = None
     while True:
         try:

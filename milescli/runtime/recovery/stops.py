@@ -1,6 +1,6 @@
-"""How a run ends that its user stops with nothing more to save: while it is prepared, while it
-starts, or by a second signal. Its state is `stopped` then, and `miles resume` goes on with it.
-Called by launch, resume, train and by the parent of a driver."""
+"""Ends a run that its user stops when there is nothing more to save: during preparation, during its
+start, or by a second signal. Its state is then `stopped`, and `miles resume` continues it. Called
+by launch, resume, train and by the parent of a driver."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ BY_USER = (Stopped, Interrupted, Terminated)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals by which a user, or a scheduler, stops a run. SIGHUP is none where it is
-    ignored, as by `nohup`."""
+    """Return the signals by which a user, or a scheduler, stops a run. SIGHUP is not one if it is
+    ignored, as with `nohup`."""
     return [number for number in _NAMES if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def ended_now(
     number: int | None, *, fix: str, is_second: bool = False, notice: str = ""
 ) -> MilesError:
-    """Return the error of work that a signal ended at once. `fix`: the command that goes on or
-    begins again; `is_second`: the work was being stopped and saved already; `notice`: what ended
-    it instead of a signal."""
+    """Return the error of work that a signal ended at once. `fix`: the command that continues or
+    starts again; `is_second`: the work was already being stopped and saved; `notice`: what ended it
+    instead of a signal."""
     kind = Interrupted if number == signal.SIGINT else Terminated
     name = notice or _NAMES[signal.Signals(number or signal.SIGTERM)]
     why = (
@@ -49,7 +49,7 @@ def ended_now(
 
 
 def stop_signal(error: BaseException) -> int | None:
-    """Return the signal by which the user wanted the end, where that is what `error` says. See
+    """Return the signal by which the user stopped the work, if `error` stands for one. See
     `commands.app` for SIGTERM."""
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT
@@ -59,11 +59,11 @@ def stop_signal(error: BaseException) -> int | None:
 
 
 _came: list[int] = []
-"""Signals that came within `stop_recorded`."""
+"""Signals received within `stop_recorded`."""
 
 
 def _stop(number: int, _: object) -> None:
-    """A closed terminal may send SIGHUP several times: by the shell, and by the kernel."""
+    """Handle a signal. A closed terminal may send SIGHUP twice: by the shell, and the kernel."""
     again = number == signal.SIGHUP and bool(_came)
     _came.append(number)
     if not again:
@@ -75,8 +75,8 @@ def _raise(number: int) -> NoReturn:
 
 
 def check_stopped() -> None:
-    """Raise again what a signal has raised within `stop_recorded`, where it was swallowed by a
-    library that was being imported or called."""
+    """Raise again what a signal raised within `stop_recorded`, in case a library swallowed it while
+    it was being imported or called."""
     if _came:
         _raise(_came[0])
 
@@ -94,9 +94,9 @@ def _signals_noted() -> Iterator[None]:
 
 @contextmanager
 def stop_recorded(run: RunDir, *, num_steps: int) -> Iterator[None]:
-    """Within it, a signal that no attempt handles ends the work, and makes the state of the run
-    `stopped`. Raises Interrupted or Terminated then. `num_steps`: that the run is to do. Enter it
-    on the main thread."""
+    """Let a signal that no attempt handles end the work within the context, and record the run's
+    state as `stopped`. Raises Interrupted or Terminated then. `num_steps`: of the whole run. Enter
+    it on the main thread."""
     before = run.attempts()
     with _signals_noted():
         try:

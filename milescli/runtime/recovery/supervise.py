@@ -1,4 +1,4 @@
-"""Supervises a run: stop signals, the flag by which the loop hears of them, probes that find the
+"""Supervises a run: stop signals, the flag by which the loop notices them, probes that find the
 first cause when a process dies, and an end that leaves nothing behind."""
 
 from __future__ import annotations
@@ -22,38 +22,41 @@ from milescli.runtime.recovery.stops import ended_now, stop_signals
 
 WATCH_EVERY_S = 1.0
 CAUSE_GRACE_S = 5.0
-"""After the loop failed: how long we look for a dead process that explains it, on one computer."""
+"""Seconds, after a failure of the loop, to find a dead process that explains it, on one
+computer."""
 
 
 @dataclass(slots=True)
 class StopSignals:
-    """First Ctrl-C, SIGTERM or SIGHUP: ask the loop to stop where nothing is half done, and to
-    save. Second: end now; SIGHUP is none, since a closed terminal may send it several times."""
+    """Handles stop signals. The first Ctrl-C, SIGTERM or SIGHUP asks the loop to stop at a safe
+    point, and to save. A second one ends the work at once, except SIGHUP, since a closed terminal
+    may send it several times."""
 
     on_stop: Callable[[], bool]
-    """Asks; False where there is nothing to save, so that the first signal ends at once too."""
+    """Asks the loop to stop; returns False if there is nothing to save, so that the first signal
+    ends the work at once, too."""
     again: Callable[[], str]
-    """Returns the command that goes on or begins again, for the error of an end at once."""
+    """Returns the command that continues or starts again, for the error of an immediate end."""
     on_notice: Callable[[Preemption], bool] | None = None
-    """Asks to save before this machine is taken away; False where there is nothing to save. None:
-    a notice is a stop like any other."""
+    """Asks the loop to save before this machine is taken away; returns False if there is nothing to
+    save. None: a notice is a stop like any other."""
     received: int | None = None
-    """The last one; None: none came."""
+    """Last signal; None if there was none."""
     is_second: bool = False
-    """One came before it."""
+    """True if there was one before it."""
     _notice: Preemption | None = None
     _main: asyncio.Task[Any] | None = None
     _old: dict[int, Any] = field(default_factory=dict)
-    """Handlers that were there before."""
+    """Previous handlers."""
 
     @property
     def error(self) -> MilesError:
-        """The error of work that they ended at once."""
+        """Return the error of work that the signals ended at once."""
         notice = self._notice.why if self._notice is not None and self.received is None else ""
         return ended_now(self.received, fix=self.again(), is_second=self.is_second, notice=notice)
 
     def install(self, main: asyncio.Task[Any]) -> None:
-        """Catch the signals while `main` runs."""
+        """Install the handlers, which stop `main`."""
         self._main = main
         loop = asyncio.get_running_loop()
         for number in stop_signals():
@@ -61,7 +64,7 @@ class StopSignals:
             loop.add_signal_handler(number, self._handle, number)
 
     def remove(self) -> None:
-        """Restore the signal handlers that were there before."""
+        """Restore the previous signal handlers."""
         loop = asyncio.get_running_loop()
         for number, handler in self._old.items():
             loop.remove_signal_handler(number)
@@ -69,8 +72,8 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def notify(self, notice: Preemption) -> None:
-        """Handle a notice: only the first one counts, and none after a stop. A signal after it is
-        the user's first."""
+        """Handle a preemption notice: only the first one counts, and none after a stop. A signal
+        after it counts as the user's first."""
         if self.received is not None or self._notice is not None or self.on_notice is None:
             return
         self._notice = notice
@@ -89,12 +92,12 @@ class StopSignals:
 
 
 Probe = Callable[[], Awaitable[None]]
-"""Looks at one process of ours; raises WorkerDied where it has ended."""
+"""Checks one of our processes; raises WorkerDied if it has ended."""
 
 
 async def watch(probes: list[Probe]) -> None:
-    """Look at all processes once a second, until one has died: raises its WorkerDied. Never returns
-    otherwise. A probe that takes longer holds up no other: Ray answers late where it is broken."""
+    """Run all probes once a second, until one raises WorkerDied. Never returns otherwise. A slow
+    probe does not delay the others: Ray answers late if it is broken."""
     looks: dict[Probe, asyncio.Future[None]] = {}
     try:
         while True:
@@ -156,8 +159,8 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def _may_be_symptom(error: BaseException) -> bool:
-    """Errors of the user's making (data, rewards, NaN) are causes; lost peers and timeouts may not
-    be."""
+    """Return True if the error may only be a consequence. The user's errors (data, rewards, NaN)
+    are causes; lost peers and timeouts may not be."""
     return isinstance(error, WorkerDied | TimeoutError | OSError) or not isinstance(
         error, MilesError
     )
@@ -167,15 +170,15 @@ T = TypeVar("T")
 
 
 class StopFlag:
-    """Set where the user asked for the end; the loop looks at it where nothing is half done."""
+    """Set when the user asked for the end; the loop checks it at safe points."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._joined: NodesJoined | None = None
         self.why = "Ctrl-C, SIGTERM or SIGHUP"
-        """Who wanted the end."""
+        """Who asked for the end."""
         self.is_after_step = False
-        """The end comes when the current step is done, if not before."""
+        """True if the end comes after the current step, at the latest."""
 
     @property
     def is_set(self) -> bool:
@@ -191,15 +194,15 @@ class StopFlag:
         self._joined = joined
 
     def check(self) -> None:
-        """Raises Stopped where it is set, NodesJoined where there is to be another beginning."""
+        """Raise Stopped if the flag is set, NodesJoined if the run must restart with more nodes."""
         if self._event.is_set() or self.is_after_step:
             raise Stopped("stopped on request", why=self.why, fix="miles resume")
         if self._joined is not None:
             raise self._joined
 
     async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, which changes nothing that must be saved; cancelled, with
-        Stopped, where the flag is set meanwhile."""
+        """Return the result of `work`, which must change nothing that has to be saved. If the flag
+        is set meanwhile, cancel it and raise Stopped."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -213,26 +216,27 @@ class StopFlag:
 
 
 _MARKS = ("sglang", "ray::")
-"""In the command lines of engines, of the warm process and of what Ray's actors host; what else a
-run starts has bounds of its own."""
+"""Parts of the command lines of engines, of the warm process and of Ray actors' processes; whatever
+else a run starts has its own time limits."""
 
 
 class StartWatch:
-    """Ends processes that somebody stops (SIGSTOP) while a run starts, so that they are started
-    again like killed ones. Afterwards `EngineWatch` and `RankWatch` see them. Sees this computer
-    alone. Of one attempt, until all has started."""
+    """Ends processes that are stopped (SIGSTOP) while a run starts, so that they are restarted like
+    killed ones. Later, `EngineWatch` and `RankWatch` watch them. Works on this computer alone, for
+    one attempt, until everything has started."""
 
     def __init__(
         self, token: str, *, silence_s: float, bus: EventBus, is_over: Callable[[], bool]
     ) -> None:
-        """`token`: of the run; `silence_s`: see MachineSettings; `is_over`: all has started."""
+        """`token`: of the run; `silence_s`: see MachineSettings; `is_over`: returns True once
+        everything has started."""
         self._token, self._silence_s = token, silence_s
         self._bus, self._is_over = bus, is_over
         self._silences = dict[int, Silence]()
-        """By process id, of those that are stopped."""
+        """Process id -> silence, of stopped processes."""
 
     async def probe(self) -> None:
-        """Look once."""
+        """Check the processes once."""
         if self._is_over():
             self._silences.clear()
             return
@@ -261,7 +265,7 @@ class StartWatch:
 
 
 def _command_of(pid: int) -> str:
-    """Return a process's name as people read it: its title, or the module that it runs."""
+    """Return a process's name for people: its title, or the module that it runs."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:  # it has just ended

@@ -32,7 +32,7 @@ PROTO = "application/x-protobuf"
 WAIT_S = 20.0
 """How long a request for a result waits; clients ask again, and give up after 45 s."""
 MAX_SAMPLES = 1024
-"""Sequences of one request."""
+"""Largest number of sequences of one request."""
 _ONE_AFTER_THE_OTHER = {"parallel_fwdbwd_chunks": False}
 """For clients: parts of a pass come in order, so that sums are the same each time."""
 
@@ -291,7 +291,7 @@ class Api:
         return {"base_model": info.base_model, "is_lora": True, "lora_rank": info.rank}
 
     async def _training_run(self, path: Body, tenant: str) -> Body:
-        """Also of a model that an earlier server trained, by what was saved of it."""
+        """Return a model's training run; if an earlier server trained it, from its saved state."""
         saved = self.clients.states.all_of(tenant=tenant, model_id=path["id"])
         if not saved:
             self.clients.model(path["id"], tenant)

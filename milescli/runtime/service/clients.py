@@ -1,5 +1,5 @@
-"""What clients of a service have and do: sessions, adapters that are trained, samplers. Ids, the
-order of requests and whose is whose are here; the trainer's ranks and the engines compute."""
+"""Sessions, adapters and samplers of a service's clients. Keeps ids, the order of requests and
+ownership; the trainer's ranks and the engines compute."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Served:
     """Describes what a service trains."""
 
     name: str
-    """Of the base model, as clients name it."""
+    """Name of the base model, as clients use it."""
     model_dir: Path
     facts: ModelFacts
     shape: LoraShape
@@ -102,19 +102,19 @@ class Model:
     session: str
     seed: int
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Its requests are done in the order in which they come."""
+    """Its requests are processed in the order in which they come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """What one sampling client asks."""
+    """What one sampling client uses."""
 
     tenant: str
     session: str
     folder: Path | None
     """PEFT folder; None: the base model."""
     path: str | None = None
-    """URI of the state, where it has a name."""
+    """URI of the state, if it has a name."""
     model: str | None = None
     """The adapter that it was made of without a name; None: it has one, or is the base model."""
 

@@ -1,4 +1,4 @@
-"""Datums of a client -> the batch of one pass, checked. Pure."""
+"""Converts the datums of a client to the batch of one pass, and checks them. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGETS = "target_tokens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What datums of a service must keep to."""
+    """Limits on the datums of a service."""
 
     plan: Plan
     vocab_size: int
@@ -65,12 +65,12 @@ def batch_of(request: PassRequest, limits: Limits) -> TrainBatch:
 
 
 def _has_other_targets(datum: Datum) -> bool:
-    """Whether a target is not the next token: clients fill up what has no weight."""
+    """Return True if a target is not the next token: clients fill up targets without weight."""
     return not np.array_equal(datum.inputs[TARGETS][:-1], datum.tokens[1:])
 
 
 def _candidates(datum: Datum) -> np.ndarray:
-    """[n + 1, 1] int32 the targets."""
+    """Return the targets as [n + 1, 1] int32."""
     return np.concatenate([np.zeros(1), datum.inputs[TARGETS]]).astype(np.int32)[:, None]
 
 
@@ -123,7 +123,7 @@ def _sequence(
 
 
 def _values(name: str, given: np.ndarray | None, count: int) -> np.ndarray:
-    """[count + 1] float32: nothing is predicted at the first token."""
+    """Return [count + 1] float32: nothing is predicted at the first token."""
     if given is None:
         raise ClientError(f"it has no `{name}`")
     if given.shape != (count,):

@@ -14,13 +14,13 @@ from milescli.core.errors import CheckpointError, MilesError, NotFiniteError
 from milescli.runtime.service.wire import ClientError
 
 KEEP_S = 900.0
-"""How long a result stays after it is there."""
+"""Seconds for which a result is kept."""
 MAX_OPEN = 4096
-"""Requests of one tenant without a result."""
+"""Largest number of requests of one tenant without a result."""
 
 
 class Result(Protocol):
-    """What a request brings, in the forms of the API."""
+    """The result of a request, in the formats of the API."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -58,9 +58,9 @@ class Futures:
     """All requests of a service. Belongs to one event loop."""
 
     fault: Callable[[str], None]
-    """Told in a few lines of what was no fault of the client's."""
+    """Called with a few lines about a fault that was not the client's."""
     num_ended: int = 0
-    """Requests with a result, of all time."""
+    """Number of requests with a result so far."""
     _all: dict[str, _Future] = field(default_factory=dict)
 
     def begin(self, number: str, tenant: str, work: Callable[[], Awaitable[Result]]) -> None:
@@ -99,7 +99,7 @@ class Futures:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _done(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """A failure is a result, too."""
+        """Return the result of `work`; a failure becomes one, too."""
         try:
             return await work()
         except ClientError as error:

@@ -27,13 +27,13 @@ bounded by the engines' clients."""
 @dataclass(slots=True, kw_only=True)
 class _Slot:
     name: str
-    """By which engines know it."""
+    """Name by which engines know it."""
     fleet: SglangFleet
-    """Asks for what is in it."""
+    """Client that requests its adapter."""
     wanted: Path | None = None
-    """The PEFT folder that is in it, or will be; None: nobody has asked for any."""
+    """PEFT folder that is in it, or will be; None if it was never used."""
     is_filled: bool = False
-    """The engines hold it."""
+    """True if the engines hold it."""
     num_users: int = 0
     """Requests that use it, or wait until it is filled."""
     used: int = 0
@@ -120,7 +120,8 @@ class Samplers:
         return min(own or free, key=lambda slot: slot.used, default=None)
 
     async def _fill(self, slot: _Slot, folder: Path) -> None:
-        """Where all engines died, the next one is sent it before it answers."""
+        """Send an adapter to a slot. If all engines died, the next one gets it before it
+        answers."""
         await slot.fleet.pause()
         try:
             if slot.fleet.engines:
@@ -141,6 +142,6 @@ class Samplers:
 
 
 def _bucket(slot: str, folder: Path) -> Bucket:
-    """The adapter's tensors as engines take them for a slot."""
+    """Return the adapter's tensors as engines take them for a slot."""
     tensors = load_file(folder / PEFT_WEIGHTS)
     return [(engine_name(slot, name), tensor) for name, tensor in tensors.items()]

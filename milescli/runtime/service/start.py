@@ -52,20 +52,20 @@ if TYPE_CHECKING:
     from milescli.runtime.service.trainer import ServiceTrainer
 
 FOLDER = "services"
-"""Below the folder of runs."""
+"""Folder below the folder of runs."""
 RANK_TARGET = "milescli.backends.megatron.service_rank:ServiceRank"
 NUM_SLOTS = 8
 """Saved adapters that engines hold at a time, by default."""
 SLOT = "slot"
-"""Names of the engines' adapters begin so."""
+"""Prefix of the engines' names of adapters."""
 RECOVERY = "recovery"
-"""Folder in that of the service: adapters that are trained, for ranks that are started again."""
+"""Folder in that of the service, with trained adapters for ranks that are restarted."""
 FORGET_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is wanted of a service beside its recipe."""
+    """Options of a service, besides its recipe."""
 
     name: str
     """Folder of the service, below `services` in that of runs."""
@@ -74,7 +74,7 @@ class Wish:
     keys: Mapping[str, str]
     """Key -> tenant."""
     listener: socket
-    """Where requests come; those that come before it is ready wait."""
+    """Socket for requests; those that come before it is ready wait."""
     ready: Callable[[str, Path], None]
     """Called once with the base model's name and the service's folder, when it answers."""
 

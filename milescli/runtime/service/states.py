@@ -128,7 +128,7 @@ class States:
 
 
 def _why_not_written(error: BaseException) -> str | None:
-    """None: it is not the disk."""
+    """Return why a state could not be written; None if the disk is not the cause."""
     if isinstance(error, CheckpointError):
         return error.why
     is_of_disk = isinstance(error, OSError | SafetensorError) and not isinstance(error, MilesError)
@@ -157,7 +157,7 @@ def _completed(fresh: Path, info: Info, folder: Path) -> None:
 
 
 def _info(folder: Path) -> Info | None:
-    """None: it is not there, or damaged."""
+    """Return the state's Info; None if it does not exist, or is damaged."""
     try:
         return Info(**read_json(folder / _FILE))
     except (OSError, ValueError, TypeError):

@@ -28,7 +28,7 @@ from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.recovery.restarts import Repairs
 
 CHANGES = ("begin_adapter", "accumulate", "apply", "load_adapter")
-"""Methods that change an adapter, so that they are repeated."""
+"""Methods that change an adapter, so that they must be repeated."""
 REPEATED_S = 20.0
 """Seconds that the calls took which new ranks repeat of an adapter, at most, before it is written
 again."""
@@ -38,18 +38,18 @@ WRITE_SHARE = 0.1
 
 @dataclass(slots=True, kw_only=True)
 class _Adapter:
-    """What is known of one adapter beside its recorded calls."""
+    """State of one adapter, besides its recorded calls."""
 
     is_here: bool = False
-    """The ranks hold it."""
+    """True if the ranks hold it."""
     folder: Path | None = None
-    """What was last written of it; None: nothing yet."""
+    """Folder in which it was last written; None if it was not."""
     work_s: float = 0.0
-    """What the calls since then took."""
+    """Seconds that the calls since then took."""
     write_s: float = 0.0
-    """What writing took."""
+    """Seconds that writing took."""
     failure: str = ""
-    """Why it could not be written the last time; empty: it could."""
+    """Why the last attempt to write it failed; empty if it did not."""
 
 
 class ServiceTrainer(HealingTrainer):
@@ -74,9 +74,9 @@ class ServiceTrainer(HealingTrainer):
         self._adapters = dict[str, _Adapter]()
         self._folder, self._numbers = folder, itertools.count()
         self._replaced = list[Path]()
-        """Folders that newer ones made useless."""
+        """Folders that newer ones replace."""
         self._began = 0.0
-        """When the current call began, without what it had to wait for."""
+        """Start of the current call, without what it had to wait for."""
         shutil.rmtree(folder, ignore_errors=True)
 
     async def close(self) -> None:
@@ -107,7 +107,7 @@ class ServiceTrainer(HealingTrainer):
         return result
 
     async def _undo(self, method: str, adapter: str | None, error: Exception) -> None:
-        """A call failed: what it may have changed is restored before the next one."""
+        """Mark what a failed call may have changed, so that it is restored before the next one."""
         known = self._adapters.get(adapter or "")
         if adapter is not None and method == "begin_adapter":
             await self._forget(adapter)
@@ -124,11 +124,11 @@ class ServiceTrainer(HealingTrainer):
 
     @property
     def _is_whole(self) -> bool:
-        """New ranks can always be started: an adapter that is lost ends alone."""
+        """Return True: new ranks can always be started, and an adapter that is lost ends alone."""
         return True
 
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
-        """Ranks that live and do not finish a call hang, whatever they say."""
+        """Return the cause. Ranks that live but do not finish a call hang, whatever they report."""
         try:
             return await super()._cause(error)
         except WaitTimeout:

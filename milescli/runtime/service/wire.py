@@ -31,10 +31,10 @@ class ClientError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datum:
-    """One line of tokens, and what its loss takes."""
+    """One line of tokens, and the inputs of its loss."""
 
     tokens: np.ndarray
-    """[n] integers, what the model reads."""
+    """[n] integers that the model reads."""
     inputs: Mapping[str, np.ndarray]
     """By name, as the client shaped them."""
 
@@ -54,7 +54,7 @@ class PassRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """What a pass found."""
+    """The result of a pass."""
 
     logprobs: Sequence[np.ndarray]
     """[datums] [n] float32 of the targets."""
@@ -93,16 +93,16 @@ class Sampled:
     tokens: Sequence[int]
     logprobs: Sequence[float]
     is_cut: bool
-    """It ended by its limit of tokens."""
+    """True if it ended by its limit of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleResult:
-    """What a request for samples brought."""
+    """The result of a request for samples."""
 
     sequences: Sequence[Sampled]
     prompt_logprobs: Sequence[float] | None = None
-    """[prompt tokens], NaN for the first; None: nobody asked for them."""
+    """[prompt tokens], NaN for the first; None if they were not requested."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as older clients read it."""

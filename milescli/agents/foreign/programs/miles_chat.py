@@ -14,7 +14,7 @@ from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 __all__ = ["ChatHarness"]
 FULL = "context_length_exceeded"
 OVER = "max_total_tokens"
-"""How verifiers calls a trace that ends where a conversation is full."""
+"""verifiers' name for a trace that ends because the conversation is full."""
 
 
 class ChatHarness(vf.Harness[vf.HarnessConfig]):

@@ -1,5 +1,5 @@
-"""Runs trials of harbor's tasks: runs in the virtual environment of that package, and is asked by
-the agent `harbor` of miles over its pipes (`miles_serving`)."""
+"""Runs trials of harbor's tasks. It runs in the virtual environment of that package; the agent
+`harbor` of miles sends it requests over its pipes (`miles_serving`)."""
 
 import asyncio
 import os
@@ -21,9 +21,9 @@ from harbor.trial.trial import Trial
 from harbor.utils.import_path import import_class
 
 REWARD = "reward"
-"""What a verifier that says one number calls it."""
+"""Name of the reward if a verifier returns a single number."""
 TOO_LONG = ("AgentTimeoutError",)
-"""Ends of a trial that count as cut off, and are scored all the same."""
+"""Exceptions of a trial that count as truncated; the trial is scored anyway."""
 
 
 class Trials:
@@ -35,9 +35,10 @@ class Trials:
         self._folder = Path(tempfile.mkdtemp(prefix="miles-harbor-"))
 
     async def start(self, tasks, agent, environment, agent_options, environment_options, reward):
-        """`tasks`: a folder with one task, or of folders with one each; `agent`, `environment`:
-        harbor's names, or `module:Class`; their options: what harbor's own settings of them take;
-        `reward`: which of the verifier's numbers, or None."""
+        """Load the tasks and check the settings. `tasks`: a folder with one task, or with a folder
+        for each; `agent`, `environment`: harbor's names, or `module:Class`; `agent_options`,
+        `environment_options`: further fields of harbor's own settings; `reward`: name of the
+        verifier's number to use, or None."""
         root = Path(tasks).expanduser().resolve()
         places = [root, *sorted(root.iterdir())] if root.is_dir() else []
         self._tasks = [place for place in places if Task.is_valid_dir(place)]
@@ -61,11 +62,11 @@ class Trials:
         return {"tasks": len(self._tasks)}
 
     async def tasks(self, count):
-        """The first of them, as rows of a data file."""
+        """Return the first `count` tasks as rows of a data file."""
         return [_row(place) for place in self._tasks[:count]]
 
     async def play(self, task, base_url, api_key, model):
-        """One trial. `task`: the name of a task's folder."""
+        """Run one trial. `task`: the name of a task's folder."""
         place = next((place for place in self._tasks if place.name == task), None)
         if place is None:
             raise ValueError(

@@ -1,5 +1,5 @@
-"""Resets and steps environments of OpenEnv over its own client: runs in the virtual environment of
-that package, and is asked by the environment `openenv` of miles over its pipes
+"""Resets and steps environments of OpenEnv over its own client. It runs in the virtual environment
+of that package; the environment `openenv` of miles sends it requests over its pipes
 (`miles_serving`)."""
 
 import asyncio
@@ -16,16 +16,16 @@ import miles_serving
 from openenv.core.generic_client import GenericEnvClient
 
 READY_TIMEOUT_S = 110.0
-"""For a server that is started here."""
+"""Time until a server that is started here must be ready."""
 TAIL_BYTES = 1000
 """Bytes of the server's last output that an error shows if it ends too early."""
 LAST_WORDS_S = 1.0
 MESSAGE_TIMEOUT_S = 3600.0
 """Timeout of one message; the caller has its own bound."""
 TOLD_APART = ("done", "reward", "metadata")
-"""Fields of an observation that are no observation."""
+"""Fields that are returned separately and do not belong to the observation text."""
 TYPES_OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
-"""Titles of actions that call tools; what they take is no field of text."""
+"""Titles of actions that call tools; they have no field for plain text."""
 
 
 class Sessions:
@@ -36,8 +36,8 @@ class Sessions:
         self._numbers, self._open, self._tail = itertools.count(), {}, b""
 
     async def start(self, url, server, action, observation):
-        """`url` of a server that is there, or `server`, `module:app`, of one that is begun here;
-        `action`, `observation`: fields, or None."""
+        """Connect to the running server `url`, or start the app `server` (`module:app`) here.
+        `action`, `observation`: names of the fields to use, or None."""
         self._url = url or await self._begun(server)
         schema = await asyncio.to_thread(_fetched, f"{self._url}/schema")
         self._action = action or _only_text(schema.get("action") or {})
@@ -45,8 +45,8 @@ class Sessions:
         return {"url": self._url, "action": self._action}
 
     async def reset(self, session, seed, options):
-        """Begin an episode in a session, which is an environment on the server; in a new one where
-        it is None, or was of a process before this one."""
+        """Start an episode in a session, which is an environment on the server. Opens a new one if
+        `session` is None, or belongs to an earlier process."""
         if session not in self._open:
             session = f"{os.getpid()}-{next(self._numbers)}"
             client = GenericEnvClient(base_url=self._url, message_timeout_s=MESSAGE_TIMEOUT_S)
@@ -106,7 +106,7 @@ class Sessions:
             os.write(2, piece)
 
     def _action_of(self, text):
-        """A JSON object is the action; other text its only field of text."""
+        """Take a JSON object as the action itself, and other text as its only text field."""
         said = text.strip()
         if said.startswith("```") and said.endswith("```") and "\n" in said:
             said = said.split("\n", 1)[1].removesuffix("```").strip()
@@ -136,7 +136,7 @@ class Sessions:
 
 
 def _only_text(schema):
-    """The field of an action that text can stand for; None: it is a JSON object."""
+    """Return the field that plain text can fill; None if an action must be a JSON object."""
     if schema.get("title") in TYPES_OF_TOOLS:
         return None
     fields = {k: v for k, v in (schema.get("properties") or {}).items() if k != "metadata"}

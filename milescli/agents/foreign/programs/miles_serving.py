@@ -1,6 +1,6 @@
-"""The far end of the pipes: reads requests as lines of JSON, has each handled in a task of its own,
-and writes its result. The standard library alone: it runs in the virtual environments of other
-packages, where nothing of miles is installed. `host.py` of miles speaks to it.
+"""The package's end of the pipes: reads requests as lines of JSON, handles each in a task of its
+own, and writes the results. Imports the standard library alone, because it runs in the virtual
+environments of other packages, where miles is not installed. `host.py` of miles is the other end.
 
 Requests:  [3, "call", ["play", {...}]], [3, "cancel", null], [3, "ping", null]
 Replies:   [3, "value", ...] or [3, "error", "ValueError: ..."]
@@ -14,15 +14,15 @@ import threading
 import traceback
 
 CLOSE_TIMEOUT_S = 20.0
-"""For what the tasks that are given up, and the handler, have to clean up."""
+"""Time for the cancelled tasks and the handler to clean up."""
 LINE_BYTES = 1 << 28
 NUM_FRAMES = 3
 """Number of innermost frames of a traceback in an error."""
 
 
 def serve(handler):
-    """Until standard input ends. `handler`: its public async methods are the requests, called with
-    their parameters by name; an async `close`, where it has one, is called at the end."""
+    """Serve requests until standard input ends. The public async methods of `handler` are the
+    requests, called with parameters by name; its async `close`, if there is one, comes last."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed must not look like a reply
     requests = os.fdopen(os.dup(0), "rb")
@@ -74,7 +74,7 @@ async def _serve(handler, requests, replies):
 
 
 def _error_of(error, *, is_start):
-    """What cannot be begun is a line, with its place; all else has its last frames."""
+    """Return one line with its place if `start` failed, else the last frames of the traceback."""
     if is_start:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"

@@ -1,5 +1,5 @@
-"""Plays episodes of an environment of verifiers: runs in the virtual environment of that package,
-and is asked by the agent `verifiers` of miles over its pipes (`miles_serving`)."""
+"""Plays episodes of an environment of verifiers. It runs in the virtual environment of that
+package; the agent `verifiers` of miles sends it requests over its pipes (`miles_serving`)."""
 
 import asyncio
 import itertools
@@ -27,9 +27,9 @@ eval_client.build_async_httpx = lambda config: httpx.AsyncClient(
 """verifiers makes a client for each episode, which reads all certificates each time: 40 ms."""
 CHAT = "miles_chat"
 DEFAULT_HARNESS = "bash"
-"""What verifiers takes where a taskset brings none: a program, in a container."""
+"""Harness that verifiers uses if a taskset has none: a program in a container."""
 KEY_VARIABLE = "MILES_SESSION_API_KEY_{}"
-"""verifiers reads keys from variables, and keeps those whose names have API_KEY from programs."""
+"""verifiers reads keys from variables, and hides those with API_KEY in their name from programs."""
 
 
 class Playing:
@@ -41,7 +41,7 @@ class Playing:
         self._numbers, self._tasks = itertools.count(), None
 
     async def start(self, environment, arguments, options, max_turns):
-        """Load it. `arguments`: of the taskset; `options`: the rest of verifiers' `[env]`."""
+        """Load the environment. `arguments`: of the taskset; `options`: the rest of `[env]`."""
         config = _config(environment, arguments, options, max_turns)
         self.environment = load_environment(resolve_env_config(config))
         self._ready = asyncio.get_running_loop().create_future()
@@ -50,14 +50,14 @@ class Playing:
         return {"seats": list(agent_config_fields(self.environment.config))}
 
     async def tasks(self, count):
-        """The first of its tasks, as rows of a data file."""
+        """Return the first `count` tasks as rows of a data file."""
         loaded = await asyncio.to_thread(
             lambda: list(itertools.islice(self.environment.taskset, count))
         )
         return [_row(task) for task in loaded]
 
     async def play(self, task, base_url, api_key, model):
-        """One episode. `task`: what a row's label holds: the data of a task, or its number."""
+        """Play one episode. `task`: a row's label, which is the data of a task or its number."""
         variable = KEY_VARIABLE.format(next(self._numbers))
         os.environ[variable] = api_key
         try:
@@ -75,7 +75,7 @@ class Playing:
             await self._living
 
     async def _live(self):
-        """What the environment serves is begun and ended in one task."""
+        """Start and end what the environment serves in the same task."""
         try:
             async with self.environment.serving():
                 self._ready.set_result(None)
@@ -100,8 +100,8 @@ class Playing:
 
 
 def _config(environment, arguments, options, max_turns):
-    """The `[env]` of verifiers: its tasks, and each seat by our harness, on this machine, where
-    nothing else is said."""
+    """Return verifiers' `[env]`. Unless the options say otherwise, each seat uses our harness and
+    runs on this machine."""
     config = {**options, "taskset": {"id": environment, **arguments}}
     seats = agent_config_fields(env_config_type(environment, config.get("id", ""))())
     for name, seat in seats.items():

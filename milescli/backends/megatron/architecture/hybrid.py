@@ -1,6 +1,6 @@
-"""Megatron's MambaModel, for models whose layers have one part each (Nemotron-H): its stack of
-layers with the parts of this room, any split into pipeline stages, and recomputation, which
-Megatron's own stack has not. Called by `model`."""
+"""Megatron's MambaModel, for models whose layers have one part each (Nemotron-H): its layer stack
+with the parts of this room, any split into pipeline stages, and recomputation, which Megatron's own
+stack lacks. Called by `model`."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class HybridStack(MambaStack):
     def forward(
         self, hidden_states, attention_mask, *, packed_seq_params, **_: object
     ) -> torch.Tensor:
-        """Called by MambaModel. `hidden_states` is [S (/ tp), 1, hidden_size], or None after the
-        first stage."""
+        """Run the layers; MambaModel calls this. `hidden_states` is [S (/ tp), 1, hidden_size], or
+        None after the first stage."""
         if not self.pre_process:
             hidden_states = self.input_tensor
 

@@ -171,8 +171,8 @@ class _LayerPairs:
         dropout: float,
     ) -> None:
         """Attach pairs to the layer of `weight`; `entries` are A and B of each of its adapted
-        matrices. `around` is the module that holds what all experts share, for an expert's
-        layer."""
+        matrices. For an expert's layer, `around` is the module that holds the pairs that all
+        experts share."""
         self._entries, self._mesh = entries, mesh
         self._scaling, self._dropout = scaling, dropout
         base, rule = weight.parameter, weight.entry.rule
@@ -204,9 +204,9 @@ class _LayerPairs:
         module.register_forward_hook(self._add)
 
     def _parameter(self, entry: Entry, base: torch.Tensor) -> torch.nn.Parameter:
-        """Marked as Megatron marks the layer's weight, which is like it but for its size; what all
-        experts share, of any rank, is marked as their router is: its gradient is summed over all
-        ranks that have tokens of their own."""
+        """Create a matrix with the attributes that Megatron sets on the layer's weight. A matrix
+        that all experts of all ranks share gets those of the router instead: its gradient is summed
+        over all ranks with tokens of their own."""
         shape, sharding = list(_size(entry)), entry.rule.sharding
         count, _ = cut(sharding, self._mesh)
         shape[sharding.dim] //= count
@@ -246,13 +246,13 @@ class _LayerPairs:
             matrix.copy_(_own_part(whole, entry, self._mesh))
 
     def _add(self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        """A forward hook of the layer."""
+        """Add the adapter's output to the layer's; a forward hook."""
         if not isinstance(output, tuple):
             return output + self._delta(inputs[0])
         return (output[0] + self._delta(inputs[0]), *output[1:])
 
     def _delta(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out], what is added, cut as the layer's output is."""
+        """Return what is added, [..., in] -> [..., out], sharded as the layer's output is."""
         if self._dropout and torch.is_grad_enabled():  # what is only scored is scored whole
             x = F.dropout(x, self._dropout)
         firsts, second = self._matrices[A], self._fused(self._matrices[B])
@@ -284,8 +284,8 @@ class _LayerPairs:
         return product(between, second)
 
     def _fused(self, seconds: list[torch.Tensor]) -> torch.Tensor:
-        """The Bs [out_i, r] -> [out, r of all pairs]: each has columns of its own, zero at the rows
-        of other matrices, in the order of the fused matrix."""
+        """Join the Bs [out_i, r] into [out, r of all pairs], with rows in the fused matrix's order:
+        each has its own columns, and zeros at the rows of the other matrices."""
         if self._rows is None:
             return seconds[0]
         parts, at = [], 0
@@ -306,15 +306,16 @@ class _Rows:
     """Locates the rows of the parts of a fused matrix."""
 
     lengths: Sequence[int]
-    """[parts] rows of each."""
+    """[parts] number of rows of each part."""
     order: torch.Tensor
-    """[rows of all] for each row of the fused matrix its place among the rows of the parts, laid
-    one after the other."""
+    """[rows of all parts] for each row of the fused matrix, its index among the rows of the
+    concatenated parts."""
 
 
 @lru_cache(maxsize=256)
 def _rows_of(rule: Rule, facts: ModelFacts, size: int, device: torch.device) -> _Rows | None:
-    """None: the matrix is one part, as it is. `size`: ranks that share it. By fusing numbers."""
+    """Return the rows of each part, found by fusing row numbers; None if the matrix is a single
+    part. `size`: number of ranks that share the matrix."""
     shapes = [list(shape) for shape in rule.shapes(facts)]
     for shape in shapes:
         if rule.sharding.axis != "none":
@@ -336,13 +337,13 @@ def _rows_of(rule: Rule, facts: ModelFacts, size: int, device: torch.device) -> 
 
 
 def _own_part(whole: torch.Tensor, entry: Entry, mesh: Mesh) -> torch.Tensor:
-    """That this rank holds."""
+    """Return this rank's shard of a whole tensor."""
     count, number = cut(entry.rule.sharding, mesh)
     return whole.chunk(count, dim=entry.rule.sharding.dim)[number]
 
 
 def _size(entry: Entry) -> tuple[int, ...]:
-    """[rows, columns] of the whole matrix."""
+    """Return [rows, columns] of the whole matrix."""
     return entry.shapes[0][-2:]
 
 
@@ -351,8 +352,8 @@ def _is(entry: Entry, which: str) -> bool:
 
 
 def _let_gradients_through(model: GPTModel) -> None:
-    """Where nothing before a layer is trained, what it is given needs a gradient all the same:
-    recomputation differentiates by its inputs alone."""
+    """Let the embedding's output require a gradient. Recomputation differentiates with respect to
+    its inputs alone, and nothing before the first adapted layer is trained."""
     embedding = getattr(model, "embedding", None)
     if embedding is not None:
         embedding.register_forward_hook(

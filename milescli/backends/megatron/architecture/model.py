@@ -152,7 +152,7 @@ def _layout_options(
 
 
 def _uneven_stages(sizes: tuple[int, ...], facts: ModelFacts) -> list[list[str]]:
-    """In the words of Megatron."""
+    """Return an uneven split into stages as Megatron's config describes it."""
     stages = [["decoder"] * size for size in sizes]
     stages[0].insert(0, "embedding")
     stages[-1] += ["mtp"] * (facts.num_mtp_layers * facts.trains_mtp)

@@ -88,7 +88,7 @@ class QuantisedLayers:
         return _Straight.apply(x, rounded)
 
     def _rounded_now(self, layer: _Layer) -> torch.Tensor:
-        """Rounded once for all microbatches between two changes of the weights."""
+        """Return the rounded weight, computed once for all microbatches between two changes."""
         made_of = (last_change(), layer.parameter.data_ptr())
         if layer.rounded is None or layer.made_of != made_of:
             layer.rounded, layer.made_of = self._rounded(layer), made_of
@@ -111,7 +111,7 @@ class QuantisedLayers:
         return rule.fuse(rule.to_parts(rounded, entry.facts), entry.facts)
 
     def _over_ranks(self, largest: torch.Tensor, entry: Entry) -> torch.Tensor:
-        """The maximum over the ranks that share the entry."""
+        """Return the maximum over the ranks that share the entry."""
         if cut(entry.rule.sharding, self._mesh)[0] > 1:
             group = self._mesh.etp_group if entry.rule.is_per_expert else self._mesh.tp_group
             dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
@@ -125,7 +125,7 @@ class _Layer:
     module: torch.nn.Module
     weight: LocalWeight
     entry: Entry
-    """In the form in which quantised folders store it."""
+    """Its entry in the form in which quantised folders store it."""
     rounded: torch.Tensor | None = None
     made_of: tuple[int, int] | None = None
     """(number of the last change, address) of the weights that were rounded."""
@@ -181,8 +181,8 @@ class _Straight(torch.autograd.Function):
 
 
 class PolicyFormats:
-    """Applies the number formats of a plan to the policy: the trainer's to its layers, the engines'
-    to what they are sent."""
+    """Applies the number formats of a plan to the policy: the trainer's format to its layers, the
+    engines' to the weights that they are sent."""
 
     def __init__(self, table: WeightTable, plan: Plan, recipe: Recipe, *, folder: Path) -> None:
         """`table` is the policy's, `folder` the model's. Raises FitError if a format applies to
@@ -190,10 +190,10 @@ class PolicyFormats:
         self._config = read_config(folder)
         self._single = with_single_experts(table)
         self.table = self._single if plan.engine_format else table
-        """Of what engines are sent."""
+        """Table of the weights that engines are sent."""
         self._plan = plan
         self._frozen = recipe.train.lora.is_on
-        """The weights were rounded once and for all."""
+        """True if the weights were rounded once and for all."""
         layouts, exempt = (plan.trainer, plan.engines), recipe.train.exempt
         self._of_trainer = quantised(table, plan.trainer_format, layouts, exempt)
         self._of_engines = (
@@ -236,7 +236,7 @@ class PolicyFormats:
         return {name: (rows, columns) for name, each in choices.items() if each.form is not None}
 
     def _sent(self) -> tuple[Scheme | None, Mapping[str, Choice]]:
-        """In what form engines are sent which weights."""
+        """Return the format in which each weight is sent to the engines."""
         trainer, engines = self._plan.trainer_format, self._plan.engine_format
         if engines is not None:
             return scheme_of(engines, self._config), self._of_engines

@@ -1,5 +1,5 @@
-"""What each layer of a model is made of: Megatron's layer spec, from the facts of that layer.
-Called by `model`."""
+"""Builds Megatron's layer spec of each layer of a model, from the facts of that layer. Called by
+`model`."""
 
 from __future__ import annotations
 

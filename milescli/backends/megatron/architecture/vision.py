@@ -1,7 +1,7 @@
 """GPTModel of Megatron-Core behind a vision tower: transformers' module turns images into features,
-which take the places of the image tokens' embeddings. Of Qwen3-VL, features of the tower's inner
-layers are added behind the decoder's first layers, too (deepstack). The tower is whole on every
-rank of the first pipeline stage. Called by `model`."""
+which replace the embeddings of the image tokens. For Qwen3-VL, features of the tower's inner layers
+are also added after the first decoder layers (deepstack). Every rank of the first pipeline stage
+holds the whole tower. Called by `model`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ _TOWERS = {
 def build_tower(
     vision: Vision, *, dtype: torch.dtype, device: torch.device, recomputes: bool
 ) -> torch.nn.Module:
-    """Build the tower; its weights are undefined until they are loaded, and those that `vision`
-    does not train are frozen. With `recomputes`, trained blocks are computed again in the backward
-    pass."""
+    """Build the tower. Its weights are undefined until they are loaded; those that `vision` does
+    not train are frozen. With `recomputes`, trained blocks are recomputed in the backward pass."""
     family, name = _TOWERS[vision.tower]
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     kind = getattr(module, name)
@@ -53,7 +52,7 @@ def build_tower(
 
 
 class SquareTower(torch.nn.Module):
-    """Gemma 3's tower and projector, called as the towers of the Qwen line are."""
+    """Gives Gemma 3's tower and projector the interface of the towers of the Qwen line."""
 
     def __init__(self, tower: torch.nn.Module, vision: Vision) -> None:
         """`tower` is a SiglipVisionModel."""
@@ -72,7 +71,7 @@ class SquareTower(torch.nn.Module):
         self._patch_shape = vision.patch_shape
 
     def forward(self, patches: torch.Tensor, *, grid_thw: torch.Tensor, return_dict: bool):
-        """Called by VisionGpt with [patches, numbers of a patch] of whole images."""
+        """Compute features of [patches, numbers of a patch]; VisionGpt calls this."""
         channels, _, high, wide = self._patch_shape
         _, rows, columns = grid_thw[0].tolist()
         pixels = patches.view(-1, rows, columns, channels, high, wide)
@@ -82,12 +81,12 @@ class SquareTower(torch.nn.Module):
 
 
 class DeepstackLayer(TransformerLayer):
-    """Adds this layer's part of the tower's inner features to its output. They come as the block's
-    `context` [layers, S, 1, hidden_size], which Megatron hands from layer to layer, and knows as an
-    input of a layer that it computes again."""
+    """Adds this layer's part of the tower's inner features to its output. The features are the
+    block's `context` [layers, S, 1, hidden_size], which Megatron passes from layer to layer and
+    treats as an input when it recomputes a layer."""
 
     def forward(self, hidden_states, context=None, **others):
-        """Called by Megatron."""
+        """Run the layer and add its features; Megatron calls this."""
         hidden_states, context = super().forward(
             hidden_states=hidden_states, context=context, **others
         )
@@ -97,8 +96,7 @@ class DeepstackLayer(TransformerLayer):
 
 
 def adapt(spec: ModuleSpec, facts: ModelFacts) -> ModuleSpec:
-    """Return the spec of a layer that takes features of the tower's inner layers, if the model has
-    such."""
+    """Make the spec of a layer take features of the tower's inner layers, if the model has them."""
     if facts.vision is not None and facts.vision.deepstack:
         spec.module = DeepstackLayer
     return spec
@@ -108,8 +106,7 @@ class VisionGpt(ScaledEmbeddings):
     """The first stage of a vision-language model. Its `vision` is the tower."""
 
     def __init__(self, *, vision: Vision, scale: float | None = None, **options) -> None:
-        """`scale` multiplies the embeddings of text; features of images are as the tower gives
-        them."""
+        """`scale` multiplies the embeddings of text; features of images are not scaled."""
         super().__init__(scale=scale, **options)
         config = self.config
         device = torch.device("cpu" if config.use_cpu_initialization else "cuda")
@@ -146,8 +143,8 @@ class VisionGpt(ScaledEmbeddings):
         )
 
     def _features(self, images: RowImages) -> list[torch.Tensor]:
-        """[image tokens of the row, hidden_size] for the embeddings and for each layer behind which
-        some are added. A frozen tower computes each image once a step."""
+        """Return [image tokens of the row, hidden_size] for the embeddings, and for each decoder
+        layer with deepstack features. A frozen tower processes each image once per step."""
         if not self._is_frozen:
             return self._computed(images, list(images.grids))
         known = images.step.features.setdefault(id(self), {})

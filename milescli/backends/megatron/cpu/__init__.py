@@ -1,2 +1,2 @@
-"""Forms of a layer's parts that a CPU computes faster: few passes over the memory, and matrix
-products by oneDNN. Nothing here runs on an accelerator."""
+"""Implementations of a layer's parts that are faster on a CPU: few passes over the memory, and
+matrix products by oneDNN. Nothing here runs on an accelerator."""

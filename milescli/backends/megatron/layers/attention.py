@@ -58,7 +58,7 @@ class Grid:
     shape: tuple[int, int, int]
     """(N, Q, K)"""
     is_causal: bool
-    """Query i sees the keys up to i: no context parallelism."""
+    """True if query i sees the keys up to i: no context parallelism."""
     mask: torch.Tensor | None
     """[N, 1, Q, K] bool, True where a query sees a key, if it is not plainly causal; on a CPU only,
     whose kernel takes one."""
@@ -123,8 +123,7 @@ class PackedRow(PackedSeqParams):
     indexer_loss: RowLoss | None = None
     """In an update that trains the indexers of sparse attention."""
     tokens: torch.Tensor | None = None
-    """[S] int64 ids of the tokens, for layers that choose experts by them; None where there are
-    none."""
+    """[S] int64 token ids, for layers that choose experts by them; None if there are none."""
 
 
 def pack_row(
@@ -178,7 +177,7 @@ def pack_row(
 def _angles(
     facts: ModelFacts, positions: torch.Tensor, *, device: torch.device
 ) -> dict[str, Angles]:
-    """One set per kind of layer that attends."""
+    """Return one set of angles per kind of layer that attends."""
     if facts.compressed is not None:
         assert facts.rope is not None and facts.rope_sliding is not None
         return {
@@ -210,7 +209,7 @@ def _angles(
 
 
 def _group_lengths(lengths: np.ndarray) -> list[np.ndarray]:
-    """Sequence numbers by grid: alike in length, ascending within a grid."""
+    """Group sequence numbers by grid: alike in length, ascending within a grid."""
     order = np.argsort(-lengths, kind="stable")
     groups: list[list[int]] = []
     longest = 0
@@ -448,7 +447,7 @@ class PackedAttention(MegatronModule):
         return row.queries.empty(out).flatten(1)
 
     def _is_plain(self, query, value, longest: int) -> bool:
-        """Whether a position sees all before it, with no more than a softmax."""
+        """Return True if a position sees all before it, with a plain softmax."""
         windowed = 0 < self.window < longest
         more = self.softmax_offset is not None or self.softcap
         return not (windowed or more or query.shape[-1] != value.shape[-1])

@@ -34,7 +34,7 @@ from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.models.facts import ModelFacts
 
 _QUERIES = 128
-"""Queries that are computed at once."""
+"""Queries that are computed at a time."""
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
@@ -57,7 +57,7 @@ def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> ModuleSpec:
 
 
 class HashRouter(Router):
-    """Sends a token to the experts of its row in a table; the scores only weigh them. There is
+    """Sends each token to the experts in its row of a table; the scores only weight them. There is
     nothing to replay."""
 
     def __init__(self, config, pg_collection=None, *, facts: ModelFacts) -> None:
@@ -78,7 +78,7 @@ class HashRouter(Router):
 
 
 class CompressedLayer(HyperLayer):
-    """Tells a HashRouter the tokens of the row."""
+    """Passes the row's tokens to a HashRouter."""
 
     def forward(self, hidden_states, attention_mask=None, context=None, **options):
         """Return the streams and `context`. Called by Megatron."""
@@ -252,7 +252,7 @@ class EntryBlock:
     num_window: int
     window: int
     rate: int
-    """0: there are no entries."""
+    """Positions per entry; 0: there are no entries."""
     chosen: torch.Tensor | None
     """[N, 1, 1, Q, entries] bool, or None for all that are complete."""
 

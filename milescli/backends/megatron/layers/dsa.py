@@ -1,9 +1,9 @@
 """Sparse attention of DeepSeek-V3.2 (DSA) over packed rows: an indexer scores every position before
-a query's, and the attention looks at the best `topk`. Names are those of Megatron's experimental
-module, which computes no packed rows. Used by `mla`.
+a query's, and the query attends to the best `topk`. Names are those of Megatron's experimental
+module, which does not support packed rows. Used by `mla`.
 
-The choice has no gradient, so the indexer stays as it was loaded, unless `model.indexer` trains it
-by the loss of `indexer_loss`."""
+The choice has no gradient, so the indexer stays as loaded, unless `model.indexer` trains it with
+the loss of `indexer_loss`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec | None:
 
 
 class SparseAttention(PackedAttention):
-    """Attends to the positions that its indexer, or that of an earlier layer, chose."""
+    """Attends to the positions that its own indexer, or that of an earlier layer, chose."""
 
     def __init__(
         self, *args, facts: ModelFacts, layer: int, chooser: int, num_sharing: int, **options
@@ -93,8 +93,8 @@ class SparseAttention(PackedAttention):
         packed_seq_params: PackedRow | None = None,
         **options,
     ):
-        """Called by Megatron. `x` are hidden states, `qr` the queries' latent, both in this rank's
-        part."""
+        """Choose positions and attend; Megatron calls this. `x` are hidden states, `qr` the
+        queries' latent, both in this rank's part."""
         row = packed_seq_params
         assert isinstance(row, PackedRow), "this attention computes packed rows only"
         loss = row.indexer_loss if self.trains_indexer else None
@@ -129,9 +129,9 @@ class SparseAttention(PackedAttention):
         row: PackedRow,
         scores: list[Scores],
     ) -> list[torch.Tensor]:
-        """The gradients of the scores: of an indexer that chooses for several layers, the mean over
-        these. Those of a layer without an indexer are kept for the layer that has it, whose
-        backward pass comes later. query, key [S, heads, d]."""
+        """Return the gradients of the scores. If an indexer chooses for several layers, the
+        gradient is the mean over them. A layer without an indexer stores its own for the layer that
+        has it, whose backward pass comes later. query, key [S, heads, d]."""
         loss = row.indexer_loss
         assert loss is not None and row.queries is not None
         shares = loss.shares / self.num_sharing
@@ -165,7 +165,7 @@ class SparseAttention(PackedAttention):
         number: int,
         at: slice,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of queries and keys [N, Q, heads, d], as `Lesson.attention`."""
+        """Compute `Lesson.attention` from queries and keys [N, Q, heads, d]."""
         seen = slice(0, at.stop)
         if chosen is None:
             visible = torch.ones(at.stop - at.start, at.stop, dtype=torch.bool, device=query.device)
@@ -221,7 +221,7 @@ class LightningIndexer(torch.nn.Module):
                 weight.sequence_parallel = self.scattered
 
     def forward(self, x: torch.Tensor, qr: torch.Tensor, row: PackedRow) -> list[Scores]:
-        """Return what scores the positions of each grid, from x [S, 1, hidden] and qr [S, 1,
+        """Return the inputs of each grid's scores, from x [S, 1, hidden] and qr [S, 1,
         q_lora_rank]."""
         sizes, angles = (
             self.sizes,
@@ -255,13 +255,13 @@ class LightningIndexer(torch.nn.Module):
         }
 
     def _rotate(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
-        """x [S, heads, head_dim]; its first dims turn."""
+        """Apply rotary embeddings to the first dims of x [S, heads, head_dim]."""
         turned, plain = x.split([self.rotated, self.sizes.head_dim - self.rotated], dim=-1)
         return torch.cat([rotate(turned, angles), plain], dim=-1)
 
 
 def _by_grid(filled: Sequence[torch.Tensor], row: PackedRow) -> list[tuple[torch.Tensor, ...]]:
-    """[cells, ...] of each -> for each grid [N, Q, ...] of all of them."""
+    """Split tensors [cells, ...] by grid: for each grid, [N, Q, ...] of all of them."""
     sizes = [grid.shape[0] * grid.shape[1] for grid in row.grids]
     by_grid = zip(*(part.split(sizes) for part in filled), strict=True)
     return [
@@ -278,9 +278,9 @@ def _choose(
     lengths: list[int],
     sizes: Sizes,
 ) -> torch.Tensor:
-    """[N, Q, heads, d], [N, Q, d], [N, Q, heads] -> [N, 1, Q, Q] bool. One sequence at a time: the
-    scores of all heads are held, and what is chosen among equals must not depend on the sequences
-    beside it."""
+    """Choose positions, [N, Q, heads, d], [N, Q, d], [N, Q, heads] -> [N, 1, Q, Q] bool, one
+    sequence at a time: that bounds the memory for the scores of all heads, and the choice among
+    equal scores must not depend on the other sequences."""
     longest = query.shape[1]
     causal = torch.ones(longest, longest, dtype=torch.bool, device=query.device).tril()
     visible = causal.repeat(len(query), 1, 1, 1)

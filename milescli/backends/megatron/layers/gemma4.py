@@ -96,7 +96,7 @@ class ValueNormAttention(SelfAttention):
 
 
 def _of_rows(linear, rows: int):
-    """Builds a linear layer with so many rows in place of those that Megatron asks for."""
+    """Build a linear layer with this number of rows in place of those that Megatron asks for."""
     return lambda inputs, outputs, **options: linear(inputs, rows, **options)
 
 

@@ -16,7 +16,7 @@ from milescli.models.costs import groups_experts
 from milescli.platform import exact
 
 ALIGNMENT_BYTES = 16
-"""PyTorch's `grouped_mm` accepts only rows whose length is a multiple of it."""
+"""PyTorch's `grouped_mm` only accepts rows whose length is a multiple of this."""
 
 
 class GroupedExperts(SequentialMLP):

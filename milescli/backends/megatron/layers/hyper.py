@@ -84,8 +84,8 @@ class HyperConnection(_Mixer):
 def put(
     output: torch.Tensor, given: torch.Tensor, mixing: torch.Tensor, *, streams: torch.Tensor
 ) -> torch.Tensor:
-    """Return the streams after a part, from its output [S, 1, hidden] and what HyperConnection gave
-    for them."""
+    """Return the streams after a part of the layer, from its output [S, 1, hidden] and the two
+    tensors that HyperConnection returned for `put`."""
     n, dtype = given.shape[-1], streams.dtype
     kept = mixing.to(dtype).transpose(-1, -2) @ streams.unflatten(-1, (n, -1))
     return (given.to(dtype)[..., None] * output[..., None, :] + kept).flatten(-2)
@@ -99,7 +99,7 @@ class HyperHead(_Mixer):
         super().__init__(config, facts, outputs=facts.hyper.num_streams, scales=1)
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """[S, 1, n * hidden] -> [S, 1, hidden]"""
+        """Return the weighted sum of the streams, [S, 1, n * hidden] -> [S, 1, hidden]."""
         weights = torch.sigmoid(self._weights(streams) * self.scale + self.base) + self.sizes.eps
         return self._sum(weights, streams)
 
@@ -108,8 +108,8 @@ class HyperLayer(TransformerLayer):
     """Implements Megatron's layer with hyper-connections in place of its two residual sums."""
 
     def __init__(self, config, submodules, *args, facts: ModelFacts, layer: int, **options) -> None:
-        """Called by Megatron. `layer` counts from 0 over all stages; the first one is given the
-        embedding and begins the streams with it."""
+        """Called by Megatron. `layer` counts from 0 over all stages; layer 0 gets the embedding and
+        copies it to all streams."""
         super().__init__(config, submodules, *args, **options)
         assert facts.hyper is not None, facts.family
         self._copies = facts.hyper.num_streams if layer == 0 else 1

@@ -25,14 +25,14 @@ class RowLoss:
     """Holds a packed row's part of the loss of one update."""
 
     shares: torch.Tensor
-    """[S] float32, of each position in the mean over the update; 0.0 at padding."""
+    """[S] float32, weight of each position in the mean over the update; 0.0 at padding."""
     total: torch.Tensor
     """Float64 scalar: the row's part of the mean, summed over this rank's indexers as the backward
     pass goes on; in nats."""
     scores: dict[int, list[Scores]] = field(default_factory=dict)
-    """Without gradient, of the layers whose choice others share, one for each grid."""
+    """Scores without gradient, of the layers whose choice others share, one for each grid."""
     gradients: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """Of `scores`, from the layers behind that share the choice."""
+    """Gradients of `scores`, from the later layers that share the choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Lesson:
     positions or entries to choose from."""
 
     shares: torch.Tensor
-    """[N, Q] float32, of each query in the mean; 0.0 where it is not real."""
+    """[N, Q] float32, weight of each query in the mean; 0.0 at padding."""
     num_heads: int
-    """Heads of the attention on this rank."""
+    """Number of the attention's heads on this rank."""
     lengths: Sequence[int]
     """[N] queries of each sequence."""
     attention: Callable[[int, slice], tuple[torch.Tensor, torch.Tensor]]

@@ -1,6 +1,6 @@
 """Mamba-2 (arXiv 2405.21060) in plain PyTorch for Megatron's layer spec, over a row of packed
-sequences. The parameters, their cut by tensor parallelism and their names in checkpoints are those
-of Megatron's MambaMixer, which cannot be built without CUDA kernels."""
+sequences. The parameters, their tensor-parallel split and their names in checkpoints are those of
+Megatron's MambaMixer, which cannot be built without CUDA kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.backends.megatron.layers.norm import RmsNorm
 from milescli.models.facts import Mamba, ModelFacts
 
 _CHUNK = 64
-"""Positions that are computed as a matrix; between chunks runs the recurrence."""
+"""Positions that are computed by one matrix product; the recurrence runs between chunks."""
 
 
 def convolve(
@@ -98,8 +98,8 @@ def _from_before(
     *,
     sequence: torch.Tensor,
 ) -> torch.Tensor:
-    """What the positions of each chunk get from the chunks before. Shapes as in `scan` after its
-    rearrangement."""
+    """Return the contribution of the earlier chunks to the positions of each chunk. Shapes as in
+    `scan` after its rearrangement."""
     last = sequence[:, -1:]
     to_end = _exp(total[..., -1:] - total, where=(sequence == last)[:, None, None])  # C G R Q
     added = b.transpose(-1, -2)[:, :, None] @ (x * to_end[..., None])  # C G R N P
@@ -114,8 +114,8 @@ def _from_before(
 
 
 def _exp(exponent: torch.Tensor, *, where: torch.Tensor) -> torch.Tensor:
-    """float32, 0 elsewhere: there the exponent may be so large that its exponential is infinite,
-    and its gradient no number."""
+    """Return exp(exponent) in float32, and 0 outside of `where`: there the exponent may be so large
+    that its exponential is infinite and its gradient NaN."""
     return exponent.float().masked_fill(~where, float("-inf")).exp()
 
 
@@ -206,7 +206,7 @@ class PackedMamba(MegatronModule):
     def forward(
         self, hidden_states, inference_context=None, *, packed_seq_params: PackedRow | None = None
     ):
-        """Called by Megatron. Returns (output, no bias)."""
+        """Run the mixer; Megatron calls this. Returns (output, None) because it has no bias."""
         assert isinstance(packed_seq_params, PackedRow), "this mixer computes packed rows only"
         starts = packed_seq_params.cu_seqlens_q_padded
         projected, _ = self.in_proj(hidden_states)

@@ -250,8 +250,8 @@ class CheckpointIO:
     def _whole_weights(
         self, described: dict[str, ShardedBase], stored: Collection[str]
     ) -> Iterator[ShardedTensor]:
-        """All weights of this rank that are trained. Float32 ones come from the copies that a
-        bfloat16 run keeps, where that wrote the checkpoint."""
+        """Yield all trained weights of this rank. If a bfloat16 run wrote the checkpoint with its
+        float32 copies, float32 weights come from those."""
         rest = _untrained(described)
         for name in (name for name in described if name not in rest):
             weight = described[name].data
@@ -267,9 +267,8 @@ class CheckpointIO:
     def _own_pieces(
         self, described: dict[str, ShardedBase], stored: Collection[str] | None = None
     ) -> Iterator[ShardedTensor]:
-        """Of the ranges of parameters that this data-parallel rank updates: what the optimizer
-        remembers and, where they are saved, the weights. `stored`: keys of a checkpoint that is
-        loaded."""
+        """Yield the pieces of the parameter ranges that this data-parallel rank updates: optimizer
+        states and, if they are saved, weights. `stored`: keys of a checkpoint that is loaded."""
         of_parameter = {base.data: base for base in described.values()}
         for inner in inner_optimizers(self._optimizer):
             for parameter in inner.model_param_gbuf_map:
@@ -297,7 +296,7 @@ class CheckpointIO:
 
 
 def _untrained(described: dict[str, ShardedBase]) -> dict[str, ShardedBase]:
-    """Weights that are frozen, buffers, and what is no tensor."""
+    """Return frozen weights, buffers, and everything that is not a tensor."""
     return {
         name: base
         for name, base in described.items()
@@ -339,8 +338,8 @@ def num_updates(optimizer: MegatronOptimizer) -> int:
 
 
 def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
-    """By rank 0; where it cannot, all ranks raise CheckpointError. `adapters`: that are saved
-    there."""
+    """Create the folder on rank 0; if it cannot, all ranks raise CheckpointError. `adapters`: to
+    save in it."""
     failure: list[str | None] = [None]
     if dist.get_rank() == 0:
         try:
@@ -355,15 +354,16 @@ def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
 
 
 def _rng_of_rank_zero() -> torch.Tensor:
-    """Nothing in training draws on the host generator at random between ranks, so one state serves
-    all layouts."""
+    """Return rank 0's random state, which serves all layouts: in training, no rank draws from the
+    host generator differently than the others."""
     holder = [torch.get_rng_state()]
     dist.broadcast_object_list(holder, src=0)
     return holder[0]
 
 
 def _largest(number: int, device: torch.device) -> int:
-    """Over all ranks: one that holds no part of any parameter counts none."""
+    """Return the largest value over all ranks; a rank without any part of a parameter counts as
+    0."""
     holder = torch.tensor([number], device=device)
     dist.all_reduce(holder, op=dist.ReduceOp.MAX)
     return int(holder)

@@ -104,7 +104,7 @@ def bundles_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def _units(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Entries that make up the same disk tensors."""
+    """Group entries that make up the same disk tensors."""
     for _, unit in groupby(entries, key=lambda entry: entry.hf):
         yield list(unit)
 
@@ -190,7 +190,7 @@ def _gather_stage(
     mesh: Mesh,
     dtype: torch.dtype,
 ) -> Parts:
-    """Whole parts of entries of this rank's own stage."""
+    """Return whole parts of the entries of this rank's own stage."""
     dense = [entry for entry in entries if entry.expert is None]
     whole = _merge(dense, mine, group=mesh.tp_group, size=mesh.layout.tp, table=table)
     experts = [entry for entry in entries if entry.expert is not None]
@@ -227,7 +227,7 @@ def _merge(
     size: int,
     table: WeightTable,
 ) -> Parts:
-    """Parts of tensor-parallel ranks -> whole parts."""
+    """Join the parts of tensor-parallel ranks to whole parts."""
     parts: Parts = {}
     for entry in entries:
         split = entry.rule.split(mine[entry.megatron].parameter.detach(), entry.facts)
@@ -281,7 +281,7 @@ def _broadcast(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Parts:
-    """Whole parts of `entries` from rank `source` of the group, which has them, to the others."""
+    """Send whole parts of `entries` from rank `source` of the group to the others."""
     shapes = {
         (entry.megatron, index): shape
         for entry in entries

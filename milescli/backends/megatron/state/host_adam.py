@@ -74,7 +74,7 @@ class _OnHost(DistributedOptimizer):
     optimizer: HostAdamW
 
     def _copy_main_params_to_model_params(self) -> None:
-        """HostAdamW has done so."""
+        """Do nothing: HostAdamW has copied them already."""
 
     def _copy_model_params_to_main_params(self, state_dict: object = None) -> None:
         assert state_dict is None, "weights come from the model"

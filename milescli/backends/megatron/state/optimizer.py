@@ -129,8 +129,8 @@ def fuse(optimizer: MegatronOptimizer) -> None:
 
 
 def _groups(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
-    """Megatron's own groups of parameters, but those apart that are in float32 while the model is
-    not: it loses track of which is which in a group of both."""
+    """Return Megatron's own parameter groups, but with float32 parameters in separate groups if the
+    model is not float32: Megatron confuses them in a mixed group."""
     apart = ParamPredicate(
         name="float32", fn=lambda parameter: config.bf16 and parameter.dtype is torch.float32
     )

@@ -1,7 +1,7 @@
-"""Writing the sharded part of a `torch_dist` checkpoint from a thread, out of the memory in which
-the model is trained: whoever changes that calls `release_state` first. Megatron's own writer forks
+"""Writes the sharded part of a `torch_dist` checkpoint from a thread, directly from the memory in
+which the model is trained: call `release_state` before you change it. Megatron's own writer forks
 processes and keeps a manager process alive, which would outlive a killed trainer rank, and torch's
-holds a copy of every tensor until the last one is written; the files are the same."""
+writer holds a copy of every tensor until the last one is written. The files are the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from milescli.checkpoint.torch_dist.framing import make_framing
 from milescli.core.errors import WaitTimeout
 
 _WRITING_FAILED = (OSError, RuntimeError)
-"""A full disk is a RuntimeError in torch's zip files."""
+"""torch's zip files raise RuntimeError if the disk is full."""
 _reading: list[BackgroundSave] = []
 """Saves of this process that still read the memory in which a model is trained."""
 _changes = count()
@@ -56,19 +56,19 @@ def release_state() -> None:
 
 
 def last_change() -> int:
-    """Return a number that differs after each `release_state`: what was derived from weights under
+    """Return a number that changes with each `release_state`: what was derived from weights under
     another number is out of date."""
     return _last[0]
 
 
 class _CommonPart(TorchCommonSaveStrategy):
-    """Writes what is not a tensor, on rank 0 alone. If that fails, it reports the error when all
-    ranks report, since the others already wait for it in a collective."""
+    """Writes everything that is not a tensor, on rank 0 alone. A failure is stored and reported
+    when all ranks report, because the other ranks already wait for rank 0 in a collective."""
 
     failure: BaseException | None = None
 
     def save_common(self, common_state_dict, checkpoint_dir) -> None:
-        """Called by Megatron on every rank."""
+        """Write the common part, and store any failure; Megatron calls this on every rank."""
         self.failure = None
         try:
             super().save_common(common_state_dict, checkpoint_dir)
@@ -102,7 +102,7 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         return True
 
     def async_save(self, sharded_state_dict, checkpoint_dir) -> AsyncRequest:
-        """Agree on the plan and start the thread. Called by Megatron."""
+        """Agree on the plan and start the thread; Megatron calls this."""
         self._folder, self._failure = Path(checkpoint_dir), _COMMON_PART.failure
         flat, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
         tensors = [x for x in chain.from_iterable(flat.values()) if isinstance(x, ShardedTensor)]
@@ -158,14 +158,14 @@ class BackgroundSave(AsyncSaveShardedStrategy):
             _reading.remove(self)
 
     def wait_until_read(self) -> None:
-        """Wait until the system has all that this rank writes, though not yet on disk. Raises
-        WaitTimeout."""
+        """Wait until this rank has handed all its data to the operating system, though it may not
+        be on disk yet. Raises WaitTimeout."""
         if not self._read.wait(timeout=self._timeout_s):
             raise self._late()
 
     @property
     def is_written(self) -> bool:
-        """Return True if this rank's files are on disk, or never will be."""
+        """Return True if this rank's files are on disk, or writing them has failed."""
         return self._thread is not None and not self._thread.is_alive()
 
     def wait(self) -> None:
@@ -207,15 +207,15 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         return {name: digest for _, sha256 in gathered for name, digest in sha256.items()}
 
     def _raise_together(self, failures: list[object], own: BaseException | None) -> None:
-        """`failures` [rank]: a text for a rank that failed."""
+        """Raise the first failure on every rank. `failures` [rank]: a text if that rank failed."""
         for rank, text in enumerate(failures):
             if isinstance(text, str):
                 raise not_written(self._folder, f"trainer rank {rank}: {text}") from own
 
 
 def _framed(item: WriteItem, data) -> Iterator[memoryview | bytes]:
-    """The bytes of an item: as they are, or a tensor as torch.save frames it. What is on an
-    accelerator is in host memory while it is written."""
+    """Yield the bytes of an item: as they are, or a tensor in torch.save's framing. A tensor on an
+    accelerator is copied to host memory while it is written."""
     if item.type is WriteItemType.BYTE_IO:
         yield data.getbuffer()
         return
@@ -228,8 +228,8 @@ def _framed(item: WriteItem, data) -> Iterator[memoryview | bytes]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Its first line; torch says of a full disk that a position is unexpected, and the system's own
-    word is the error that this one follows."""
+    """Return the first line of the underlying OSError, if there is one: for a full disk torch only
+    reports an unexpected position."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
@@ -238,8 +238,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _agree(planner: MCoreSavePlanner, writer: FileSystemWriter):
-    """(this rank's plan, metadata on rank 0): every rank says what it has, rank 0 names the
-    files."""
+    """Return (this rank's plan, metadata on rank 0): every rank sends its plan, and rank 0 names
+    the files."""
     rank, world = dist.get_rank(), dist.get_world_size()
     local = writer.prepare_local_plan(planner.create_local_plan())
     plans: list[object] | None = [None] * world if rank == 0 else None

@@ -50,13 +50,13 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part, and where its ranks have it."""
+    """A part, and where its ranks hold it."""
 
     entry: Entry
     index: int
-    """Of the entry's disk tensors."""
+    """Index among the entry's disk tensors."""
     held: Box
-    """What an owner holds of the tensor; the part is in it."""
+    """Box of the tensor that an owner holds; the part is in it."""
     part: Part
     senders: tuple[int, ...] = ()
     """One rank of each group."""
@@ -250,7 +250,7 @@ def _pieces_of(
     dtype: torch.dtype,
     owners: Sequence[tuple[int, ...]],
 ) -> Iterator[Piece]:
-    """The boxes of an entry's tensors, one for each cut that is not padding alone."""
+    """Yield the boxes of an entry's tensors, one for each cut that is not only padding."""
     if is_repacked(entry) and entry.row not in (None, 0):
         return  # the first row stands for the whole tensor
     for index, (name, shape) in enumerate(zip(entry.hf, entry.shapes, strict=True)):
@@ -285,7 +285,8 @@ def _sent(
     num_ranks: int,
     blocks: Mapping[str, tuple[int, int]],
 ) -> list[list[Piece]]:
-    """The pieces with their senders, cut so that each group's ranks are about equally loaded."""
+    """Return the pieces with their senders, split so that each group's ranks are about equally
+    loaded."""
     parts = [piece.part for unit in units for piece in unit]
     bound = min(least_busiest(_held_by(parts, group)) for group in groups)
     cut = [
@@ -304,7 +305,7 @@ def _sent(
 
 
 def _held_by(parts: Sequence[Part], group: Sequence[int]) -> list[Part]:
-    """The parts, owned by ranks of the group alone. Raises LookupError if one has no owner
+    """Return the parts with owners in the group alone. Raises LookupError if one has no owner
     there."""
     members = {*group}
     kept: dict[tuple[int, ...], tuple[int, ...]] = {}

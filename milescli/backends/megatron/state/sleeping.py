@@ -23,7 +23,7 @@ class Sleeper:
         self._model, self._optimizer = model, optimizer
         frozen = [each for each in model.parameters() if not each.requires_grad]
         self._frozen = FrozenSleeper(frozen)
-        """The base of an adapter, which is never published."""
+        """Base weights of an adapter, which are never published."""
         self._asleep = self._slim = False
 
     def shed(self) -> None:

@@ -43,7 +43,7 @@ class Reference:
         return self._frozen
 
     def _trained(self) -> list[torch.nn.Parameter]:
-        """What else there is, is the same in both."""
+        """Return the trained weights; all others are equal in reference and policy."""
         return [each for each in self._model.parameters() if each.requires_grad]
 
     @contextmanager
@@ -85,7 +85,7 @@ def _point(parameters: Sequence[torch.nn.Parameter], tensors: Sequence[torch.Ten
 
 
 _ALIGN = 64
-"""Each tensor begins at a multiple: any type can be viewed there."""
+"""Each tensor begins at a multiple of this, so that any type can be viewed there."""
 
 
 class Snapshot:
@@ -168,7 +168,7 @@ class Snapshot:
     def _places(
         self, section: int, tensors: Sequence[torch.Tensor]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(tensor, where it lies in the section), as a tensor of the same type and shape."""
+        """Yield (tensor, its place in the section), as a tensor of the same type and shape."""
         offset, memory = 0, self._sections[section]
         for tensor in tensors:
             size = tensor.numel() * tensor.element_size()

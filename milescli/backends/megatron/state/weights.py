@@ -36,7 +36,7 @@ class LocalWeight:
     name: str
     """Name in `model.named_parameters()`."""
     parameter: torch.Tensor
-    """Or a buffer that is saved (the router's bias)."""
+    """The parameter, or a buffer that is saved (the router's bias)."""
     entry: Entry
 
 
@@ -85,8 +85,8 @@ def silence_layers(
 
 
 def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:
-    """Megatron marks cut parameters while it initialises them, which is left out here; its gradient
-    norm counts by the marks."""
+    """Mark a sharded parameter. Megatron does that in its initialisation, which is skipped here;
+    its gradient norm depends on the marks."""
     if sharding.axis != "none" and not hasattr(parameter, "tensor_model_parallel"):
         tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, sharding.dim, 1)
 
@@ -130,7 +130,7 @@ def load_hf(
 
 
 def _read_parts(reader: Source, entry: Entry, *, mesh: Mesh) -> list[torch.Tensor]:
-    """The parts of an entry as this rank holds them."""
+    """Return the parts of an entry as this rank holds them."""
     sharding = entry.rule.sharding
     count, number = cut(sharding, mesh)
     if entry.rule.unpack is None and not entry.rule.stacked:
@@ -146,7 +146,7 @@ def _read_parts(reader: Source, entry: Entry, *, mesh: Mesh) -> list[torch.Tenso
 
 
 def _read_disk(reader: Source, entry: Entry, index: int) -> torch.Tensor:
-    """A whole disk tensor, or this expert's row of it."""
+    """Return a whole disk tensor, or this expert's row of it."""
     name, shape = entry.hf[index], entry.shapes[index]
     if entry.row is None:
         _check_shape(reader, name, expected=shape)
@@ -160,7 +160,7 @@ def _read_disk(reader: Source, entry: Entry, index: int) -> torch.Tensor:
 def _read_part(
     reader: Source, entry: Entry, index: int, *, count: int, number: int
 ) -> torch.Tensor:
-    """Part `number` of `count` of a disk tensor that is a part by itself."""
+    """Return part `number` of `count` of a disk tensor that is a part by itself."""
     name, whole, sharding = entry.hf[index], entry.shapes[index], entry.rule.sharding
     _check_shape(reader, name, expected=whole)
     if count == 1:

@@ -28,11 +28,11 @@ class Outputs:
     entropy: torch.Tensor | None = None
     """[S]"""
     candidates: torch.Tensor | None = None
-    """[S, k] log-probs of the tokens that the pass was asked about."""
+    """[S, k] log-probs of the candidate tokens of the pass."""
     scores: torch.Tensor | None = None
     """[S]"""
     next_logprobs: torch.Tensor | None = None
-    """[S] of the tokens after the targets, by an MTP layer that is trained; in training alone."""
+    """[S] log-probs of the tokens after the targets, from a trained MTP layer; only in training."""
 
     @property
     def values(self) -> torch.Tensor:
@@ -66,13 +66,13 @@ class Passes:
     vocab_size: int
     """Vocabulary of the policy: rows beyond are padding."""
     routers: replay.OwnRouters
-    """Empty without routing replay."""
+    """Routers with replayed routes; empty without routing replay."""
     recomputes: bool = False
-    """Layers are computed again in the backward pass."""
+    """True if layers are recomputed in the backward pass."""
     mtp_trains_head: bool = False
-    """The loss of an MTP layer that is trained has gradients for the output layer, too."""
+    """True if the loss of a trained MTP layer has gradients for the output layer, too."""
     counts_routes: bool = False
-    """In training: hold replayed routes against the model's own; see
+    """In training: compare replayed routes with the model's own; see
     `replay.share_that_differs`."""
 
     def score(

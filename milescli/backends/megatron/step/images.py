@@ -25,7 +25,7 @@ class StepImages:
     """PNG by hash."""
     read: ReadPatches
     features: dict[int, dict[str, Sequence[torch.Tensor]]] = field(default_factory=dict)
-    """What frozen towers say of images, by identity of the model and hash."""
+    """Features of frozen towers, by identity of the model and hash of the image."""
     _patches: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def patches(self, image: str) -> torch.Tensor:

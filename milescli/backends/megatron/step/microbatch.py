@@ -52,7 +52,7 @@ class Microbatch:
     """[S, this rank's layers with experts, topk] on the host, of the shard's type; what stands for
     padding means nothing."""
     num_tokens: int
-    """Real positions of this rank; those that sequences share are counted for each."""
+    """Number of real positions of this rank; positions that sequences share count for each."""
     images: RowImages | None = None
     """On ranks that hold a vision tower."""
 

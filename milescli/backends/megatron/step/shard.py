@@ -138,7 +138,7 @@ class RankShard:
         )
 
     def _image_places(self, facts: ModelFacts) -> ShardPlaces | None:
-        """Of the model's image tokens; None for a model that sees no images."""
+        """Return the places of the model's image tokens; None for a model without images."""
         if facts.vision is None:
             return None
         size = facts.vision.merge_size
@@ -147,7 +147,7 @@ class RankShard:
         return self._places[size]
 
     def _prefix(self, index: int) -> np.ndarray:
-        """Token ids of the positions before that which predicts the sequence's first trained
+        """Return the token ids before the position that predicts the sequence's first trained
         token."""
         start, end = self.shard.cu_seqlens[index : index + 2]
         trained = np.flatnonzero(self.shard.loss_mask[start:end])
@@ -251,7 +251,7 @@ class RankShard:
         return self._cut(self._streams[stream])
 
     def _cut(self, whole: torch.Tensor) -> list[torch.Tensor]:
-        """[T + 1] -> [N] of [n]"""
+        """Split [T + 1] into [N] of [n]."""
         values = whole[: self.num_tokens]
         return list(values.split(np.diff(self.shard.cu_seqlens).tolist()))
 
@@ -306,8 +306,8 @@ def _sees_nothing(_: bytes) -> np.ndarray:
 
 
 def _on_host(values: np.ndarray) -> torch.Tensor:
-    """A copy, with one row of zeros behind the last: so that index 0 is there in an empty shard,
-    too. What came through shared memory is read-only, which torch does not know."""
+    """Copy with one row of zeros at the end, so that index 0 exists even in an empty shard. Data
+    from shared memory is read-only, which torch does not know."""
     copy = torch.from_numpy(np.zeros((len(values) + 1, *values.shape[1:]), values.dtype))
     copy.numpy()[:-1] = values
     return copy

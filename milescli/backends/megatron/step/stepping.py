@@ -93,13 +93,13 @@ class UpdateLoss:
     shard: RankShard
     mesh: Mesh
     measures_engine: bool
-    """Compare the engine's log-probs with the trainer's: before any update of the step."""
+    """True to compare the engine's log-probs with the trainer's, before any update of the step."""
     mtp: MtpTerm | None = None
     logprobs: list[tuple[Microbatch, torch.Tensor]] | None = None
-    """[S] of each microbatch so far that has a sequence of `shard.asked`, on the device; None:
-    nobody wants them."""
+    """[S] log-probs of each microbatch so far with a sequence of `shard.asked`, on the device; None
+    if they are not needed."""
     reports_candidates: bool = False
-    """True if `logprobs` are those of the first candidate, where there are any."""
+    """True if `logprobs` are those of the first candidate, if there are any."""
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     """Float64, over the tokens of this rank so far."""
     peaks: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class UpdateLoss:
         return total + self.mtp.weight * self._mtp_loss(*ahead, self.mtp)
 
     def _mtp_loss(self, logprobs: torch.Tensor, mask: torch.Tensor, term: MtpTerm) -> torch.Tensor:
-        """A microbatch's part of the mean over the update. Both: [S]."""
+        """Return a microbatch's part of the mean over the update. Both arguments: [S]."""
         loss = -torch.where(mask, logprobs, 0.0).sum() / term.num_tokens
         self.rules[MTP_LOSS] = Reduce.LOSS
         self._add(MTP_LOSS, loss.detach().double())

@@ -18,7 +18,7 @@ FULL, ROOMY = 0.95, 0.85
 """Shares of the cache: from the first on, an engine is sent nothing that it would not run; below
 the second, it is sent more."""
 LEAST = 2
-"""An engine has at least so many: one that runs, and the next."""
+"""An engine gets at least this many: one that runs, and the next."""
 SHRINK = 0.9
 """Of the running requests, the share that may stay when the engine had to discard the cache of
 some."""
@@ -30,7 +30,7 @@ class Load:
 
     running: int
     waiting: int
-    """Requests that it has not begun, or began and discarded."""
+    """Requests that it has not started, or has started and discarded."""
     usage: float
     """Share of the KV cache that is taken, of its fullest rank."""
 
@@ -53,7 +53,7 @@ class Admission:
     limit: int = 0
     """The bound, at most `most`."""
     num_retractions: int = 0
-    """Times that it discarded the cache of a running request, since the last look."""
+    """Times that it discarded the cache of a running request since the last check."""
 
     def __post_init__(self) -> None:
         self.limit = self.most

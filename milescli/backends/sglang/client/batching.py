@@ -1,5 +1,5 @@
-"""Batches requests that are made at the same moment, and returns each response when it is done.
-Engines get equal shares. Knows no sampling; used by the fleet.
+"""Batches requests that are made at the same moment, and returns each response when it is complete.
+Engines get equal shares. Knows nothing of sampling; used by the fleet.
 
 An engine's HTTP server spends a millisecond of Python on each call. A step's samples start at one
 moment, so a call carries many of them; the engine then also prefills them in one batch.
@@ -19,30 +19,30 @@ from milescli.backends.sglang.client.admission import REFILL, Admission, Load
 from milescli.backends.sglang.client.http import RETRY_WAITS_S, Hiccup
 
 MAX_BATCH = 32
-"""Requests of one call, at most: SGLang looks at all that are left whenever one of them says
-something."""
+"""Largest number of requests in one call: each time one of them has output, SGLang checks all that
+are open."""
 ONLY_WHEN_DONE = 2**30
-"""Tokens between two chunks of a response, so many that it is sent as a whole; after its first
-token, where `cpu.streams` does not see to it."""
+"""Tokens between two chunks of a response, so many that it is sent as a whole (after its first
+token, where `cpu.streams` is not installed)."""
 
 MAX_HOMES = 8192
-"""Conversations whose engine is known; that of an older one is anybody."""
+"""Number of conversations whose engine is remembered; older ones may go to any engine."""
 
 LOOK_EVERY_S = 1.0
-"""Seconds between two looks at an engine while requests are held back, or its cache is short."""
+"""Seconds between two checks of an engine while requests are held back, or its cache is short."""
 
 Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
 """(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream`."""
 OnPart = Callable[[dict[str, Any]], None]
-"""Told the reply so far, every few tokens."""
+"""Receives the reply so far, every few tokens."""
 MAX_PARTS = 512
-"""Parts of one reply, at most: each holds all tokens so far."""
+"""Largest number of parts of one reply: each holds all tokens so far."""
 Look = Callable[[str], Awaitable[Load | None]]
-"""URL of an engine -> what it does now; None: it does not say."""
+"""URL of an engine -> its current load; None if it does not say."""
 
 
 class HeldBack(Exception):
-    """The request was not sent to an engine, and is given back."""
+    """The request was not sent to an engine, and the caller gets it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +64,21 @@ class _Engine:
     stream: Stream
     admission: Admission
     num_open: int = 0
-    """Requests that wait for their replies."""
+    """Number of requests that wait for their replies."""
     is_closed: bool = False
-    """It is sent nothing: its weights change."""
+    """True while its weights change: it gets no requests."""
     next_look: float = 0.0
-    """time.monotonic, before which nobody looks at it again."""
+    """Earliest time.monotonic of the next check of its load."""
     calls: dict[asyncio.Task[None], list[_Request]] = field(default_factory=dict)
 
     @property
     def room(self) -> int:
-        """Return how many requests more it may be sent."""
+        """Return how many more requests the engine may get."""
         return 0 if self.is_closed else self.admission.room(self.num_open)
 
 
 async def _blind(_: str) -> None:
-    """See nothing of an engine."""
+    """Report no load, for engines whose load is not checked."""
 
 
 class RequestBatcher:
@@ -88,7 +88,7 @@ class RequestBatcher:
         self, streams: Mapping[str, Stream], *, max_running: int | None = None, look: Look = _blind
     ) -> None:
         """Send requests over `streams`, one per engine, by its URL. `max_running`: requests that an
-        engine can run; None: it is sent all at once."""
+        engine can run at once; None: it gets all of them at once."""
         self._max_running = max_running
         self._look, self._looks = look, set[asyncio.Task[None]]()
         self._engines = dict[str, _Engine]()
@@ -105,7 +105,7 @@ class RequestBatcher:
         self._no_engine: Exception = AssertionError("the request has no engine")
 
     def add(self, url: str, stream: Stream) -> None:
-        """Add an engine, which gets its share from now on."""
+        """Add an engine, which gets its share of later requests."""
         self._engines[url] = _Engine(url, stream, Admission(self._max_running))
         self._send_soon()
 
@@ -120,7 +120,7 @@ class RequestBatcher:
         self._send_soon()
 
     def close_to(self, url: str, *, is_closed: bool) -> None:
-        """Send nothing to the engine at this URL until it is opened again."""
+        """Stop sending to the engine at this URL, or start again."""
         if url in self._engines:
             self._engines[url].is_closed = is_closed
             self._send_soon()
@@ -138,7 +138,7 @@ class RequestBatcher:
         on_part: OnPart | None = None,
     ) -> dict[str, Any]:
         """Return the whole reply to one /generate with `input_ids` and `sampling_params`.
-        `conversation` identifies the dialogue whose next turn it is. `on_part` is told what comes
+        `conversation` identifies the dialogue whose next turn it is. `on_part` receives the parts
         before the whole reply. Raises what the stream raises."""
         reply = asyncio.get_running_loop().create_future()
         deadline = time.monotonic() + timeout_s
@@ -155,15 +155,15 @@ class RequestBatcher:
         return await reply
 
     def give_back(self) -> int:
-        """Raise HeldBack for all requests that no engine was sent; returns their number."""
+        """Raise HeldBack for all requests that were not sent yet; return their number."""
         waiting, self._waiting = self._waiting, []
         waiting = [request for request in waiting if not request.reply.done()]
         _fail(waiting, HeldBack())
         return len(waiting)
 
     def pressure(self) -> tuple[int, int]:
-        """(times that engines discarded the cache of a request, most requests that were held back)
-        since the call before."""
+        """Return (how often engines discarded the cache of a request, largest number of requests
+        held back) since the last call."""
         found = self._num_retractions, self._most_held
         self._num_retractions, self._most_held = 0, len(self._waiting)
         return found
@@ -201,7 +201,7 @@ class RequestBatcher:
         return None
 
     def _replied(self, engine: _Engine, reply: asyncio.Future[dict[str, Any]]) -> None:
-        """Count a request less, and note what the engine says of its cache."""
+        """Update the counts after a reply, and note how often the engine discarded its cache."""
         engine.num_open -= 1
         if not reply.cancelled() and reply.exception() is None:
             num = reply.result()["meta_info"].get("num_retractions") or 0
@@ -227,10 +227,10 @@ class RequestBatcher:
         task.add_done_callback(self._looks.discard)
 
     def _shares(self, waiting: list[_Request]) -> Iterator[tuple[_Engine, list[_Request]]]:
-        """Choose which engine is asked what. The next turn of a conversation goes where its
-        beginning is kept, unless that engine is busier than another by a whole call; the rest in
-        equal shares to who has the fewest, as far as there is room, and what is left is held back.
-        Each share counts as open before the next is asked for."""
+        """Choose which engine gets which requests. The next turn of a conversation goes to the
+        engine that caches its beginning, unless that is busier than another by a whole call. The
+        rest goes in equal shares to those with the fewest, as far as they have room; what is left
+        is held back. Each share counts as open before the next is requested."""
         open_ = [engine for engine in self._engines.values() if not engine.is_closed]
         least = min((engine.num_open for engine in open_), default=0)
         at_home, others = defaultdict[str, list[_Request]](list), list[_Request]()
@@ -265,8 +265,8 @@ class RequestBatcher:
                 del self._homes[next(iter(self._homes))]
 
     async def _call(self, requests: list[_Request], engine: _Engine) -> None:
-        """Send the requests until each has its reply or its error. What a broken connection left is
-        asked again: nothing is lost by that, for equal seeds give equal tokens."""
+        """Send the requests until each has its reply or its error. After a broken connection, open
+        ones are sent again; nothing is lost, because equal seeds give equal tokens."""
         try:
             for wait_s in (*RETRY_WAITS_S, None):
                 left = [request for request in requests if not request.reply.done()]
@@ -309,16 +309,15 @@ def _fail(requests: list[_Request], error: Exception) -> None:
 
 
 def _end_unwanted(call: asyncio.Task[None], requests: list[_Request]) -> None:
-    """Nobody waits any more: the connection is closed, and the engine gives up what is left. Where
-    every reply came, the stream ends by itself."""
+    """Close the connection if a caller has cancelled and no open request is left, so that the
+    engine aborts the rest. If every reply has come, the stream ends by itself."""
     replies = [request.reply for request in requests]
     if all(reply.done() for reply in replies) and any(reply.cancelled() for reply in replies):
         call.cancel()
 
 
 def _joined(requests: list[_Request]) -> dict[str, Any]:
-    """Join requests into one body with lists where each request has its own values; what is left is
-    equal in all."""
+    """Join requests into one body: fields that differ become lists, the others are equal in all."""
     first = requests[0].body
     named = any("rid" in request.body for request in requests)
     images = [request.body.get("image_data", []) for request in requests]

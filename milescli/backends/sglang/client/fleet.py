@@ -1,9 +1,9 @@
-"""The fleet of SGLang engines as the rollout room sees it: requests go to the engine with the
-fewest; orders go to every engine.
+"""The fleet of SGLang engines as the rollout room sees it: a request goes to the engine with the
+fewest requests, an order to every engine.
 
-Token ids in, token ids out. A pause aborts what is in flight, and `generate` keeps the tokens and
-asks for the rest after `resume` (continue), or asks for all of it again (abort); or a pause waits
-until nothing is in flight (drain).
+Token ids in, token ids out. A pause aborts the requests in flight, and after `resume`, `generate`
+keeps their tokens and requests the rest (continue), or requests everything again (abort); or a
+pause waits until nothing is in flight (drain).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from milescli.recipe.rollout import OnUpdate
 from milescli.rollout.base import Completion, GenerateRequest
 
 ORDER_TIMEOUT_S = 120.0
-"""An engine does what it is ordered within seconds; a busy machine may take a while."""
+"""Time limit of an order: engines need seconds, on a busy machine more."""
 ABORT_RETRY_S = 0.05
-"""An abort misses a request that is still on its way to the scheduler; so it is repeated until
-nothing is in flight."""
+"""Seconds between two aborts: an abort misses a request that is still on its way to the scheduler,
+so it is repeated until nothing is in flight."""
 
 
 class Followers(Protocol):
-    """Defines other clients of the engines of a fleet, in processes of their own: what the fleet
+    """Defines other clients of a fleet's engines, in processes of their own: whatever the fleet
     does to its own requests, they do to theirs."""
 
     async def pause(self) -> PublishStats:
@@ -53,7 +53,7 @@ class Followers(Protocol):
         """Continue with them as `SglangFleet.reopen_some`."""
 
     def use(self, engines: Sequence[EngineAddress]) -> None:
-        """Ask these engines from now on: one has died, or was replaced."""
+        """Use these engines from now on, because one has died or was replaced."""
 
     def num_waiting(self, url: str) -> int:
         """Return the number of their requests without a reply from the engine at this URL."""
@@ -147,8 +147,8 @@ class SglangFleet:
 
     @property
     def _to(self) -> dict[str, str]:
-        """Part of every request's body. What was computed under another version of an adapter is
-        kept apart from what is, where the engines' caches cannot be emptied, as others use them."""
+        """Return fields for every request's body. If the engines are shared, their caches cannot be
+        emptied; the version then keeps what older weights computed apart."""
         fields = {} if self._adapter is None else {"lora_path": self._adapter}
         return {**fields, "extra_key": str(self.version)} if self._shares_engines else fields
 
@@ -163,12 +163,12 @@ class SglangFleet:
         return min(own, self.followers.silent_s(url)) if self.followers is not None else own
 
     async def answers(self, url: str) -> bool:
-        """Return True if the engine at this URL responds; called while it has work."""
+        """Return True if the engine at this URL responds; called while the engine is busy."""
         matching = [engine for engine in self.http.engines if engine.url == url]
         return not matching or await self.http.is_alive(matching[0])
 
     async def close(self) -> None:
-        """Close the sockets; the engines live on."""
+        """Close the sockets; the engines keep running."""
         await self._batcher.close()
         await self.http.close()
 
@@ -188,7 +188,7 @@ class SglangFleet:
         return response.completion(reason, routing_shape=self._routing_shape)
 
     async def _go_on(self, response: PartialResponse, deadline: float) -> StopReason | None:
-        """Ask for what is missing, once. None: it was cut by a pause. Raises as `generate`."""
+        """Request the missing part once; None if a pause cut it short. Raises as `generate`."""
         while True:
             async with self._slot(deadline):
                 aborts_before = self._num_aborts
@@ -212,7 +212,7 @@ class SglangFleet:
         return StopReason.ABORT if self._num_aborts == aborts_before else None
 
     async def _ask(self, response: PartialResponse, *, timeout_s: float) -> dict[str, Any]:
-        """Ask for the rest of a response, together with what others ask at the same moment."""
+        """Request the rest of a response, in one call with other requests of the same moment."""
         request = response.request
         told, before = request.on_tokens, [*response.token_ids]
         return await self._batcher.ask(
@@ -248,8 +248,8 @@ class SglangFleet:
                 return prompt_logprobs(reply)
 
     def _remove_dead(self, error: EngineDied) -> None:
-        """Ask the dead engine no more: its requests go to the others from now on, or wait for a new
-        one. Raises the error where nobody replaces it."""
+        """Send the dead engine no more requests: they go to the others, or wait for a replacement.
+        Raises the error if nobody replaces it."""
         if self.on_death is None:
             raise error
         self.remove(error)
@@ -285,13 +285,13 @@ class SglangFleet:
                 self.followers.use(self.http.engines)
 
     def add(self, engine: EngineAddress) -> None:
-        """Send requests to this engine, too, which holds what the others hold."""
+        """Send requests to this engine too; it must hold the same weights as the others."""
         self.http.engines = [*self.http.engines, engine]
         self._batcher.add(engine.url, self._stream_of(engine))
         self._set_open()
 
     def _set_open(self) -> None:
-        """Requests may be made where there is anyone to ask, and no pause."""
+        """Allow requests if there is an engine and no pause."""
         if self._is_paused or not self.http.engines:
             self._open.clear()
         else:
@@ -299,7 +299,7 @@ class SglangFleet:
 
     @asynccontextmanager
     async def _slot(self, deadline: float) -> AsyncIterator[None]:
-        """Waits while the fleet is paused, then counts as in flight."""
+        """Wait while the fleet is paused, then count as in flight."""
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
                 await self._open.wait()
@@ -338,8 +338,8 @@ class SglangFleet:
         return stats
 
     async def stop_requests(self) -> PublishStats:
-        """Send nothing until `reopen`, and wait until nothing of this fleet is in flight, as
-        `pause` does. What other fleets ask the same engines goes on."""
+        """Send nothing until `reopen`, and wait until no request of this fleet is in flight, as
+        `pause` does. Requests of other fleets to the same engines continue."""
         num_running, began = self._in_flight - self._batcher.give_back(), time.monotonic()
         self._is_paused = True
         self._set_open()
@@ -349,7 +349,7 @@ class SglangFleet:
         return self._stats(others, num_running=num_running, began=began)
 
     def _stats(self, others: PublishStats, *, num_running: int, began: float) -> PublishStats:
-        """Return what a pause cost since `began`, with that of other clients."""
+        """Return what a pause has cost since `began`, including that of other clients."""
         discarded, self._num_discarded = self._num_discarded, 0
         retractions, held = self._batcher.pressure()
         return PublishStats(
@@ -361,7 +361,7 @@ class SglangFleet:
         )
 
     async def _drain(self) -> None:
-        """Wait until what is in flight has ended by itself."""
+        """Wait until all requests in flight have ended by themselves."""
         try:
             async with asyncio.timeout(self._response_timeout_s):
                 await self._idle.wait()
@@ -377,7 +377,7 @@ class SglangFleet:
             ) from None
 
     async def _abort(self) -> None:
-        """Order the engines to give up what is in flight, until nothing is."""
+        """Order the engines to abort until nothing is in flight."""
         self._num_aborts += 1
         deadline = time.monotonic() + self._order_timeout_s
         while self._in_flight:
@@ -395,15 +395,15 @@ class SglangFleet:
                     ) from None
 
     async def pause_some(self, urls: Collection[str]) -> PublishStats:
-        """Pause some engines while the others sample: what they ran goes on there, or begins anew,
-        or ends first, as `pause` has it. Raises as `pause`."""
+        """Pause some engines while the others sample: their requests continue there, start again,
+        or end first, as in `pause`. Raises as `pause`."""
         stats = await self.stop_some(urls)
         if self._shares_engines:
             await self._order_all("/pause_generation", {"mode": "in_place"}, urls)
         return stats
 
     async def stop_some(self, urls: Collection[str]) -> PublishStats:
-        """Do the same, as `stop_requests` does of all engines."""
+        """Stop the requests to some engines, as `stop_requests` does for all."""
         began, urls = time.monotonic(), frozenset(urls)
         self.closed |= urls
         for url in urls:
@@ -433,7 +433,7 @@ class SglangFleet:
             await asyncio.sleep(ABORT_RETRY_S)
 
     async def resume_some(self, urls: Collection[str], version: WeightVersion) -> None:
-        """Ready these engines, which hold `version`, as `resume` does, and send to them again."""
+        """Prepare these engines, which hold `version`, as `resume` does, and use them again."""
         if self._shares_engines:
             await self._order_all("/continue_generation", {}, urls)
         else:
@@ -441,7 +441,7 @@ class SglangFleet:
         await self.reopen_some(urls)
 
     async def reopen_some(self, urls: Collection[str]) -> None:
-        """Send requests to these engines again, which are ready."""
+        """Send requests to these engines again; they must be ready."""
         self.closed -= frozenset(urls)
         for url in urls:
             self._batcher.close_to(url, is_closed=False)
@@ -459,7 +459,7 @@ class SglangFleet:
             await self.hold(version)
 
     async def hold(self, version: WeightVersion) -> None:
-        """Know that all engines hold `version` and are ready, and let requests continue."""
+        """Record that all engines hold `version` and are ready, and let requests continue."""
         self.reopen(version)
         if self.followers is not None:
             await self.followers.reopen(version)
@@ -494,8 +494,8 @@ class SglangFleet:
         await self.http.order(engine, "/update_weights_from_disk", body, timeout_s=bound_s)
 
     async def _flush(self, engine: EngineAddress) -> None:
-        """Empty its prefix cache. It replies when the last request is cleared away, so this proves
-        it idle."""
+        """Empty the engine's prefix cache. The engine replies once its last request is gone, so
+        this proves that it is idle."""
         await self._order(engine, f"/flush_cache?timeout={self._order_timeout_s / 2:.0f}", {})
 
     async def sleep(self) -> None:
@@ -527,8 +527,8 @@ class SglangFleet:
     async def _for_all(
         self, order: Callable[[EngineAddress], Awaitable[None]], urls: Collection[str] | None = None
     ) -> None:
-        """Every engine at once, or those at `urls`. One that dies of it, or has died before, is
-        removed."""
+        """Order all engines, or those at `urls`, at once. Remove an engine that dies of it, or has
+        died before."""
         orders = [
             order(engine) for engine in self.http.engines if urls is None or engine.url in urls
         ]

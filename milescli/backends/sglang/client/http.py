@@ -1,5 +1,5 @@
-"""HTTP to engines: every call is bounded, every failure has a name. The fleet in the driver uses
-`EngineHttp`; a trainer rank, which is no coroutine, uses `Orders`, the same HTTP on an event loop
+"""HTTP to engines: every call has a time limit, every failure a name. The fleet in the driver uses
+`EngineHttp`; a trainer rank, whose code is not async, uses `Orders`, the same HTTP on an event loop
 in a thread of its own."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from milescli.core.types import EngineAddress
 from milescli.core.units import format_duration
 
 RETRY_WAITS_S = (0.1, 0.5, 2.0)
-"""Before each further try of a request whose connection broke."""
+"""Seconds before each retry of a request whose connection broke."""
 HEALTH_TIMEOUT_S = 10.0
 """An engine that is alive answers /health while it works; a busy machine may take seconds, or
 longer: see `find_dead`."""
@@ -36,9 +36,9 @@ KEEP_ALIVE_S = 2.0
 """Lifetime of an unused connection. SGLang closes one after 5 s; using it at that moment would lose
 an order, which is not retried."""
 MAX_FILES, OTHER_FILES = 65_536, 512
-"""Files and sockets that a process may open at most, and those among them that are no sockets to
-engines. A call carries 8 to 32 requests and lasts as long as the last of them, so 32 engines that
-run 256 each have some 5,000 calls open."""
+"""Most files and sockets that a process may open, and those of them that are not sockets to
+engines. A call carries 8 to 32 requests and lasts as long as the longest of them, so 32 engines
+that run 256 each have some 5,000 calls open."""
 
 
 class EngineRefused(MilesError):
@@ -66,7 +66,7 @@ class _Call:
 
     @property
     def url(self) -> str:
-        """Return where it goes."""
+        """Return the URL of the request."""
         return f"{self.engine.url}{self.path}"
 
 
@@ -78,12 +78,12 @@ class EngineHttp:
         keys = {engine.api_key for engine in engines}
         assert len(keys) == 1, f"{len(keys)} keys of one run"
         self.engines = list(engines)
-        """Those in service; may change."""
+        """Engines in service; may change."""
         self._caller = caller
         self.headers = bearer(keys.pop())
-        """That every request bears."""
+        """Headers of every request."""
         self._last_reply_s = {engine.name: time.monotonic() for engine in engines}
-        """By name, of those that were ever in service."""
+        """Name of each engine that was ever in service -> time of its last reply."""
         self._session: aiohttp.ClientSession | None = None
 
     def session(self) -> aiohttp.ClientSession:
@@ -114,9 +114,9 @@ class EngineHttp:
     async def ask(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> dict[str, Any]:
-        """POST to one engine what may be asked twice: a connection that breaks although the engine
-        answers (a kept-alive socket that closed at the same moment, a full backlog) is retried.
-        Raises as `order`."""
+        """POST to one engine a request that may be repeated: if a connection breaks although the
+        engine answers (a kept-alive socket that closed at the same moment, a full backlog), it is
+        sent again. Raises as `order`."""
         for wait_s in RETRY_WAITS_S:
             try:
                 return await self.order(engine, path, body, timeout_s=timeout_s)
@@ -156,8 +156,8 @@ class EngineHttp:
     async def _open(
         self, call: _Call, body: dict[str, Any]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Return the response to a POST, of which nothing is read; what goes wrong while it is read
-        is named, too."""
+        """Provide the response to a POST before it is read; failures while it is read get a name,
+        too."""
         try:
             async with (
                 asyncio.timeout(call.timeout_s) as bound,
@@ -265,8 +265,8 @@ class EngineHttp:
 
 
 def _max_connections() -> int:
-    """Let this process open as many files as the system allows it, up to `MAX_FILES`; returns the
-    connections that leave room for the others."""
+    """Raise this process's limit of open files as far as the system allows, up to `MAX_FILES`;
+    return the number of connections that leaves room for other files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -295,7 +295,7 @@ def engine_died(engine: EngineAddress, detail: str) -> EngineDied:
 
 
 def _as_object(text: str) -> dict[str, Any]:
-    """Some orders reply in plain words: those come under `message`."""
+    """Return a reply as an object: plain text, which some orders return, becomes its `message`."""
     try:
         reply = parse_json(text)
     except ValueError:
@@ -304,7 +304,7 @@ def _as_object(text: str) -> dict[str, Any]:
 
 
 GRACE_S = 5.0
-"""For an engine that has lost a rank to end altogether."""
+"""Time for an engine that has lost a rank to end completely."""
 
 Reply = Future[dict[str, Any]]
 

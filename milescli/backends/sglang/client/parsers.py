@@ -175,7 +175,7 @@ class SglangReplies:
         response."""
         self._form = form
         self._num_ended, self._has_replied = 0, False
-        """Processes that have ended, or did not reply; whether this one ever has."""
+        """Number of processes that ended, or did not reply; whether the current one ever has."""
         self.process = process or AsyncWorker(f"{__name__}:parse_there")
 
     async def parse(

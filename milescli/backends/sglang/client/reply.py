@@ -31,15 +31,15 @@ class Reply:
     token_ids: list[int]
     """[num_tokens] new tokens."""
     logprobs: array[float]
-    """[num_tokens]"""
+    """[num_tokens] of the sampled tokens."""
     stop_reason: StopReason
     spans: list[VersionSpan]
-    """Relative to this reply."""
+    """Weight versions, at positions relative to this reply."""
     routed_experts: bytes | None
-    """`routing.packed` rows of the tokens before the last, from the first that was asked for on."""
+    """`routing.packed` rows from the first one requested to the token before the last."""
     guesses: Guesses = NO_GUESSES
     num_prompt_tokens: int | None = None
-    """As the engine counts them, with all tokens of images; None: it did not say."""
+    """Length of the prompt as the engine counts, with image tokens; None if unknown."""
 
     def all_of(self, version: WeightVersion) -> Reply:
         """Return the same reply with every token attributed to this version."""
@@ -72,7 +72,7 @@ def read_reply(raw: dict[str, Any]) -> Reply:
 
 
 def _spans(meta: dict[str, Any], num_tokens: int) -> list[VersionSpan]:
-    """Return the engine's own record of which weights made which token; one version for all where
+    """Return the engine's record of which weights sampled which token; one span for all tokens if
     it kept none."""
     if num_tokens == 0:
         return []
@@ -105,14 +105,14 @@ class PartialResponse:
 
     request: GenerateRequest
     stop_ids: list[int] = field(default_factory=list)
-    """Tokens that end it, beside those that the engine knows by itself."""
+    """Tokens that end the response, besides those that the engine knows by itself."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     spans: list[VersionSpan] = field(default_factory=list)
     routed_experts: bytes = b""
-    """Behind the rows that the caller knows."""
+    """Rows that follow those that the caller knows."""
     routed_rows: int = field(init=False)
-    """Tokens of prompt and response whose experts are known: the caller's, then
+    """Number of prompt and response tokens whose experts are known: the caller's, then those of
     `routed_experts`."""
     guesses: Guesses = NO_GUESSES
 
@@ -121,9 +121,9 @@ class PartialResponse:
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the body of the next /generate: everything so far is its prompt, the rest of the
-        budget its limit. The sampler hashes seed and position, so equal weights give the tokens of
-        an uninterrupted run."""
+        """Return the body of the next /generate: its prompt is everything so far, its limit the
+        rest of the budget. The sampler hashes seed and position, so equal weights give the tokens
+        of an uninterrupted run."""
         wanted = self.request
         sampling: dict[str, Any] = {
             "max_new_tokens": wanted.max_new_tokens - len(self.token_ids),
@@ -153,9 +153,9 @@ class PartialResponse:
         }
 
     def extend(self, reply: Reply) -> None:
-        """Append a reply. Routing rows that exist are not requested again: they belong to the
-        weights that sampled. Raises MismatchError if the engine saw images as other numbers of
-        tokens than the trainer will."""
+        """Append a reply. Known routing rows are not requested again: they belong to the weights
+        that sampled. Raises MismatchError if the engine counts other numbers of image tokens than
+        the trainer."""
         offset = len(self.token_ids)
         if self.request.images and reply.token_ids:
             self._require_same_prompt(reply.num_prompt_tokens)
@@ -171,8 +171,8 @@ class PartialResponse:
             self.routed_rows = len(self.request.prompt_ids) + len(self.token_ids) - 1
 
     def _require_same_prompt(self, count: int | None) -> None:
-        """SGLang takes the tokens of the text anew, and warns in its log alone, where its processor
-        counts the tokens of images otherwise than it does itself."""
+        """Raise MismatchError if the engine counts another prompt length: SGLang tokenises again,
+        and only logs a warning if its processor counts image tokens in another way."""
         own = len(self.request.prompt_ids) + len(self.token_ids)
         if count not in (None, own):
             raise MismatchError(
@@ -191,7 +191,7 @@ class PartialResponse:
 
     @property
     def is_full(self) -> bool:
-        """True if the budget is used up."""
+        """Return True if the budget is used up."""
         return len(self.token_ids) >= self.request.max_new_tokens
 
     def completion(

@@ -23,7 +23,7 @@ from milescli.rollout.endpoint import Endpoint
 KEY = "train.distill.teachers"
 SECTION = "train.distill.server"
 MAX_REPLY_BYTES = 256 * 1024**2
-"""Largest reply for one trajectory: about 30 bytes for each of a token's likeliest."""
+"""Largest reply for one trajectory: about 30 bytes for each of a token's likeliest ones."""
 NUM_COMPARED = 512
 """Tokens, spread over the vocabulary, that both must write as the same text."""
 NUM_SHOWN = 3
@@ -174,8 +174,8 @@ class ServedTeachers:
         prompt: Prompt,
         trajectories: Sequence[Trajectory],
     ) -> list[TeacherTokens]:
-        """What a teacher says of responses to the prompt with the hint: on-policy self-distillation
-        where it is the policy as it was at first. Of the prompt's own tokens it says nothing."""
+        """Return the teacher's log-probs of responses to the prompt with the hint: on-policy
+        self-distillation if the teacher is the initial policy. The prompt's own tokens get none."""
         assert self._tokenizer is not None, "hints are tokenised"
         told = hinted(prompt, hint, self._tokenizer)
         known = len(prompt.token_ids)

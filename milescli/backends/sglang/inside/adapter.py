@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 ADAPTER_VARIABLE = "MILES_ENGINE_ADAPTER"
-"""Set to 1 in the environment of engines that serve one."""
+"""Set to 1 in the environment of engines that serve an adapter."""
 before_replacing: list[Callable[[Any, str], None]] = []
 """Called with (manager, name) before an adapter is replaced; see `verify`."""
 

@@ -29,7 +29,7 @@ class Endpoint:
         """Take an initialised transfer engine of Mooncake, and the address of this host."""
         self._engine = engine
         self.session = f"{host}:{engine.get_rpc_port()}"
-        """Name by which others reach it."""
+        """Name by which other processes reach it."""
 
     def register(self, memory: torch.Tensor) -> None:
         """Let others read `memory` ([bytes] uint8, of the host). Raises MachineError."""
@@ -76,7 +76,7 @@ def is_remote(handle: str) -> bool:
 
 
 _landing: list[Landing] = []
-"""Where this engine rank reads to; made at the first order."""
+"""Buffer into which this engine rank reads; created at the first order."""
 
 
 def read_elsewhere(tensors: Sequence[Any], handles: Sequence[str]) -> list[RemoteMemory]:
@@ -138,7 +138,7 @@ def _made(host: str) -> Endpoint:
 
 
 def _address_towards(peer: str) -> str:
-    """This host's address on the network where the peer is; nothing is sent."""
+    """Return this host's address on the peer's network; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return probe.getsockname()[0]

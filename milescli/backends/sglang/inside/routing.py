@@ -19,9 +19,9 @@ ROUTING_VARIABLE = "MILES_RETURN_ROUTED_EXPERTS"
 """Set to 1 by EngineServer where EngineSpec.return_routed_experts."""
 _WANTED = "routes-from-"
 NARROW_EXPERTS = 256
-"""So many have numbers of one byte."""
+"""Largest number of experts whose numbers fit one byte."""
 NINE_BIT_EXPERTS = 512
-"""So many have numbers of nine bits; more take two bytes."""
+"""Largest number of experts whose numbers fit nine bits; more take two bytes."""
 
 
 def request_id(known_rows: int) -> str:
@@ -80,7 +80,7 @@ def install() -> None:
 
 
 def _unique(rid: str) -> str:
-    """Ours are not, and an empty one stands for none; those of other callers stay as they are."""
+    """Make ids unique: ours repeat, and an empty one stands for none; other callers' ids stay."""
     is_ours = not rid or wanted_from(rid) is not None
     return f"{rid}/{uuid.uuid4().hex}" if is_ours else rid
 
@@ -103,7 +103,8 @@ def packed(rows: torch.Tensor, *, num_experts: int) -> torch.Tensor:
 
 
 def _has_nine_bits(numbers: int, num_experts: int) -> bool:
-    """`numbers`: of a row. Of one alone, nine bits would take two bytes, too."""
+    """Return True if a row of `numbers` is stored in nine bits; a single number would take two
+    bytes anyway."""
     return numbers > 1 and num_experts <= NINE_BIT_EXPERTS
 
 

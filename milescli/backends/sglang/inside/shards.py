@@ -81,7 +81,7 @@ def ignored_tensors() -> set[str]:
 def _memory(
     updater: Any, order: Mapping[str, Any], handles: Sequence[str], device: torch.device
 ) -> tuple[Sequence[torch.Tensor | RemoteMemory], list[Any]]:
-    """The memory of the order's boxes, and what is still being passed on of it."""
+    """Provide the memory of the order's boxes, and what is still being passed on from it."""
     if handles and is_remote(handles[0]):
         return read_elsewhere(order["tensors"], handles), []
     if "group" not in order:
@@ -171,7 +171,7 @@ def _cut_of(recorders: Sequence[Recorder]) -> list[list[object]]:
 
 
 def _answer(kind: str, said: object, failure: str | None) -> tuple[bool, str]:
-    """What all ranks of the engine say: rank 0 alone replies."""
+    """Join what all ranks of the engine report: only rank 0 replies."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()

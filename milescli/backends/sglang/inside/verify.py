@@ -34,14 +34,14 @@ VERIFY_FORMAT = "miles_verify"
 """`load_format` of the two orders; their payload is [(order, None)]."""
 BEGIN, END = "begin", "end"
 DIFFERS = "weights differ: "
-"""How the reply starts where they do."""
+"""Start of the reply if weights differ."""
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
 """(name, tensor)"""
 _copies: dict[bool, dict[str, torch.Tensor]] = {}
 """Copies by name, of the model (False) and of its MTP layer (True)."""
 _pointers: dict[bool, set[int]] = {}
-"""Where lies what they are copies of."""
+"""Addresses of the originals of `_copies`."""
 
 
 def install() -> None:
@@ -71,7 +71,7 @@ def install() -> None:
 
 
 _expected: list[str] = []
-"""Adapters that were replaced since the order to begin."""
+"""Adapters that were replaced since the begin order."""
 
 
 def _begin_adapter() -> tuple[bool, str]:
@@ -175,8 +175,8 @@ def _describe(name: str, *, expected: torch.Tensor, sent: torch.Tensor) -> str:
 def _end_on_all_ranks(
     weights: NamedTensors, *, is_mtp: bool, num_layers: int | None = None
 ) -> tuple[bool, str]:
-    """Every rank compares its own shard; rank 0 alone replies, so it collects the others'
-    findings."""
+    """Compare on every rank its own shard, and collect the findings on rank 0, which alone
+    replies."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()

@@ -20,7 +20,7 @@ from milescli.core.errors import MachineError, RecipeError
 from milescli.core.files import parse_json
 
 TIMEOUT_S = 180.0
-"""To import SGLang and read its arguments; 6 s on two cores."""
+"""Time to import SGLang and parse its arguments; 6 s on two cores."""
 KEYS = {
     "attention_backend": "engines.attention_backend",
     "context_length": "rollout.max_response_tokens",
@@ -41,7 +41,7 @@ OURS = {"config", "api_key", "admin_api_key", "enable_deterministic_inference", 
 """Refused even where miles leaves them to SGLang: what a file or another key would decide unseen,
 secrets that would stand in a process list, and what the recipe has a key for."""
 FREE = {"decode_log_interval", "log_level", "log_level_http", "sampling_backend"}
-"""Set by miles, and anyone's to change."""
+"""Arguments that miles sets, but users may change."""
 
 
 def check_extra(spec: EngineSpec) -> None:

@@ -42,7 +42,7 @@ from milescli.plan.on_cpu import PREFILL_TOKENS
 from milescli.platform.environment import KERNEL_CACHES, NUM_KERNELS, SPIN_COUNT
 
 CPU_PATH = Path(__file__).parents[1] / "cpu_path"
-"""Import stubs, for the engine's processes alone."""
+"""Import stubs on the path of the engine's processes alone."""
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 RECORDING_KERNELS = {"moe-runner-backend": "triton"}
 """On an accelerator; others (triton_kernel, flashinfer_trtllm, ...) choose experts inside, and tell

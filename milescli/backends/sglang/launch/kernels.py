@@ -22,10 +22,10 @@ class Kernels:
     """Compares SGLang's installed CUDA kernels with those that belong to the installed torch."""
 
     torch: str | None
-    """`2.11.0`; None: not installed."""
+    """Version such as `2.11.0`; None if not installed."""
     installed: str | None
     tested: str | None
-    """With this torch; None: this torch was not tested."""
+    """Version of the kernels tested with this torch; None if there is none."""
 
     @property
     def fit(self) -> bool:

@@ -10,7 +10,7 @@ import os
 import sys
 
 KEY_VARIABLE = "MILES_ENGINE_KEY"
-"""Set by EngineServer for the process that it starts, which takes it out again."""
+"""Set by EngineServer for the process that it starts, which removes it again."""
 
 
 def bearer(api_key: str | None) -> dict[str, str]:

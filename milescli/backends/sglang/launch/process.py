@@ -24,15 +24,15 @@ from milescli.core.silence import is_stopped_process
 from milescli.core.units import format_duration
 
 POLL_S = 0.1
-"""Between two looks at whether a process is ready."""
+"""Seconds between two checks whether a process is ready."""
 END_TIMEOUT_S = 30.0
-"""For processes to be gone after SIGKILL, which takes more than a moment on a busy machine; a
-device driver may hold one longer."""
+"""Time for processes to end after SIGKILL, which takes longer than a moment on a busy machine; a
+device driver may delay it further."""
 TEMP_PREFIX = "miles-process-"
-"""Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at
-most 107 bytes."""
+"""Prefix of each process's own folder for temporary files (sockets, maps); short, because socket
+paths have at most 107 bytes."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs of ours, past any proxy that the environment names."""
+"""Opens URLs of our own servers, bypassing any proxy in the environment."""
 
 
 def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None) -> int:
@@ -69,11 +69,11 @@ class ProcessLook:
     """Holds the state of a process and of those that it needs."""
 
     ended: str | None = None
-    """How one of them ended; None: all run."""
+    """How one of them ended; None if all run."""
     stopped: str | None = None
-    """Which of them the system does not let run, and why."""
+    """Which of them the system suspends, and why."""
     cpu_s: float = 0.0
-    """Processor time that those which compute have had so far."""
+    """Processor time of those that compute, so far."""
 
 
 class ManagedProcess:
@@ -96,7 +96,7 @@ class ManagedProcess:
         self._process: Child | None = None
         self._started_at = 0.0
         self._log_begins = 0
-        """Byte of the log, before which another wrote in its place."""
+        """Byte of the log at which this process's output begins."""
 
     @property
     def pid(self) -> int | None:
@@ -196,7 +196,7 @@ class ManagedProcess:
         return self.ended()
 
     def _was_killed(self) -> bool:
-        """True if its end came from outside."""
+        """Return True if a signal ended it."""
         return (self.poll() or 0) < 0
 
     def last_words(self) -> str:
@@ -237,8 +237,8 @@ class ManagedProcess:
             shutil.rmtree(self._temp_dir, ignore_errors=True)
 
     def _group_lives(self) -> bool:
-        """True if any process of the group is left; reaps the leader, which would count as alive
-        while it is a zombie."""
+        """Return True if any process of the group lives; reaps the leader, which would count as
+        alive while it is a zombie."""
         assert self._process is not None
         self._process.poll()
         try:

@@ -23,7 +23,7 @@ class CpuFamily:
     module: str
     """Module of SGLang's model zoo; the others are not loaded."""
     architecture: str
-    """What config.json calls it where it does; SGLang cannot do without."""
+    """Architecture's name if config.json has none; SGLang needs one."""
     pieces: tuple[str, ...] = ()
     """Modules of `cpu/` that it needs beside those that every engine has."""
     arguments: tuple[str, ...] = ()
@@ -32,17 +32,17 @@ class CpuFamily:
     """own: SGLang leaves an output layer that is tied to the embeddings empty. tied: it uses the
     embeddings, whatever the config says."""
     windows: bool = False
-    """SGLang heeds the family's sliding windows; else it attends to everything."""
+    """True if SGLang applies the family's sliding windows; else it attends to everything."""
     dense: Literal["anywhere", "first", "nowhere"] = "anywhere"
-    """Where SGLang can have layers without experts in a model with experts."""
+    """Where SGLang supports layers without experts in a model with experts."""
     mlp_bias: bool = False
-    """SGLang has biases of MLPs; else it leaves them out."""
+    """True if SGLang applies biases of MLPs; else it ignores them."""
     num_deepstack: int | None = None
     """Levels of a vision tower's features that SGLang adds to the decoder; None: any number."""
     patch_numbers: int | None = None
-    """Numbers of a patch of pixels that SGLang knows; None: any."""
+    """Numbers per patch of pixels that SGLang supports; None: any."""
     sees_images: bool = False
-    """Its vision tower is served, too."""
+    """True if its vision tower is served, too."""
 
     @property
     def is_plain(self) -> bool:
@@ -328,8 +328,9 @@ there they are constants."""
 
 
 def _hybrid_fields(config: Mapping[str, object]) -> dict[str, object]:
-    """SGLang has full attention in every so-manieth layer where transformers has a list of layers,
-    and reads the rotated share of a head in the old place of config.json alone."""
+    """Return the fields that SGLang reads and transformers does not write: it has full attention in
+    every n-th layer where transformers lists the layers, and reads a head's rotated share in the
+    old place of config.json alone."""
     fields: dict[str, object] = {}
     mixers, rope = config.get("layer_types"), config.get("rope_parameters")
     if isinstance(mixers, list):

@@ -35,13 +35,13 @@ from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.core.silence import dump_stacks, is_stopped_process, py_spy
 
 PART_PREFIX = "sglang::"
-"""SGLang calls its schedulers and its detokenizer so."""
+"""Prefix of SGLang's names of its schedulers and its detokenizer."""
 LOG_EVERY_S = 1.0
-"""While it starts, for what it says of them."""
+"""Seconds between two looks at the log while the engine starts."""
 _KILLED_PART = re.compile(r"exit code:? -\d")
-"""In its log, of one of them that a signal ended."""
+"""Line of the log if a signal killed one of them."""
 _FAILED_PART = re.compile("sigquit", re.IGNORECASE)
-"""In its log, where one of them had an error of its own."""
+"""Line of the log if one of them had an error of its own."""
 
 QUEUES = Path("/dev/shm")
 """Where an engine of several ranks has a queue between them, named by the first one."""
@@ -68,7 +68,7 @@ class EngineServer(ManagedProcess):
             # no requests to drain; on INT SGLang ends its ranks there and then spins
             self.stop_signal = signal.SIGTERM
         self._parts = dict[str, psutil.Process]()
-        """Schedulers and detokenizer, by name, once it is ready."""
+        """Schedulers and detokenizer by name, once the engine is ready."""
         self._log_read_at = 0.0
         self._recorder: Recorder | None = None
         super().__init__(
@@ -146,7 +146,8 @@ class EngineServer(ManagedProcess):
         return f"a process of it has {killed[0]}" if killed else None
 
     def _was_killed(self) -> bool:
-        """Any of its processes. SGLang kills them all where one says that it has failed."""
+        """Return True if any of its processes was killed. SGLang kills them all if one reports a
+        failure."""
         words = self.last_words()
         was_killed = super()._was_killed() and _FAILED_PART.search(words) is None
         return was_killed or _KILLED_PART.search(words) is not None
@@ -204,9 +205,9 @@ def _lives(process: psutil.Process) -> bool:
 
 
 PER_SECOND = 50
-"""Looks at the process."""
+"""Samples per second."""
 LONGEST_S = 3600
-"""Then it ends by itself, also where nobody is left to stop it."""
+"""Seconds after which the recorder ends by itself, even if nobody is left to stop it."""
 STOP_TIMEOUT_S = 20.0
 
 

@@ -62,15 +62,14 @@ class EngineSpec:
     cpu_threads: int = 1
     seed: int = 0
     deterministic: bool = True
-    """A request's seed counts, and a token does not depend on the batch it was sampled in."""
+    """True if a request's seed counts, and a token does not depend on its batch."""
     exact: bool = False
     """On a CPU: its log-probs have the bits of the trainer's (`train.on_policy: exact`)."""
     input_format: Quantised | None = None
     """On a CPU: the format in which the trainer rounds the inputs of quantised layers; None: it
     does not."""
     prefix_cache: bool | None = None
-    """Keep what was computed of a prompt; None: SGLang keeps it on accelerators, and none is kept
-    on a CPU."""
+    """Reuse what was computed of a prompt; None: SGLang does on accelerators, not on a CPU."""
     keeps_features: bool = False
     """Keep what a vision tower says of images, which no flush empties: right only where new weights
     leave the tower and its projector as they are."""
@@ -89,7 +88,8 @@ class EngineSpec:
     """Socket of a process that has imported SGLang (see `warm.py`), on a CPU; None: the engine
     imports it itself."""
     shares_outer: bool = False
-    """All experts of a layer have one A, or one B, of the adapter: `train.lora.experts`."""
+    """True if all experts of a layer share one A, or one B, of the adapter:
+    `train.lora.experts`."""
     attention_backend: str | None = None
     """Attention backend on an accelerator; None: `_attention_backend` chooses."""
     cuda_graphs: bool = True

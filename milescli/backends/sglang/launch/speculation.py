@@ -175,7 +175,8 @@ def _require_whole(model_type: str) -> None:
 
 
 def _require_on_cpu(model_type: str, name: str, *, can: set[str]) -> None:
-    """`can`: pieces of `cpu/` with which it can."""
+    """Raise an error if speculation is impossible on a CPU. `can`: pieces of `cpu/` that support
+    it."""
     family = CPU_FAMILIES.get(model_type)
     pieces = set(family.pieces) if family else {"?"}
     if pieces - can or (family and family.windows):

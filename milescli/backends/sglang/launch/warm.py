@@ -23,10 +23,10 @@ from typing import Any
 from milescli.core.silence import is_stopped_process
 
 FORK_TIMEOUT_S = 120.0
-"""For the warm process to finish its imports and fork. Beyond that an engine starts from
+"""Time for the warm process to finish its imports and fork. After that an engine starts from
 scratch."""
 STOPPED_S = 5.0
-"""So long it may be stopped, while an engine is waited for."""
+"""Seconds that it may be stopped (SIGSTOP) while a caller waits for an engine."""
 LOOK_EVERY_S = 0.5
 LENT_VARIABLE = "MILES_WARM_ENGINES"
 """Names the socket of a warm process that several runs share: the trials of a sweep."""
@@ -233,7 +233,7 @@ def _wants_file(address: Path) -> Path:
 
 
 def _readable(sources: Sequence[socket.socket | int | None], timeout_s: float) -> set[int]:
-    """File descriptors of those that have something to say, or have ended."""
+    """Return the file descriptors that have data, or have ended."""
     poll = select.poll()
     for source in sources:
         if source is not None:
@@ -242,7 +242,7 @@ def _readable(sources: Sequence[socket.socket | int | None], timeout_s: float) -
 
 
 def _read_line(connection: socket.socket) -> dict[str, Any] | None:
-    """One line of JSON, and nothing of what comes after it; None at the end."""
+    """Return one line of JSON, and read nothing beyond it; None at the end."""
     line = bytearray()
     while not line.endswith(b"\n"):
         if not (byte := connection.recv(1)):

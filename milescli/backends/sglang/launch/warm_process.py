@@ -49,7 +49,7 @@ PER_ENGINE = ("TMPDIR", KEY_VARIABLE, TOKEN_VARIABLE)
 imported."""
 LARGEST_REQUEST = 1 << 20
 REAP_TIMEOUT_S = 2.0
-"""Until an engine ends before its children, which were sent SIGKILL."""
+"""Longest that an engine waits at its end for its children, which were sent SIGKILL."""
 
 
 def main() -> None:
@@ -243,7 +243,7 @@ def _leave() -> None:
 
 
 def _say(connection: socket.socket, message: dict) -> bool:
-    """False where nobody listens any more."""
+    """Send a message; return False if nobody listens any more."""
     try:
         connection.sendall(json.dumps(message).encode() + b"\n")
     except OSError:

@@ -1,6 +1,6 @@
-"""Two ways by which trainer ranks send weights to SGLang engines: shared memory on one machine, or
-a process group. Run inside trainer ranks, collectively; torch.distributed's default group is
-theirs."""
+"""Two channels by which trainer ranks send weights to SGLang engines: shared memory on one machine,
+or a process group. They run inside the trainer ranks, collectively; torch.distributed's default
+group belongs to the ranks."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from milescli.weights.base import Bucket, Slice, has_quantised, layout, write_fl
 from milescli.weights.shards import Shard, Shards
 
 DEFAULT_TIMEOUT_S = 600.0
-"""For an engine to load one bucket; a run sets `request_timeout_s` of the recipe."""
+"""Time for an engine to load one bucket; a run uses `request_timeout_s` of the recipe."""
 READ_WITHIN_S = 30.0
-"""After a failure: for the other engines to have read what they were sent."""
+"""After a failure, the time for the other engines to read what they were sent."""
 
 
 class _Channel:
@@ -73,7 +73,7 @@ class _Channel:
 
     @property
     def orders(self) -> Orders:
-        """Return the orders to the engines; `open` must have been called."""
+        """Return the client for orders to the engines. Call `open` before."""
         assert self._orders is not None, "send before open"
         return self._orders
 
@@ -94,8 +94,7 @@ class _Channel:
             self._free()
 
     def verify(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
-        """Overwrite the engines' weights, send everything once more in the same way, and
-        compare."""
+        """Overwrite the engines' weights, send everything again in the same way, and compare."""
         failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
         try:
             failure = self._send_all(buckets) or failure
@@ -106,7 +105,7 @@ class _Channel:
             self._free()
 
     def _tell(self, load_format: str, order: str) -> None:
-        """Give every engine an order of ours, without tensors."""
+        """Send an order of miles to every engine, without tensors."""
         payload = plain_payload([(order, None)])
         bodies = [
             {
@@ -136,10 +135,10 @@ class _Channel:
             ) from None
 
     def _send_all(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> MilesError | None:
-        """Engines load one bucket while the ranks make and flatten the next. Every rank goes
-        through all buckets, also after a failure: making them is collective, and a rank that left
-        would hang the others. After the last bucket of quantised weights the engines prepare
-        them."""
+        """Send all buckets; engines load one while the ranks make and flatten the next. Every rank
+        consumes all buckets, even after a failure: making them is collective, and a rank that
+        stopped would hang the others. After the last bucket of quantised weights the engines
+        prepare them."""
         failure: MilesError | None = None
         quantised = False
         for index, bucket in enumerate(buckets):
@@ -157,13 +156,13 @@ class _Channel:
         return failure
 
     def _flatten(self, bucket: Any, index: int) -> Any:
-        """Prepare what this rank adds to the sending of a bucket. The engines may still read the
-        one before."""
+        """Prepare this rank's part of a bucket. The engines may still be reading the bucket
+        before."""
         raise NotImplementedError
 
     def _collect(self, own: Any) -> Any:
-        """Collect on rank 0 what it needs of all ranks. They leave it after rank 0 has come: what
-        the engines read before is then free."""
+        """Collect on rank 0 what it needs from all ranks. No rank continues before rank 0 arrives:
+        by then the engines have read the bucket before, and its memory is free."""
         return own
 
     def _begin_loading(self, whole: Any) -> None:
@@ -171,8 +170,8 @@ class _Channel:
         raise NotImplementedError
 
     def _finish_loading(self) -> None:
-        """Rank 0: wait until all engines have replied to the last bucket, each within its bound.
-        They reply when they have read it."""
+        """Rank 0: wait until all engines have replied to the last bucket, each within its time
+        limit. They reply once they have read it."""
         loading, self._loading = self._loading, []
         replies = self.orders.finish(loading) if loading else []
         for engine, reply in zip(self.orders.engines, replies, strict=False):
@@ -183,15 +182,15 @@ class _Channel:
                     fetched[rank] += size
 
     def _free(self) -> None:
-        """Give back what buckets were sent from: no rank sends any more."""
+        """Free the memory of the buckets: no rank sends any more."""
 
 
 class TensorChannel(_Channel):
     """Sends through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU, which is
     untested. Each engine rank reads from the trainer rank that shares its memory.
 
-    Buffers alternate on every rank: engines read one while the next is filled. It is reused only
-    after they have replied.
+    Buffers alternate on every rank: engines read one while the other is filled. A buffer is reused
+    only after all engines have replied.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -214,12 +213,12 @@ class TensorChannel(_Channel):
     def _readers_of(
         self, engines: list[EngineAddress], num_ranks: int
     ) -> list[list[tuple[int, int]]]:
-        """Per trainer rank the (engine, engine rank) pairs that read whole tensors of it, and
-        pieces of all ranks with an equal `_reached`."""
+        """Return per trainer rank the (engine, engine rank) pairs that read its whole tensors, and
+        pieces from all ranks with an equal `_reached`."""
         return readers(engines, num_ranks=num_ranks)
 
     def _reached(self) -> object:
-        """What trainer ranks have in common whose pieces the same engines reach."""
+        """Return a key that is equal on trainer ranks whose memory the same engines read."""
         return _memory()
 
     def _new_buffer(self, size_bytes: int, device: torch.device) -> SharedBuffer:
@@ -233,8 +232,8 @@ class TensorChannel(_Channel):
             self._for_draft = False
 
     def _flatten(self, bucket: Any, index: int) -> Any:
-        """Return a handle for each reader of this rank; of shards, where it put them; or why
-        there is none, which rank 0 raises."""
+        """Return a handle for each reader of this rank; for shards, where this rank put them; or
+        the error, which rank 0 raises."""
         if bucket and isinstance(bucket[0], Shard):
             self._shards = bucket
             return self._place(bucket, index)
@@ -250,7 +249,7 @@ class TensorChannel(_Channel):
         return [buffer.payload(slices) for _ in mine]
 
     def _place(self, shards: Shards, index: int) -> _Placed | MilesError:
-        """Put this rank's shards where engines reach them."""
+        """Put this rank's shards into memory that the engines can read."""
         rank = _rank()
         mine = [
             (str(number), shard.tensor)
@@ -313,7 +312,7 @@ class TensorChannel(_Channel):
         self._loading = self.orders.begin_all("/update_weights_from_tensor", bodies)
 
     def _whole_buckets(self, whole: list[list[str]]) -> list[list[str]]:
-        """For each engine rank the handle that its trainer rank made for it."""
+        """Return for each engine rank the handle that its trainer rank made."""
         payloads = [[""] * engine.tp for engine in self.orders.engines]
         for handles, mine in zip(whole, self._readers, strict=False):
             for handle, (engine, engine_rank) in zip(handles, mine, strict=True):
@@ -321,7 +320,7 @@ class TensorChannel(_Channel):
         return payloads
 
     def _pieces(self, placed: list[_Placed]) -> list[list[str]]:
-        """For each engine rank what tensors there are, and in whose memory which box of them."""
+        """Return for each engine rank which tensors exist, and which rank has which box."""
         payloads = [[""] * engine.tp for engine in self.orders.engines]
         for group, members in enumerate(self.groups):
             numbers = count()
@@ -336,7 +335,7 @@ class TensorChannel(_Channel):
         return payloads
 
     def _finish_loading(self) -> None:
-        """Also where one engine fails: the others may still open what is freed next."""
+        """Wait for all engines even if one fails: the others may still open what is freed next."""
         loading = self._loading
         try:
             super()._finish_loading()
@@ -345,7 +344,7 @@ class TensorChannel(_Channel):
             raise
 
     def _free(self) -> None:
-        """Training wants the memory, and on a device the engines for their caches."""
+        """Free the buffers: training needs the memory, and on a device the engines' caches."""
         on_device = any(
             buffer is not None and buffer.device.type == "cuda" for buffer in self._buffers
         )
@@ -366,19 +365,19 @@ class TensorChannel(_Channel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """Where a rank put its shards of a bucket."""
+    """Where a rank has put its shards of a bucket."""
 
     places: dict[int, tuple[int, int]]
     """Number of the shard -> (first byte, one past the last)."""
     handles: list[str]
-    """Of this memory: one for all readers, or one for each."""
+    """Handles of this rank's memory: one for all readers, or one for each."""
 
 
 def _described(
     shards: Shards, group: int, senders: list[int], placed: list[_Placed]
 ) -> list[list[object]]:
-    """[name, shape, dtype, [[sender, first byte, end, start, shape] of each box]] of each tensor;
-    senders by their place in `senders`."""
+    """Return [name, shape, dtype, [[sender, first byte, end, start, shape] of each box]] of each
+    tensor; a sender is its index in `senders`."""
     number_of = {rank: number for number, rank in enumerate(senders)}
     tensors: dict[str, list[object]] = {}
     for number, shard in enumerate(shards):
@@ -394,7 +393,8 @@ def _described(
 
 
 def _memory() -> tuple[str, int]:
-    """What processes that share memory have in common: the kernel, and the folder of its files."""
+    """Return a key that is equal for processes that share memory: the kernel's boot id and the
+    device of the shared folder."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text() if boot.exists() else "", FOLDER.stat().st_dev
 
@@ -410,7 +410,7 @@ def groups_of(
 
 
 def _dtypes(bucket: Any) -> list[torch.dtype]:
-    """Of the tensors of a bucket, or of the shards of all ranks."""
+    """Return the dtypes of the tensors of a bucket, or of the shards of all ranks."""
     return [each.part.dtype if isinstance(each, Shard) else each[1].dtype for each in bucket]
 
 
@@ -439,7 +439,7 @@ class DistributedChannel(_Channel):
         self._shards = Shards()
 
     def open(self, engines: list[EngineAddress]) -> None:
-        """Form the group. Collective: returns, or raises, on every rank."""
+        """Form the group. Collective: it returns, or raises, on every rank."""
         super().open(engines)
         equal = all(engine.tp == engines[0].tp for engine in engines)
         joined = equal and dist.is_initialized()
@@ -463,8 +463,8 @@ class DistributedChannel(_Channel):
         return flat, slices
 
     def _messages(self, shards: Shards) -> list[Outgoing] | MilesError:
-        """Return what this rank sends of a bucket. The first time, the engines say before what they
-        take of it; why they did not is told on every rank."""
+        """Return this rank's messages for a bucket. The first time, ask the engines which parts
+        they need; if that fails, every rank returns the error."""
         if self._pusher is None:
             try:
                 self._pusher = Pusher(
@@ -491,8 +491,8 @@ class DistributedChannel(_Channel):
         return self._pusher.messages(shards)
 
     def _collect(self, own: Any) -> Any:
-        """Every rank sends its messages, unless rank 0 has met a failure: nobody would receive
-        them. Returns on rank 0 what all ranks send."""
+        """Let every rank send its messages, unless rank 0 has had a failure: nobody would receive
+        them. Returns on rank 0 the messages of all ranks."""
         if not self._shards or isinstance(own, MilesError):
             return own
         everyones: list[Any] = [None] * dist.get_world_size()
@@ -506,8 +506,8 @@ class DistributedChannel(_Channel):
         return everyones
 
     def _begin_loading(self, whole: Any) -> None:
-        """The bytes have left when this returns, or are on their way; the engines put them into
-        place meanwhile."""
+        """Start the transfer. The bytes have left when this returns, or are on their way; the
+        engines put them into place in the meantime."""
         if isinstance(whole, MilesError):
             raise whole
         if self._shards:
@@ -547,8 +547,8 @@ def _rank() -> int:
 
 
 def _caught(action, *arguments: object) -> MilesError | None:
-    """Return the error that it raised, to be agreed upon before it is raised; anything but a
-    MilesError is a fault of ours and flies."""
+    """Run `action` and return the MilesError that it raises, so that the ranks can agree on it
+    first. Any other exception is a bug and passes through."""
     try:
         action(*arguments)
     except MilesError as error:
@@ -557,8 +557,8 @@ def _caught(action, *arguments: object) -> MilesError | None:
 
 
 def _agree(failure: MilesError | None) -> None:
-    """Every rank raises what rank 0 met, or returns. Where the ranks have lost each other too, rank
-    0 still says what it met first."""
+    """Raise rank 0's error on every rank, if it has one. If the ranks have lost each other too,
+    rank 0 still raises its first error."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         box = [failure]
         try:

@@ -1,6 +1,6 @@
-"""Two ways by which engines that share no memory with the trainer read weights, when they want
-them: files in a folder that all nodes reach, and memory that Mooncake reads over RDMA. Run inside
-trainer ranks, as the other channels do, whose orders and pieces these are."""
+"""Two channels for engines that share no memory with the trainer and read the weights when they
+need them: files in a folder that all nodes reach, and memory that Mooncake reads over RDMA. They
+run inside trainer ranks, and use the orders and pieces of the other channels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _ElsewhereChannel(TensorChannel):
     """Engine ranks read pieces from every trainer rank, and whole tensors from rank 0."""
 
     def open(self, engines: list[EngineAddress]) -> None:
-        """Also prepare this node. Raises MachineError on all ranks where one cannot."""
+        """Open the channel and prepare this node. Raises MachineError on all ranks if one fails."""
         super().open(engines)
         failures: list[MachineError | None] = [None]
         try:
@@ -42,7 +42,7 @@ class _ElsewhereChannel(TensorChannel):
                 raise failure
 
     def _prepare(self) -> None:
-        """Make what buckets are written into. Raises MachineError."""
+        """Create the place for buckets. Raises MachineError."""
         raise NotImplementedError
 
     def _readers_of(
@@ -58,14 +58,14 @@ class _ElsewhereChannel(TensorChannel):
 
 
 class DiskChannel(_ElsewhereChannel):
-    """Sends through files, of which there are two per trainer rank at a time. Each has a new name,
-    so that no node has an older one in its cache; engines map them and read their cut."""
+    """Sends through files, at most two per trainer rank at a time. Each has a new name, so that no
+    node has an older one in its cache; engines map them and read their part."""
 
     folder: Path | None = None
-    """Folder that trainer ranks and engines reach under one name; the run's own, in a run."""
+    """Folder that trainer ranks and engines reach under the same path; a run uses its own."""
 
     def _prepare(self) -> None:
-        """Make the folder, and remove the files that this rank left there when it was killed."""
+        """Create the folder, and remove files that this rank left there when it was killed."""
         assert self.folder is not None, "a disk channel needs a folder"
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class _FileBuffer(SharedBuffer):
         self.made_for, self._folder = made_for, folder
 
     def write(self, bucket: Bucket) -> None:
-        """Write a new file. Raises MachineError where the folder has no room, or is not there."""
+        """Write a new file. Raises MachineError if the folder is full, or does not exist."""
         self.free()
         self._file = self._folder / f"{_prefix()}{secrets.token_hex(8)}"
         try:
@@ -117,8 +117,8 @@ def _not_written(folder: Path, error: OSError, *, size_bytes: int = 0) -> Machin
 
 
 class RdmaChannel(_ElsewhereChannel):
-    """Sends through Mooncake: each engine rank reads the pieces of its cut out of host memory that
-    the trainer ranks registered. A whole tensor is one piece of rank 0."""
+    """Sends through Mooncake: each engine rank reads its pieces from host memory that the trainer
+    ranks registered. A whole tensor is one piece, of rank 0."""
 
     require_node = staticmethod(require_node)
 
@@ -147,7 +147,7 @@ def _piece(name: str, tensor: torch.Tensor) -> Shard:
 
 
 class _RegisteredBuffer(SharedBuffer):
-    """Holds a bucket in host memory that others read."""
+    """Holds a bucket in host memory that engines read over RDMA."""
 
     def __init__(self, size_bytes: int, *, made_for: torch.device, endpoint: Endpoint) -> None:
         super().__init__(size_bytes, _HOST)
@@ -156,13 +156,13 @@ class _RegisteredBuffer(SharedBuffer):
         endpoint.register(self.flat)
 
     def write(self, bucket: Bucket) -> None:
-        """Copy it; from a device, until it is there."""
+        """Copy the bucket; if it is on a device, wait until the copy is complete."""
         write_flat(bucket, self.flat)
 
     def handle(self, used: int) -> str:
-        """Return what an engine rank reads it by."""
+        """Return the handle by which an engine rank reads the buffer."""
         return handle_of(self._endpoint, self.flat)
 
     def free(self) -> None:
-        """Let nobody read it any more."""
+        """Unregister the memory, so that no engine reads it any more."""
         self._endpoint.forget(self.flat)

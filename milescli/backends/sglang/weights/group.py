@@ -22,9 +22,9 @@ from milescli.core.units import format_duration
 from milescli.weights.base import Slice
 
 POLL_S = 0.002
-"""Between two looks at whether a broadcast has left."""
+"""Seconds between two checks whether a broadcast has left."""
 LEAVE_TIMEOUT_S = 10.0
-"""For an engine to say that it left: whoever closes the group needs no reply."""
+"""Time for an engine to confirm that it left: closing the group needs no reply."""
 
 
 class WeightGroup:

@@ -26,9 +26,10 @@ from milescli.weights.delta import Delta, Words, encode
 from milescli.weights.shards import Box, Shards
 
 _ALIGNED = 16
-"""Bytes: each piece of a message starts at a multiple of it, so that its numbers can be viewed."""
+"""Each piece of a message starts at a multiple of this many bytes, so that its numbers can be
+viewed."""
 LARGEST_SHARE = 0.5
-"""Of a message's bytes: if changes take more, all numbers are sent."""
+"""Share of a message's bytes: if the changes take more, all numbers are sent."""
 
 Cut = list[tuple[int, Box]]
 """(number of a tensor in its bucket, box) of each piece that an engine rank takes."""
@@ -41,7 +42,7 @@ class Extent:
     shard: int
     """Number of the shard in its bucket."""
     box: Box
-    """In the whole tensor."""
+    """Box in the whole tensor."""
     start: int
     """First byte in the engine rank's memory."""
     end: int
@@ -49,7 +50,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What one engine rank is sent of a bucket; the same for all replicas."""
+    """What one engine rank gets of a bucket; the same for all replicas."""
 
     of_sender: dict[int, list[Extent]]
     """Trainer rank -> its pieces, in order; senders follow one another in the rank's memory."""
@@ -99,9 +100,9 @@ class Sent:
 
     engine_rank: int
     size_bytes: int
-    """As it travels."""
+    """Bytes on the wire."""
     delta: Delta | None
-    """None: all numbers."""
+    """How the changes are coded; None: all numbers are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +206,7 @@ class Pusher:
         ]
 
     def _flats(self, shards: Shards, deliveries: list[Delivery]) -> Iterator[tuple[int, Tensor]]:
-        """(engine rank, [bytes] uint8) of this rank's messages."""
+        """Yield (engine rank, [bytes] uint8) of this rank's messages."""
         for engine_rank, delivery in enumerate(deliveries):
             if self._rank not in delivery.of_sender:
                 continue
@@ -224,7 +225,8 @@ class Pusher:
             yield engine_rank, flat
 
     def _coded(self, place: tuple[int, int], flat: Tensor) -> Outgoing:
-        """The message whole, or what changed since the last publish, if that is much less."""
+        """Return the whole message, or what changed since the last publish, if that is much
+        smaller."""
         if self._full_every == 1:
             return Outgoing(engine_rank=place[1], wire=flat, delta=None)
         new = flat.cpu().numpy().view(np.int16)
@@ -276,7 +278,7 @@ class Pusher:
         shards: Shards,
         sent: Mapping[tuple[int, int], Sent],
     ) -> dict[str, Any]:
-        """What arrives at a rank of any engine, and where its numbers are."""
+        """Return what arrives at a rank of any engine, and where its numbers are."""
         kinds = {shard.part.name: shard.part for shard in shards}
         boxes: dict[str, list[object]] = {name: [] for name in kinds}
         parts, at = [], 0
@@ -302,7 +304,7 @@ class Pusher:
         }
 
     def _route(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
-        """From whom an engine rank receives, and to whom it passes on."""
+        """Return from whom an engine rank receives, and to whom it passes the data on."""
         below = [
             self._place(each, engine_rank)
             for each in range(self.num_trees, len(self._orders.engines))
@@ -336,7 +338,7 @@ class Pusher:
         )
 
     def _above(self, engine: int) -> int:
-        """The engine that passes on to this one: each passes on to two of its tree."""
+        """Return the engine that passes on to this one: each passes on to two of its tree."""
         tree, place = engine % self.num_trees, engine // self.num_trees
         return (place - 1) // 2 * self.num_trees + tree
 

@@ -23,7 +23,7 @@ from milescli.weights.base import Bucket, Slice, aligned, layout, write_flat
 
 FOLDER = Path("/dev/shm")
 ROOM_WITHIN_S = 10.0
-"""For another process to give back what it holds in a full /dev/shm."""
+"""Time for another process to release its memory in a full /dev/shm."""
 _LOOK_EVERY_S = 0.2
 _DEVICE_ARGUMENT = 6
 """Place of the device index among the arguments of torch's rebuild_cuda_tensor."""

@@ -58,19 +58,19 @@ class Batched:
     layer at once."""
 
     images_see_themselves = False
-    """Tokens of an image see all of it (Gemma 3)."""
+    """True if tokens of an image see all of it (Gemma 3)."""
     _images: Sequence[tuple[int, int, int]] = ()
-    """(request, first, last place) of the images that this pass computes."""
+    """(request, first, last place) of the images in this pass."""
     _has_kernel = False
-    """A decode step over this cache is one call."""
+    """True if one call of a kernel computes a decode step over this cache."""
     _by_kernel = False
-    """This forward is such a step, or `exact`: each query is then summed by itself."""
+    """True if this pass is such a step, or under `exact`: each query is then summed by itself."""
     _rows: torch.Tensor | None = None
     """[T] row of the table of slots of each query, in such a step."""
     _seen: torch.Tensor | None = None
     """[T] positions that each query sees, its own included."""
     _longest_context = 0
-    """The most of them."""
+    """Largest of them."""
 
     num_guessed = 0
     """Tokens of every request that a draft model has guessed before this pass, which are in the
@@ -151,7 +151,7 @@ class Batched:
             self._tree = guesses.custom_mask.view(-1, num_new, num_new)
 
     def _plan_slots(self, forward_batch) -> None:
-        """Which slots hold the contexts, and what each query may see of them."""
+        """Find the slots of the contexts, and what each query may see of them."""
         lens_B = self._lens
         num_slots = int(lens_B.max())
         slots_BN = self.req_to_token_pool.req_to_token[
@@ -174,8 +174,8 @@ class Batched:
         self._plan_extend(self._prefix, self._new)
 
     def _plan_extend(self, prefix_B: torch.Tensor, new_B: torch.Tensor) -> None:
-        """New tokens lie one request after the other; the padded form puts each request in a row of
-        its own."""
+        """Plan the padded form, with a row for each request; new tokens lie one request after the
+        other."""
         longest = int(new_B.max())
         offset_Q = torch.arange(longest, device=new_B.device)
         is_new_BQ = offset_Q[None] < new_B[:, None]
@@ -305,7 +305,7 @@ class Batched:
 
 
 def _is_plain(layer) -> bool:
-    """True if its heads are what the kernel takes."""
+    """Return True if the kernel supports its heads."""
     size = layer.qk_head_dim
     fits = size == layer.v_head_dim and size % cpu_kernels.LANES == 0
     return fits and not layer.is_cross_attention

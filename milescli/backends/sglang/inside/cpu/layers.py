@@ -130,7 +130,7 @@ def _install_experts() -> None:
 
 
 def _not_pinned(*args: object, **kwargs: object) -> None:
-    """Pinning is for copies to a GPU."""
+    """Leave tensors unpinned: pinning is for copies to a GPU."""
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""MiniMax-M2 on a CPU: the norm of queries and keys over all heads, which SGLang has in Triton
-alone."""
+"""MiniMax-M2 on a CPU: the norm of queries and keys over all heads, for which SGLang only has a
+Triton kernel."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 
 def install() -> None:
-    """Replace the two halves of that norm: sums of squares, and what they scale."""
+    """Replace the two halves of that norm: the sums of squares, and the scaling by them."""
     from sglang.srt.models import minimax_m2
 
     def squares(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """[2 * tokens] float32, all queries' before all keys'."""
+        """Return [2 * tokens] float32 sums of squares, all queries' before all keys'."""
         return torch.cat([part.float().square().sum(dim=-1) for part in (query, key)])
 
     def apply(query, key, query_weight, key_weight, sums, tp_world: int = 1, eps: float = 1e-5):

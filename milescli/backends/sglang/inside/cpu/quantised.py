@@ -37,7 +37,7 @@ _PLAIN = "plain_weights"
 
 @functools.cache
 def _input_codec() -> Codec | None:
-    """The codec of inputs in this process; None: they stay as they are."""
+    """Return the codec of inputs in this process; None if they stay unrounded."""
     form = os.environ.get(INPUTS_VARIABLE)
     return None if form is None else INPUT_CODECS[cast("Quantised", form)]
 
@@ -76,7 +76,7 @@ def _int4(method: Any, layer: torch.nn.Module, name: str) -> Tensor:
 
 
 def _nvfp4(method: Any, layer: torch.nn.Module, name: str) -> Tensor:
-    """Each part of a fused matrix has a global scale of its own."""
+    """Dequantise NVFP4; each part of a fused matrix has its own global scale."""
     values, scale = getattr(layer, name), getattr(layer, f"{name}_scale")
     whole = getattr(layer, f"{name}_scale_2")
     if values.dim() > 2:

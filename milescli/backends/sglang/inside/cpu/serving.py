@@ -47,7 +47,7 @@ def _install_complete_weights() -> None:
 
 
 _SHARED = ("model.embed_tokens.weight", "lm_head.weight")
-"""Which an MTP layer takes of the model, after its own are loaded."""
+"""Weights that an MTP layer takes from the model after loading its own."""
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
-"""States of gated delta nets while a model looks at guesses, on a CPU: each guess goes on from the
-state of the one that it hangs on, none is taken over yet, and afterwards that of the last right one
-is. In plain torch, with what SGLang keeps and calls for it on a GPU.
+"""States of gated delta nets during speculative decoding, on a CPU: each guess continues from the
+state of its parent; no state is committed at first, and after verification that of the last
+accepted guess is. In plain torch, with SGLang's data structures and calls for a GPU.
 
-Letters: B requests, N nodes of a request's tree (its last token, then the guesses; each behind the
-one that it hangs on), H value heads, K and V dims of a key and a value.
+Letters: B requests, N nodes of a request's tree (its last token, then the guesses; each after its
+parent), H value heads, K and V dims of a key and a value.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def install() -> None:
     stock = hybrid.MambaAttnBackendBase._forward_metadata
 
     def forward_metadata(self, forward_batch):
-        """Stock leaves the parents to a kernel, and takes guesses on one way to be a chain, which
-        the padding of n-grams is not."""
+        """Fill in each node's parent. SGLang's own code leaves that to a kernel, and takes a single
+        path of guesses to be a chain, which padded n-grams are not."""
         made = stock(self, forward_batch)
         if forward_batch.forward_mode.is_target_verify():
             tree = forward_batch.spec_info

@@ -1,9 +1,9 @@
-"""SGLang's kernels for speculation, in plain torch, for a CPU: what lies where in the cache, how
-guessed tokens hang together, and which of them the model itself would have chosen. `sgl_kernel`'s
-stand-in hands them out under SGLang's names, with SGLang's arguments. Knows no sampling.
+"""SGLang's kernels for speculation, in plain torch, for a CPU: positions in the cache, trees of
+guessed tokens, and which guesses the model itself would have chosen. The stand-in for `sgl_kernel`
+exports them under SGLang's names, with SGLang's arguments. Knows nothing of sampling.
 
 A request's guesses are the nodes of a tree: node 0 is its last sampled token, and a path from there
-is one way in which it might go on. Letters: B requests, N nodes, K most nodes of a path.
+is one possible continuation. Letters: B requests, N nodes, K most nodes of a path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ctypes
 import torch
 
 QUERIES_ONLY = 1
-"""SGLang's mode of tree masks [B * N * N], which it takes on a CPU."""
+"""SGLang's mode of tree masks [B * N * N], which it uses on a CPU."""
 
 
 def build_tree_kernel_efficient_cpu(
@@ -70,13 +70,12 @@ def reconstruct_indices_from_tree_mask(
 
 
 def _number(retrieve_index: torch.Tensor) -> None:
-    """[B, N] each node's row among those of all requests."""
+    """Write [B, N] each node's row among those of all requests."""
     retrieve_index.copy_(torch.arange(retrieve_index.numel()).view_as(retrieve_index))
 
 
 def _ancestors(parents: list[int]) -> torch.Tensor:
-    """Return [N, N] bool: itself, and what its path goes through. A parent comes before its
-    children."""
+    """Return [N, N] bool: the node itself and its ancestors. A parent comes before its children."""
     seen = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -85,7 +84,7 @@ def _ancestors(parents: list[int]) -> torch.Tensor:
 
 
 def _link(parents: list[int], next_token: torch.Tensor, next_sibling: torch.Tensor) -> None:
-    """[N] each: a node's first child, and the next child of its own parent; -1: there is none."""
+    """Write each node's first child, and its parent's next child, [N] each; -1: none."""
     children, siblings = [-1] * len(parents), [-1] * len(parents)
     for node in range(len(parents) - 1, 0, -1):
         siblings[node], children[parents[node]] = children[parents[node]], node
@@ -155,7 +154,8 @@ def assign_req_to_token_pool_cpu(
     slots: torch.Tensor,
     row_size: int,
 ) -> None:
-    """Assign `slots` to these positions; the inverse of `assign_extend_cache_locs_cpu`."""
+    """Assign `slots` to positions [start, end) of each request; the inverse of
+    `assign_extend_cache_locs_cpu`."""
     first = 0
     for span in _spans(slots_of, requests, starts, ends):
         span.copy_(slots[first : first + len(span)])
@@ -165,7 +165,7 @@ def assign_req_to_token_pool_cpu(
 def _spans(
     slots_of: torch.Tensor, requests: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Views of a table [pool, positions] of cache slots."""
+    """Return views of a table [pool, positions] of cache slots."""
     bounds = zip(requests.tolist(), starts.tolist(), ends.tolist(), strict=True)
     return [slots_of[request, start:end] for request, start, end in bounds]
 
@@ -204,8 +204,8 @@ def fill_accept_out_cache_loc_cpu(
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: torch.Tensor, row_bytes: torch.Tensor, to: torch.Tensor, source: torch.Tensor
 ) -> None:
-    """Move rows of all caches, given by their addresses alone, from slots `source` to slots `to`;
-    reads all before it writes one."""
+    """Move rows of all caches, given by their addresses alone, from slots `source` to slots `to`.
+    Reads all rows of a cache before it writes one."""
     moved = [(a, b) for a, b in zip(to.tolist(), source.tolist(), strict=True) if a != b]
     for address, size in zip(data_ptrs.tolist(), row_bytes.tolist(), strict=True):
         rows = [ctypes.string_at(address + b * size, size) for _, b in moved]
