@@ -78,7 +78,7 @@ VERBS: dict[str, list[list[str]]] = {
     "foreign": [["import", "FILE"], ["import", "--layout", "FILE"]],
 }
 """Path -> command lines that read it; FILE is the damaged file."""
-BOUND_S = 60
+BOUND_S = 300
 """Of one command line: many times what it takes."""
 NUM_DAMAGES = int(os.environ.get("MILES_DAMAGES", "24"))
 
