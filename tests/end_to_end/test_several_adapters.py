@@ -109,26 +109,26 @@ def test_neither_processes_that_collect_for_each_nor_waves_change_a_number(
     several: Workplace, tmp_path: Path
 ) -> None:
     """Not where the driver is killed, nor where such a process dies."""
-    collected = ("--name", "apart", "--set", "machine.collectors=4")
+    collected = ("--name", "waves-of-two", "--set", "machine.collectors=4")
     collected += ("--set", "engines.num=2", "--set", "weights.wave_share=0.5")
-    process, second = several.start(*LAUNCH, *collected), "apart/adapters/second"
+    process, second = several.start(*LAUNCH, *collected), "waves-of-two/adapters/second"
     for happened in (saved(2), step_done(2)):
         several.wait_for(second, happened, process)
     process.send_signal(signal.SIGKILL)
     several.finish(process)
     past = len(several.events(second))
-    process = several.start("resume", "apart")
+    process = several.start("resume", "waves-of-two")
     several.wait_for(second, step_done(4), process, after=past)
     actor_of(process.pid, "collector-1-of-second.log").kill()
     finished = several.finish(process)
     assert finished.code == 0, finished
     for name in OWN:
-        ours, theirs = (f"{run}/adapters/{name}" for run in ("apart", "both"))
+        ours, theirs = (f"{run}/adapters/{name}" for run in ("waves-of-two", "both"))
         assert _learned(several, ours) == _learned(several, theirs)
         weights = _weights(several, ours, tmp_path / f"ours-{name}")
         others = _weights(several, theirs, tmp_path / f"theirs-{name}")
         assert all(torch.equal(weights[key], others[key]) for key in others)
-    events = several.events("apart")
+    events = several.events("waves-of-two")
     assert "collector 1 of second" in [e["worker"] for e in events if "Replaced" in e["event"]]
 
 
