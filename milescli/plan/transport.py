@@ -105,7 +105,7 @@ OFFERED_IN = {
 
 def why_whole(recipe: Recipe, memory: MemoryModel) -> str | None:
     """Return why weights are published as whole tensors; None if each rank sends its pieces."""
-    if recipe.train.lora.is_on or memory.sent is not memory.counter:
+    if recipe.train.lora.is_on:
         return "an adapter is trained"
     if recipe.weights.format not in FORMATS.builtin:
         return "`weights.format` is your own"

@@ -230,7 +230,8 @@ class RequestBatcher:
         """Choose which engine gets which requests. The next turn of a conversation goes to the
         engine that caches its beginning, unless that is busier than another by a whole call. The
         rest goes in equal shares to those with the fewest, as far as they have room; what is left
-        is held back. Each share counts as open before the next is requested."""
+        is held back. While every engine is busy, up to `REFILL` requests stay together: samples of
+        one prompt then share its cache. Each share counts as open before the next is requested."""
         open_ = [engine for engine in self._engines.values() if not engine.is_closed]
         least = min((engine.num_open for engine in open_), default=0)
         at_home, others = defaultdict[str, list[_Request]](list), list[_Request]()
@@ -245,7 +246,8 @@ class RequestBatcher:
         for url, requests in at_home.items():
             for start in range(0, len(requests), MAX_BATCH):
                 yield self._engines[url], requests[start : start + MAX_BATCH]
-        size, start = min(MAX_BATCH, -(-len(others) // max(1, len(open_)))), 0
+        share = -(-len(others) // max(1, len(open_)))
+        size, start = min(MAX_BATCH, max(share, REFILL if least >= REFILL else 0)), 0
         while start < len(others):
             engine = min(open_, key=lambda engine: engine.num_open, default=None)
             if engine is not None and not engine.room:  # another may run more

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from milescli.backends.sglang.client import batching
-from milescli.backends.sglang.client.batching import MAX_BATCH, RequestBatcher
+from milescli.backends.sglang.client.batching import MAX_BATCH, REFILL, RequestBatcher
 from milescli.backends.sglang.client.http import EngineDied, Hiccup
 from tests.waiting import settled
 
@@ -80,6 +80,36 @@ def test_several_engines_get_as_many_each(count):
     assert [reply["said"] for reply in replies] == [[number] for number in range(count)]
     shares = [sum(len(call["input_ids"]) for call in engine.calls) for engine in engines]
     assert sum(shares) == count and abs(shares[0] - shares[1]) <= MAX_BATCH // 2
+
+
+@pytest.mark.parametrize(("num_open", "num_asked"), [(0, 4), (REFILL - 1, 4), (REFILL, 1)])
+def test_samples_of_a_prompt_stay_together_where_every_engine_is_busy(num_open, num_asked):
+    async def main() -> list[int]:
+        asked = list[int]()
+
+        def stream_of(place: int):
+            async def stream(sent: dict, timeout_s: float):
+                asked.append(place)
+                await asyncio.Event().wait()
+                yield sent
+
+            return stream
+
+        batches = batcher(*(stream_of(place) for place in range(4)))
+        tasks = list[asyncio.Task]()
+        for number, count in enumerate((4 * num_open, REFILL)):
+            asked.clear()
+            tasks += [
+                asyncio.create_task(batches.ask(body(number), timeout_s=TIMEOUT_S))
+                for _ in range(count)
+            ]
+            await settled()
+        for task in tasks:
+            task.cancel()
+        await batches.close()
+        return asked
+
+    assert len(set(asyncio.run(main()))) == num_asked
 
 
 def test_the_engine_with_the_fewest_is_asked_next():
