@@ -3,8 +3,9 @@
     python bench/rollout.py [--pairs 5] [--shape reference --shape quickstart --shape grouped]
 
 Real engines, as many and with as many threads as the plan for this machine has; tiny models with
-random weights, of which no response ends early. One run is a burst of all responses at once. The peer is one batch in a process of its own, with torch's own number of
-threads. Both sides read the same model folder and get the same prompts.
+random weights, of which no response ends early. One run is a burst of all responses at once. The
+peer is one batch in a process of its own, with torch's own number of threads. Both sides read the
+same model folder and get the same prompts.
 """
 
 from __future__ import annotations
