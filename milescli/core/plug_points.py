@@ -328,6 +328,7 @@ CHANNELS = PlugPoint(
         "distributed": "milescli.backends.sglang.weights.channels:DistributedChannel",
         "disk": "milescli.backends.sglang.weights.elsewhere:DiskChannel",
         "rdma": "milescli.backends.sglang.weights.elsewhere:RdmaChannel",
+        "store": "milescli.backends.sglang.weights.through_store:StoreChannel",
     },
     off="auto",
     runs_in="rank",

@@ -395,7 +395,8 @@ def _nodes(
     )
     published = memory.sent_weights(engines, size=load.size) if engines.num else 0
     bucket = bucket_bytes(sync.bucket_mib, on_cpu=True)
-    landing = bucket if sync.channel == "rdma" else 0  # of an engine rank, which reads into it
+    # of an engine rank, which reads into it
+    landing = bucket if sync.named_channel in ("rdma", "store") else 0
     sent = min(2 * bucket, published)  # one is written while the other is read
     largest = 0 if memory.slots else facts.vocab_size * facts.hidden_size
     compared = published + 3 * largest // engines.tp  # with three masks of the largest weight

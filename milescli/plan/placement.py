@@ -151,8 +151,9 @@ def choose_channel(
         )
     channel = "distributed"
     why = "trainer and engines have devices of their own"
-    if recipe.weights.channel != "auto":
-        channel, why = recipe.weights.channel, "pinned by `weights.channel`"
+    if (named := recipe.weights.named_channel) != "auto":
+        pin = "weights.store" if recipe.weights.channel == "auto" else "weights.channel"
+        channel, why = named, f"pinned by `{pin}`"
         open_to_all = "; Mooncake listens on every address of a node, and asks for no key"
         why += open_to_all * (channel == "rdma")
     elif alone and colocated:

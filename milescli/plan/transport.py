@@ -88,8 +88,8 @@ def sent_copies(recipe: Recipe, memory: MemoryModel, *, colocated: bool) -> int:
     """Return how many copies the trainer stores of the weights that were sent last, from which
     `weights.full_every` finds changes; if it stores any, engines store one. While engines are
     updated in waves, some still have the weights before."""
-    channel = recipe.weights.channel
-    is_apart = channel == "distributed" or (channel == "auto" and not colocated)
+    channel = recipe.weights.named_channel
+    is_apart = channel in ("distributed", "store") or (channel == "auto" and not colocated)
     keeps = recipe.has_engines and recipe.weights.full_every > 1 and is_apart
     keeps = keeps and why_whole(recipe, memory) is None
     return keeps * (2 if recipe.weights.wave_share < 1 else 1)
@@ -137,11 +137,19 @@ def note_transfer(
         if place is None and recipe.weights.full_every > 1:
             log.note("weights.full_every", 1, f"whole tensors are sent each time, as {why}")
         return
-    moved = transfer(memory, trainer, engines, size=size, shared=place is not None)
+    stored = channel == "store"
+    moved = transfer(
+        memory, trainer, engines, size=size, shared=place is not None, passed_on=not stored
+    )
     if place is not None:
         said = (
             f"each trainer rank (of {ranks}) offers about {format_bytes(moved.sent // ranks)} in "
             f"{place}, of which each engine rank reads its {format_bytes(moved.received)}"
+        )
+    elif stored:
+        said = (
+            f"each trainer rank (of {ranks}) writes at most {format_bytes(moved.busiest)} to "
+            f"`weights.store`, from which each engine rank reads {format_bytes(moved.received)}"
         )
     else:
         said = (
@@ -149,8 +157,8 @@ def note_transfer(
             f"model to {moved.trees} of the engines, which pass it on), and each engine rank "
             f"receives {format_bytes(moved.received)} once and sends it at most twice"
         )
-        if (every := recipe.weights.full_every) > 1:
-            said += f"; {every - 1} of {every} publishes send only what changed"
+    if place is None and (every := recipe.weights.full_every) > 1:
+        said += f"; {every - 1} of {every} publishes send only what changed"
     of_engine = format_bytes(moved.received * engines.tp)
     log.note("weights.transfer", of_engine, f"{said}; an estimate for whole pieces")
 
@@ -185,18 +193,20 @@ def transfer(
     *,
     size: int,
     shared: bool,
+    passed_on: bool = True,
     num_nodes: int = 1,
 ) -> Transfer:
     """Return what a publish moves, as `backends.sglang.weights` does it. `size`: bytes of a weight;
-    `shared`: through shared memory of each node."""
+    `shared`: through shared memory of each node; `passed_on`: else from engine to engine, or all of
+    them read the same objects."""
     received, ranks = memory.sent_weights(engines, size=size), trainer.world_size
     if shared:
         model = memory.sent_weights(EngineLayout(), size=size)
         sent, trees, children, levels = num_nodes * model, 0, 0, 1
     else:
-        trees = max(1, min(engines.num, ranks // engines.tp))
+        trees = max(1, min(engines.num, ranks // engines.tp)) if passed_on else 1
         sent = trees * engines.tp * received
-        of_tree = -(-engines.num // trees)
+        of_tree = -(-engines.num // trees) if passed_on else 1
         children = min(CHILDREN, of_tree - 1)
         # the first engine of a tree is place 0, and place n is below (n - 1) // 2
         levels = of_tree.bit_length()

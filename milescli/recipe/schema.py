@@ -37,7 +37,12 @@ class Weights(Section):
     channel: str = "auto"
     """tensor: shared memory, if trainer and engines share devices; distributed: a process group
     with engines on other devices; disk: files in the run's folder; rdma: memory that engines read
-    through Mooncake; auto: the plan chooses; or an import path to a class."""
+    through Mooncake; store: objects in `weights.store`; auto: the plan chooses; or an import path
+    to a class."""
+    store: str | None = None
+    """URL of an object store, such as s3://bucket/weights, through which weights travel where the
+    engines reach the trainer in no other way (docs/weight-sync.md). Its credentials come from its
+    own environment variables or files."""
     format: str = "hf"
     """Format of the tensors that engines receive: hf (as in a Hugging Face folder), or an import
     path."""
@@ -46,13 +51,19 @@ class Weights(Section):
     64."""
     full_every: Positive = 1
     """Every how many publishes all weights are sent; the others send what changed, by checksum, if
-    the channel is distributed. 1: always all. Trainer and engines keep a copy in host memory."""
+    the channel is distributed or store. 1: always all. Trainer and engines keep a copy in host
+    memory."""
     wave_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Largest share of the engines that a publish pauses at a time, where they have devices of
     their own: the others sample meanwhile, with older weights. 1: all at once."""
     verify: bool = False
     """After each publish, check bit for bit that the engines hold the weights that the trainer
     sent."""
+
+    @property
+    def named_channel(self) -> str:
+        """Return the channel that the recipe names; `auto` if the plan chooses."""
+        return "store" if self.channel == "auto" and self.store is not None else self.channel
 
 
 class Checkpoint(Section):

@@ -198,10 +198,10 @@ def draft_rules(recipe: Recipe) -> Iterator[Rule]:
         fix=[_NO_DRAFT, f"--set {_KEY}.kind=draft --set {_KEY}.model=MODEL"],
     )
     yield Rule(
-        weights.channel not in ("auto", "tensor"),
+        weights.named_channel not in ("auto", "tensor"),
         "the trained draft model would not reach the engines",
-        why=f"`weights.channel` is {weights.channel}, which sends only the policy",
-        fix=["--set weights.channel=tensor", _NO_DRAFT],
+        why=f"the channel is {weights.named_channel}, which sends only the policy",
+        fix=["--set weights.store=null --set weights.channel=tensor", _NO_DRAFT],
     )
     yield Rule(
         weights.format != "hf",

@@ -4,7 +4,7 @@ refused, and which package each needs. Opens nothing; `backends.stores` does."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import RecipeError
@@ -24,7 +24,12 @@ PACKAGES = {
 }
 """Scheme -> the package that fsspec needs for it."""
 BUCKET = "s3://bucket"
+NO_STORE = "--set weights.store=null --set weights.channel=auto"
+"""Fix where weights cannot go through a store."""
 _URL = re.compile(r"([a-zA-Z][\w+.-]*)://(.*)", re.DOTALL)
+_VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "abfs": "AZURE_"}
+"""Scheme -> how the names of the variables begin from which its client takes credentials and
+settings."""
 _COPY = {
     "s3": ("aws s3 sync", "aws s3 cp"),
     "gs": ("gcloud storage rsync -r", "gcloud storage cp"),
@@ -42,6 +47,12 @@ def is_store_url(text: str) -> bool:
 def scheme_of(url: str) -> str:
     """Return the scheme of a URL: s3 for s3://bucket/name."""
     return url.partition("://")[0]
+
+
+def variables_of(url: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `environ` that the client of a URL's store may need."""
+    start = _VARIABLES.get(scheme_of(url))
+    return {name: value for name, value in environ.items() if start and name.startswith(start)}
 
 
 def require_store_url(text: str, *, key: str) -> str:
@@ -77,9 +88,24 @@ def _fault_of(text: str) -> str | None:
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
     """Yield the rules for values that may, or may not, be the URL of a store."""
-    mirror, data = recipe.checkpoint.mirror, recipe.data
+    mirror, data, weights = recipe.checkpoint.mirror, recipe.data, recipe.weights
     if mirror is not None:
         require_store_url(mirror, key="checkpoint.mirror")
+    if weights.store is not None:
+        require_store_url(weights.store, key="weights.store")
+    yield Rule(
+        weights.store is not None and scheme_of(weights.store) == "hf",
+        "weights cannot travel through the Hugging Face hub",
+        why="engine ranks read signed links, which the hub does not give",
+        fix=f"--set weights.store={BUCKET}/weights",
+    )
+    yield Rule(
+        (weights.store is not None) != (weights.named_channel == "store"),
+        "`weights.channel` and `weights.store` do not belong together",
+        why=f"`weights.channel` is {weights.channel}, and `weights.store` is "
+        + ("null" if weights.store is None else "set"),
+        fix=[f"--set weights.store={BUCKET}/weights --set weights.channel=store", NO_STORE],
+    )
     own = [one.get("checkpoint") or {} for one in recipe.adapters.values()]
     yield Rule(
         own and (mirror is not None or any("mirror" in one for one in own)),

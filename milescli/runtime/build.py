@@ -31,9 +31,11 @@ from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.platform.late import torch
 from milescli.recipe.schema import Recipe
+from milescli.recipe.store_url import variables_of
 from milescli.runtime.collecting.process import JournalPart
 from milescli.runtime.collecting.share import collector_name, part_of, share_of
 from milescli.runtime.engine_start import engine_folder
+from milescli.runtime.inputs.given_models import weights_place
 from milescli.runtime.planning import engine_spec
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.engines import EngineActors, Engines
@@ -107,7 +109,7 @@ class Builder:
                 ],
                 "adapters": {name: each.recipe for name, each in self.spec.adapters.items()},
                 "channel": CHANNELS.path_of(self.plan.channel) if self.plan.engines.num else None,
-                "channel_dir": str(self.spec.run.path.absolute() / "weights"),
+                "channel_place": weights_place(self.recipe, self.spec.run),
             }
             ranks.append(
                 await self.cluster.spawn(
@@ -134,12 +136,16 @@ class Builder:
         all are killed."""
         timeout_s = self.recipe.machine.start_timeout_s
         try:
-            pids = await start_all(ranks, timeout_s=timeout_s)
+            pids = await start_all(ranks, timeout_s=timeout_s, secrets=self._store_variables())
             await run_all(ranks, "setup", timeout_s=timeout_s)
         except BaseException:
             await self.cluster.kill(ranks)
             raise
         return pids
+
+    def _store_variables(self) -> dict[str, str]:
+        url = self.recipe.weights.store
+        return variables_of(url, os.environ) if url is not None else {}
 
     async def start_engines(
         self, engines: Engines, *, until_started: UntilStarted = _once

@@ -24,6 +24,7 @@ from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.section import Section
 from milescli.recipe.several import KEY as ADAPTERS
+from milescli.runtime.inputs.given_models import require_weight_store
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.planning import plan_without_plugins, refuse_unproven
 from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all
@@ -56,6 +57,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
         run = held.enter_context(_new_run(recipes))
         try:
             require_mirror(loaded.recipe, run)
+            require_weight_store(loaded.recipe, run)
             ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
             prestarted = held.enter_context(ray_begun)
             runs = held.enter_context(adapter_runs(run, recipes))

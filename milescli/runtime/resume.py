@@ -24,6 +24,7 @@ from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs.checks_at_once import require_alerts
+from milescli.runtime.inputs.given_models import require_weight_store
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.inputs.plugins import check_at_once
 from milescli.runtime.inputs.run_inputs import RunInputs
@@ -69,6 +70,7 @@ def resume(
             pasts, are_done = _pasts(run, runs, recipes, output=output)
             require_tracking(loaded.recipe.run)
             _look_at_mirror(loaded.recipe, run, output=output)
+            require_weight_store(loaded.recipe, run)
             for doubt in require_alerts(loaded.recipe.run):
                 output.warn(doubt)
             loaded, nodes = nodes_that_are_left(loaded, output=output)

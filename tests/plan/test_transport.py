@@ -130,6 +130,15 @@ def test_what_engines_read_elsewhere_is_offered_once_and_whole(channel: str, wor
     assert _in_step(every, "trainer-rank") == _in_step(without, "trainer-rank")
 
 
+def test_through_a_store_each_cut_is_written_once_and_changes_are_kept() -> None:
+    cpu = ("machine.gpus=0", "engines.num=3", "weights.store=s3://bucket/w")
+    without, every = _plan("qwen3-0.6b", *cpu), _plan("qwen3-0.6b", *cpu, "weights.full_every=4")
+    said = _keys(every)["weights.transfer"]
+    assert every.channel == "store" and "to `weights.store`" in said
+    assert "3 of 4 publishes send only what changed" in said
+    assert _in_step(every, "trainer-rank") > _in_step(without, "trainer-rank") + 1.5e9
+
+
 def test_engines_that_are_compared_have_room_for_a_second_model() -> None:
     cpu = ("machine.gpus=0", "engines.num=1")
     plain, verified = _plan("qwen3-0.6b", *cpu), _plan("qwen3-0.6b", *cpu, "weights.verify=true")

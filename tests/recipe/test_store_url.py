@@ -8,7 +8,7 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.load import load
-from milescli.recipe.store_url import is_store_url, require_store_url
+from milescli.recipe.store_url import is_store_url, require_store_url, variables_of
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,35 @@ def test_what_is_no_place_or_holds_a_password_is_refused(
         load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
     assert why in caught.value.why
     assert "pw12345" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sets", "what"),
+    [
+        (["weights.store=hf://me/weights"], "cannot travel through the Hugging Face hub"),
+        (["weights.store=s3://bucket/w", "weights.channel=disk"], "do not belong together"),
+        (["weights.channel=store"], "do not belong together"),
+        (["weights.store=bucket/w"], r"`weights\.store` cannot be"),
+    ],
+)
+def test_a_store_for_weights_has_its_channel_and_gives_links(
+    sets: list[str], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=what) as caught:
+        load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    (fix, *_) = caught.value.fixes
+    mended = [*sets, *fix.replace("--set", "").split()]
+    weights = load(
+        "quickstart", sets=mended, environ={}, cwd=tmp_path, home=tmp_path
+    ).recipe.weights
+    assert weights.named_channel == "store"
+
+
+def test_only_variables_of_its_own_service_go_to_who_speaks_to_a_store() -> None:
+    environ = {"AWS_PROFILE": "p", "GOOGLE_CLOUD_PROJECT": "g", "HF_TOKEN": "h", "HOME": "/root"}
+    assert variables_of("s3://bucket/x", environ) == {"AWS_PROFILE": "p"}
+    assert variables_of("gs://bucket/x", environ) == {"GOOGLE_CLOUD_PROJECT": "g"}
+    assert variables_of("file:///mnt/x", environ) == {}
 
 
 def test_models_and_data_are_copied_here_first(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class TrainerRank(Profiled):
         plan: Plan,
         model_dir: str,
         channel: str | None = None,
-        channel_dir: str | None = None,
+        channel_place: str | None = None,
         critic_dir: str | None = None,
         draft_dir: str | None = None,
         teacher_dirs: Sequence[str] = (),
@@ -65,8 +65,8 @@ class TrainerRank(Profiled):
         or None; `draft_dir`: that of the draft model, if it is trained; `teacher_dirs`: those of
         `train.distill.teachers`, if the ranks hold them; `adapters`: name -> recipe, if several
         adapters are trained. `channel`: import path `module:Class` of the weight channel, or None
-        if nothing is published; `channel_dir`: folder for a channel that sends files. Takes no
-        device and opens nothing."""
+        if nothing is published; `channel_place`: folder or URL for a channel that sends files.
+        Takes no device and opens nothing."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
         self.rank = rank
         self.master = (master_addr, master_port)
@@ -76,7 +76,7 @@ class TrainerRank(Profiled):
         self.draft_dir = Path(draft_dir) if draft_dir else None
         self.teacher_dirs = [Path(folder) for folder in teacher_dirs]
         self.adapters = adapters or {}
-        self.channel_path, self.channel_dir = channel, channel_dir
+        self.channel_path, self.channel_place = channel, channel_place
         self.dtype = torch.bfloat16 if plan.precision == "bf16" else torch.float32
 
     def setup(self) -> dict[str, float]:
@@ -176,8 +176,8 @@ class TrainerRank(Profiled):
         )
         if hasattr(channel, "full_every"):
             channel.full_every = self.recipe.weights.full_every
-        if hasattr(channel, "folder") and self.channel_dir is not None:
-            channel.folder = Path(self.channel_dir)
+        if hasattr(channel, "place"):
+            channel.place = self.channel_place
         return channel
 
     def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:

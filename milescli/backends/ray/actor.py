@@ -64,7 +64,7 @@ class ActorHandle:
 
     async def start(self, *, timeout_s: float, secrets: Mapping[str, str] = NO_SECRETS) -> int:
         """Build the hosted object; returns its pid. `secrets`: variables that its environment gets
-        from here, where it runs the user's code or asks others; they are in no file."""
+        from here, where it runs the user's code or speaks to services; they are in no file."""
         kwargs, log_path = pickle.dumps(self.kwargs), str(self.log_path)
         ref = self.actor.start.remote(kwargs, log_path, dict(secrets))
         return await _bounded(self, ref, "start", timeout_s)
@@ -103,10 +103,16 @@ async def run_all(
     return await gather_all(tasks)
 
 
-async def start_all(handles: Sequence[ActorHandle], *, timeout_s: float) -> list[int]:
-    """Build all hosted objects at once; returns their pids by rank."""
+async def start_all(
+    handles: Sequence[ActorHandle], *, timeout_s: float, secrets: Mapping[str, str] = NO_SECRETS
+) -> list[int]:
+    """Build all hosted objects at once; returns their pids by rank. `secrets`: as for
+    `ActorHandle.start`."""
     return await gather_all(
-        [asyncio.ensure_future(handle.start(timeout_s=timeout_s)) for handle in handles]
+        [
+            asyncio.ensure_future(handle.start(timeout_s=timeout_s, secrets=secrets))
+            for handle in handles
+        ]
     )
 
 

@@ -17,7 +17,10 @@ from milescli.core.private import without_private, without_values
 from milescli.recipe.store_url import PACKAGES, scheme_of
 
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "s3": {"max_concurrency": 4},  # of parts of 50 MiB, which are in memory
+    "s3": {
+        "max_concurrency": 4,  # of parts of 50 MiB, which are in memory
+        "config_kwargs": {"signature_version": "s3v4"},  # of links: new regions refuse v2
+    },
     "file": {"auto_mkdir": True},
 }
 _LOGINS = {
@@ -95,9 +98,17 @@ class ObjectStore:
                 return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small object; it has its old bytes or all of the new ones."""
+        """Write an object that fits into memory; it has its old bytes or all of the new ones."""
         with self._explained(f"writing {name}"):
-            self._fs.pipe_file(self._at(name), data, **self._bound())
+            self._fs.pipe_file(self._at(name), data, **self._bound(len(data)))
+
+    def link(self, name: str, *, expires_s: float) -> str:
+        """Return a URL by which anybody who has it can read an object for `expires_s` seconds,
+        without credentials; of a folder, the file's."""
+        with self._explained(f"signing a link to {name}"):
+            if self._scheme == "file":
+                return Path(self._at(name)).as_uri()
+            return self._fs.sign(self._at(name), expiration=int(expires_s))
 
     def put(self, file: Path, name: str, *, progress: Callable[[int], object]) -> None:
         """Upload a file, which does not change meanwhile. `progress` gets the number of newly sent

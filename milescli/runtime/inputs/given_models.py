@@ -31,6 +31,7 @@ from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.types import Plan
 from milescli.recipe.machine import RunSettings
 from milescli.recipe.schema import Recipe
+from milescli.recipe.store_url import NO_STORE
 from milescli.recipe.templates import shipped_shape
 
 if TYPE_CHECKING:
@@ -203,6 +204,35 @@ def require_draft(recipe: Recipe) -> ModelFacts | None:
     or cannot read the longest sequence, CheckpointError if it is not a model."""
     path = draft_path(recipe)
     return None if path is None else path.facts(longest_tokens(recipe))
+
+
+def weights_place(recipe: Recipe, run: RunDir) -> str:
+    """Return the folder or the URL at which a run puts weights that its engines read."""
+    if recipe.weights.store is not None:
+        return f"{recipe.weights.store.rstrip('/')}/{run.name}/weights"
+    return str(run.path.absolute() / "weights")
+
+
+def require_weight_store(recipe: Recipe, run: RunDir) -> None:
+    """Write an object to `weights.store`, if it is set, read it as an engine rank does, and remove
+    it. Call it on the main thread before processes start. Raises StoreError."""
+    if recipe.weights.store is None:
+        return
+    from milescli.backends.sglang.inside.links import read_links
+    from milescli.backends.stores.store import open_store
+
+    store = open_store(weights_place(recipe, run), instead=NO_STORE)
+    store.write("probe", b"miles")
+    link = store.link("probe", expires_s=60)
+    try:
+        read_links([(link, 0, 5)], size_bytes=5)
+    except OSError as error:
+        raise MachineError(
+            f"{store.url} gives no links that engines can read",
+            why=str(error),
+            fix=NO_STORE,
+        ) from None
+    store.remove(["probe"])
 
 
 def require_channel(plan: Plan) -> None:

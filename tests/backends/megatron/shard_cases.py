@@ -7,13 +7,13 @@ import os
 import signal
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from milescli.backends.stores.store import open_store
 from milescli.core.errors import MilesError, MismatchError
 from milescli.weights.shards import Part, Shard, whole
 
@@ -77,17 +77,20 @@ def published_in_shards(
     victim: int | None = None,
     has_biases: bool = False,
 ) -> dict[str, Any]:
-    """The weights of a folder in shards into real engines; then whole, by which the engines are
+    """The weights of a folder in shards into real engines, by way of `folder` (or a URL) where it
+    needs one; then whole, by which the engines are
     verified bit for bit. Says the bytes that engine ranks fetched, those of the model, and what
     the next publish raises where rank 0 has killed the process group `victim` before."""
-    from milescli.backends.sglang.weights import channels, elsewhere
+    from milescli.backends.sglang.weights import channels, elsewhere, through_store
     from milescli.core.types import EngineAddress
     from tests.backends.megatron.harness import trainer
 
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
-    channel = getattr(channels if hasattr(channels, way) else elsewhere, way)(timeout_s=120)
+    (module,) = [one for one in (channels, elsewhere, through_store) if _defines(one, way)]
+    channel = getattr(module, way)(timeout_s=120)
+    is_pushed = issubclass(type(channel), channels.PushChannel)
     channel.full_every = 100
-    channel.folder = Path(folder)
+    channel.place = folder
     channel.open([EngineAddress(**engine) for engine in engines])
     shards = made.policy.shards_for_engines(channel.groups)
     assert shards is not None
@@ -100,11 +103,11 @@ def published_in_shards(
         tensor.nbytes for bucket in made.policy.buckets_for_engines() for _, tensor in bucket
     )
     sent, failure = [0], None
-    if way != "DistributedChannel" and not has_biases:
+    if not is_pushed and not has_biases:
         buckets = made.policy.shards_for_engines(channel.groups, for_check=True)
         with pytest.raises(MismatchError, match=r"took nothing of 1 tensors: .*o_proj\.bias"):
             channel.verify(_with_a_bias(shards) for shards in buckets)
-    if way == "DistributedChannel":
+    if is_pushed:
         channel.open([EngineAddress(**engine) for engine in engines])
         sent = [_sent(channel, made) for _ in ("all", "nothing")]
         _nudge(made)
@@ -124,7 +127,7 @@ def published_in_shards(
         assert len({*everyones}) == 1, everyones
     channel.close()
     dist.barrier()  # each rank has removed its own
-    left = [path.name for path in channel.folder.glob("*")]
+    left = [*open_store(folder, instead="").sizes()] if "://" in folder else os.listdir(folder)
     made.close()
     return {
         "fetched": fetched,
@@ -133,6 +136,10 @@ def published_in_shards(
         "failure": failure,
         "left": left,
     }
+
+
+def _defines(module: Any, name: str) -> bool:
+    return getattr(getattr(module, name, None), "__module__", None) == module.__name__
 
 
 def _with_a_bias(shards: list[Shard]) -> list[Shard]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from milescli.backends.sglang.inside.links import read_links
 from milescli.backends.sglang.inside.remote import is_remote, read_elsewhere
 from milescli.weights.delta import Delta, apply
 from milescli.weights.remote import RemoteMemory
@@ -18,8 +19,8 @@ from milescli.weights.shards import Box, Numbers, Recorder, Sharded, Source
 SHARDS_FORMAT = "miles_shards"
 """`load_format` of such an order; its payload is [(JSON of the order, handles of memory)]. An order
 has `tensors` ([name, shape, dtype, boxes] each), which lie in the memory of the handles (shared, in
-a file, or elsewhere), or are received `from` ranks of a `group` and passed on `to` others; or
-`record`, tensors of which it asks what the rank takes."""
+a file, or elsewhere), or come `from` ranks of a `group` and are passed on `to` others, or `from`
+URLs; or `record`, tensors of which it asks what the rank takes."""
 FETCHED = "bytes fetched: "
 """How the reply starts; then JSON: the number of each engine rank."""
 CUTS = "cuts: "
@@ -88,13 +89,16 @@ def _memory(
         from sglang.srt.utils import MultiprocessingSerializer
 
         return [MultiprocessingSerializer.deserialize(handle) for handle in handles], []
-    group = updater._model_update_group[order["group"]]
-    wire = torch.empty(order["wire"], dtype=torch.uint8, device=device)
-    arriving = [group.recv([wire[first:end]], rank, 0) for rank, first, end in order["from"]]
-    for work in arriving:
-        work.wait()
-    passing_on = [group.send([wire], rank, 0) for rank in order["to"]]
-    return [received(order, wire).to(device) if order["keep"] else wire], passing_on
+    if "to" not in order:
+        wire, passing_on = read_links(order["from"], size_bytes=order["wire"]), []
+    else:
+        group = updater._model_update_group[order["group"]]
+        wire = torch.empty(order["wire"], dtype=torch.uint8, device=device)
+        arriving = [group.recv([wire[first:end]], rank, 0) for rank, first, end in order["from"]]
+        for work in arriving:
+            work.wait()
+        passing_on = [group.send([wire], rank, 0) for rank in order["to"]]
+    return [(received(order, wire) if order["keep"] else wire).to(device)], passing_on
 
 
 _kept: dict[str, dict[int, torch.Tensor]] = {}
@@ -111,7 +115,7 @@ def received(order: Mapping[str, Any], wire: torch.Tensor) -> torch.Tensor:
     if order["bucket"] not in buckets:
         buckets[order["bucket"]] = torch.zeros(order["bytes"], dtype=torch.uint8)
     numbers, arrived = buckets[order["bucket"]], wire.cpu()
-    for _, first, end, start, stop, delta in order["parts"]:
+    for first, end, start, stop, delta in order["parts"]:
         if delta is None:
             numbers[start:stop] = arrived[first:end]
         else:

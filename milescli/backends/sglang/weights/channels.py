@@ -22,7 +22,7 @@ from milescli.backends.sglang.inside.quantised import LOADED_FORMAT
 from milescli.backends.sglang.inside.shards import FETCHED, SHARDS_FORMAT
 from milescli.backends.sglang.inside.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weights.group import WeightGroup
-from milescli.backends.sglang.weights.pushing import Outgoing, Pusher
+from milescli.backends.sglang.weights.pushing import GroupRoute, Outgoing, Pusher, Route
 from milescli.backends.sglang.weights.shared_tensor import (
     FOLDER,
     SharedBuffer,
@@ -89,18 +89,18 @@ class _Channel:
 
     def send(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
         try:
-            _agree(self._send_all(buckets))
+            agree(self._send_all(buckets))
         finally:
             self._free()
 
     def verify(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
         """Overwrite the engines' weights, send everything again in the same way, and compare."""
-        failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
+        failure = caught(self._tell_verifier, BEGIN) if rank_here() == 0 else None
         try:
             failure = self._send_all(buckets) or failure
-            if _rank() == 0:
-                failure = failure or _caught(self._tell_verifier, END)
-            _agree(failure)
+            if rank_here() == 0:
+                failure = failure or caught(self._tell_verifier, END)
+            agree(failure)
         finally:
             self._free()
 
@@ -145,14 +145,14 @@ class _Channel:
             quantised = quantised or has_quantised(_dtypes(bucket))
             own = self._flatten(bucket, index)
             # on rank 0; before `_collect` lets the other ranks go on
-            failure = _caught(self._finish_loading) or failure
+            failure = caught(self._finish_loading) or failure
             self._failed = failure is not None
             whole = self._collect(own)
-            if _rank() == 0 and failure is None:
-                failure = _caught(self._begin_loading, whole)
-        failure = _caught(self._finish_loading) or failure
-        if quantised and _rank() == 0 and failure is None:
-            failure = _caught(self._tell, LOADED_FORMAT, "all")
+            if rank_here() == 0 and failure is None:
+                failure = caught(self._begin_loading, whole)
+        failure = caught(self._finish_loading) or failure
+        if quantised and rank_here() == 0 and failure is None:
+            failure = caught(self._tell, LOADED_FORMAT, "all")
         return failure
 
     def _flatten(self, bucket: Any, index: int) -> Any:
@@ -238,7 +238,7 @@ class TensorChannel(_Channel):
             self._shards = bucket
             return self._place(bucket, index)
         self._shards = []
-        mine = self._readers[_rank()]
+        mine = self._readers[rank_here()]
         if not mine:
             return []
         slices = layout(bucket)
@@ -250,7 +250,7 @@ class TensorChannel(_Channel):
 
     def _place(self, shards: Shards, index: int) -> _Placed | MilesError:
         """Put this rank's shards into memory that the engines can read."""
-        rank = _rank()
+        rank = rank_here()
         mine = [
             (str(number), shard.tensor)
             for number, shard in enumerate(shards)
@@ -290,7 +290,7 @@ class TensorChannel(_Channel):
         reads_others = any(self._readers[1:]) or (bool(self._shards) and len(self._readers) > 1)
         if not reads_others:  # all engines read the memory of rank 0
             return [own]
-        gathered = [own for _ in self._readers] if _rank() == 0 else None
+        gathered = [own for _ in self._readers] if rank_here() == 0 else None
         dist.gather_object(own, gathered, dst=0)
         return gathered or []
 
@@ -426,59 +426,40 @@ def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[
     return of_rank
 
 
-class DistributedChannel(_Channel):
-    """Sends through process groups: gloo on a CPU, NCCL (or RCCL) on a GPU, which is untested.
-    Shards go from every trainer rank to the engine ranks that hold them, whole tensors from rank 0
-    to all."""
+class PushChannel(_Channel):
+    """Implements what channels share by which engine ranks get messages: engines say once what they
+    take of each bucket, and are sent that, or what changed of it."""
 
     def __init__(self, **settings: Any) -> None:
         """Accept the settings of every channel."""
         super().__init__(**settings)
-        self._group: WeightGroup | None = None
         self._pusher: Pusher | None = None
         self._shards = Shards()
 
     def open(self, engines: list[EngineAddress]) -> None:
-        """Form the group. Collective: it returns, or raises, on every rank."""
         super().open(engines)
         equal = all(engine.tp == engines[0].tp for engine in engines)
         joined = equal and dist.is_initialized()
         self.groups = [list(range(dist.get_world_size()))] if joined else []
         self.num_receivers = engines[0].tp
-        _agree(_caught(self._form_group) if _rank() == 0 else None)
 
-    def _form_group(self) -> None:
-        self._group = WeightGroup(self.orders, backend=self._backend, host=self._host)
-
-    def _flatten(self, bucket: Any, index: int) -> Any:
-        if bucket and isinstance(bucket[0], Shard):
-            self._shards = bucket
-            return self._messages(bucket)
-        self._shards = []
-        if _rank() != 0:
-            return None
-        slices = layout(bucket)
-        flat = torch.empty(slices[-1].end, dtype=torch.uint8, device=bucket[0][1].device)
-        write_flat(bucket, flat)
-        return flat, slices
+    def _new_route(self) -> Route:
+        """Return the way of messages. Collective: raises MilesError on all ranks, or on none."""
+        raise NotImplementedError
 
     def _messages(self, shards: Shards) -> list[Outgoing] | MilesError:
         """Return this rank's messages for a bucket. The first time, ask the engines which parts
         they need; if that fails, every rank returns the error."""
         if self._pusher is None:
             try:
-                self._pusher = Pusher(
-                    self.orders,
-                    backend=self._backend,
-                    host=self._host,
-                    full_every=self.full_every,
-                )
-                self._pusher.begin_publish()
+                route = self._new_route()
             except MilesError as error:  # on all ranks
                 return error
+            self._pusher = Pusher(self.orders, route, full_every=self.full_every)
+            self._pusher.begin_publish()
         if not self._pusher.knows(shards):
             answer: list[Any] = [None]
-            if _rank() == 0:
+            if rank_here() == 0:
                 try:
                     self._finish_loading()
                     answer = [self._pusher.ask(shards)]
@@ -489,34 +470,6 @@ class DistributedChannel(_Channel):
                 return answer[0]
             self._pusher.learn(shards, answer[0])
         return self._pusher.messages(shards)
-
-    def _collect(self, own: Any) -> Any:
-        """Let every rank send its messages, unless rank 0 has had a failure: nobody would receive
-        them. Returns on rank 0 the messages of all ranks."""
-        if not self._shards or isinstance(own, MilesError):
-            return own
-        everyones: list[Any] = [None] * dist.get_world_size()
-        described = [each.described for each in own]
-        dist.gather_object(described, everyones if _rank() == 0 else None, dst=0)
-        goes_on = [not self._failed]
-        dist.broadcast_object_list(goes_on, src=0)
-        if goes_on[0]:
-            assert self._pusher is not None
-            self.sent_bytes += self._pusher.send(own)
-        return everyones
-
-    def _begin_loading(self, whole: Any) -> None:
-        """Start the transfer. The bytes have left when this returns, or are on their way; the
-        engines put them into place in the meantime."""
-        if isinstance(whole, MilesError):
-            raise whole
-        if self._shards:
-            assert self._pusher is not None
-            self._loading = self._pusher.begin(self._shards, whole)
-            return
-        assert self._group is not None, "send before open"
-        self._loading = self._group.broadcast(*whole)
-        self.sent_bytes += whole[0].numel()
 
     def send(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
         if self._pusher is not None:
@@ -534,19 +487,90 @@ class DistributedChannel(_Channel):
             self._pusher.forget(has_failed=sys.exc_info()[1] is not None)
 
     def close(self) -> None:
-        """Leave the groups on both sides."""
-        for group in (self._group, self._pusher):
-            if group is not None:
-                group.close()
-        self._group = self._pusher = None
+        """Leave the engines."""
+        if self._pusher is not None:
+            self._pusher.close()
+        self._pusher = None
         super().close()
 
 
-def _rank() -> int:
+class DistributedChannel(PushChannel):
+    """Sends through process groups: gloo on a CPU, NCCL (or RCCL) on a GPU, which is untested.
+    Shards go from every trainer rank to the engine ranks that hold them, whole tensors from rank 0
+    to all."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Accept the settings of every channel."""
+        super().__init__(**settings)
+        self._group: WeightGroup | None = None
+        self._route: GroupRoute | None = None
+
+    def open(self, engines: list[EngineAddress]) -> None:
+        """Form the group. Collective: it returns, or raises, on every rank."""
+        super().open(engines)
+        agree(caught(self._form_group) if rank_here() == 0 else None)
+
+    def _form_group(self) -> None:
+        self._group = WeightGroup(self.orders, backend=self._backend, host=self._host)
+
+    def _new_route(self) -> GroupRoute:
+        self._route = GroupRoute(self.orders, backend=self._backend, host=self._host)
+        return self._route
+
+    def _flatten(self, bucket: Any, index: int) -> Any:
+        if bucket and isinstance(bucket[0], Shard):
+            self._shards = bucket
+            return self._messages(bucket)
+        self._shards = []
+        if rank_here() != 0:
+            return None
+        slices = layout(bucket)
+        flat = torch.empty(slices[-1].end, dtype=torch.uint8, device=bucket[0][1].device)
+        write_flat(bucket, flat)
+        return flat, slices
+
+    def _collect(self, own: Any) -> Any:
+        """Let every rank send its messages, unless rank 0 has had a failure: nobody would receive
+        them. Returns on rank 0 the messages of all ranks."""
+        if not self._shards or isinstance(own, MilesError):
+            return own
+        everyones: list[Any] = [None] * dist.get_world_size()
+        described = [each.described() for each in own]
+        dist.gather_object(described, everyones if rank_here() == 0 else None, dst=0)
+        goes_on = [not self._failed]
+        dist.broadcast_object_list(goes_on, src=0)
+        if goes_on[0]:
+            assert self._route is not None
+            self.sent_bytes += self._route.send(own)
+        return everyones
+
+    def _begin_loading(self, whole: Any) -> None:
+        """Start the transfer. The bytes have left when this returns, or are on their way; the
+        engines put them into place in the meantime."""
+        if isinstance(whole, MilesError):
+            raise whole
+        if self._shards:
+            assert self._pusher is not None
+            self._loading = self._pusher.begin(self._shards, whole)
+            return
+        assert self._group is not None, "send before open"
+        self._loading = self._group.broadcast(*whole)
+        self.sent_bytes += whole[0].numel()
+
+    def close(self) -> None:
+        """Leave the groups on both sides."""
+        if self._group is not None:
+            self._group.close()
+        self._group = self._route = None
+        super().close()
+
+
+def rank_here() -> int:
+    """Return this process's rank among the trainer ranks."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _caught(action, *arguments: object) -> MilesError | None:
+def caught(action, *arguments: object) -> MilesError | None:
     """Run `action` and return the MilesError that it raises, so that the ranks can agree on it
     first. Any other exception is a bug and passes through."""
     try:
@@ -556,7 +580,7 @@ def _caught(action, *arguments: object) -> MilesError | None:
     return None
 
 
-def _agree(failure: MilesError | None) -> None:
+def agree(failure: MilesError | None) -> None:
     """Raise rank 0's error on every rank, if it has one. If the ranks have lost each other too,
     rank 0 still raises its first error."""
     if dist.is_initialized() and dist.get_world_size() > 1:

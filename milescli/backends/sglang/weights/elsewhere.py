@@ -5,6 +5,7 @@ run inside trainer ranks, and use the orders and pieces of the other channels.""
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from milescli.backends.sglang.inside.remote import Endpoint, endpoint, handle_of, require_node
-from milescli.backends.sglang.weights.channels import TensorChannel
+from milescli.backends.sglang.weights.channels import TensorChannel, rank_here
 from milescli.backends.sglang.weights.shared_tensor import SharedBuffer, write_file
 from milescli.core.errors import DISK_FULL, MachineError
 from milescli.core.types import EngineAddress
@@ -29,17 +30,7 @@ class _ElsewhereChannel(TensorChannel):
     def open(self, engines: list[EngineAddress]) -> None:
         """Open the channel and prepare this node. Raises MachineError on all ranks if one fails."""
         super().open(engines)
-        failures: list[MachineError | None] = [None]
-        try:
-            self._prepare()
-        except MachineError as error:
-            failures = [error]
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            own, failures = failures[0], [None] * dist.get_world_size()
-            dist.all_gather_object(failures, own)
-        for failure in failures:
-            if failure is not None:
-                raise failure
+        on_all_ranks(self._prepare)
 
     def _prepare(self) -> None:
         """Create the place for buckets. Raises MachineError."""
@@ -57,26 +48,44 @@ class _ElsewhereChannel(TensorChannel):
         return None
 
 
+def on_all_ranks(prepare: Callable[[], None]) -> None:
+    """Run `prepare`. Collective: raises MachineError on all ranks if it does on one."""
+    failures: list[MachineError | None] = [None]
+    try:
+        prepare()
+    except MachineError as error:
+        failures = [error]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        own, failures = failures[0], [None] * dist.get_world_size()
+        dist.all_gather_object(failures, own)
+    for failure in failures:
+        if failure is not None:
+            raise failure
+
+
 class DiskChannel(_ElsewhereChannel):
     """Sends through files, at most two per trainer rank at a time. Each has a new name, so that no
     node has an older one in its cache; engines map them and read their part."""
 
-    folder: Path | None = None
+    place: str | None = None
     """Folder that trainer ranks and engines reach under the same path; a run uses its own."""
+
+    @property
+    def _folder(self) -> Path:
+        assert self.place is not None, "a disk channel needs a folder"
+        return Path(self.place).absolute()
 
     def _prepare(self) -> None:
         """Create the folder, and remove files that this rank left there when it was killed."""
-        assert self.folder is not None, "a disk channel needs a folder"
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for left in self.folder.glob(f"{_prefix()}*"):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in self._folder.glob(f"{prefix()}*"):
                 left.unlink(missing_ok=True)
         except OSError as error:
-            raise _not_written(self.folder, error) from None
+            raise _not_written(self._folder, error) from None
 
     def _new_buffer(self, size_bytes: int, device: torch.device) -> SharedBuffer:
-        assert self.folder is not None, "a disk channel needs a folder"
-        return _FileBuffer(size_bytes, made_for=device, folder=self.folder.absolute())
+        return _FileBuffer(size_bytes, made_for=device, folder=self._folder)
 
 
 class _FileBuffer(SharedBuffer):
@@ -89,7 +98,7 @@ class _FileBuffer(SharedBuffer):
     def write(self, bucket: Bucket) -> None:
         """Write a new file. Raises MachineError if the folder is full, or does not exist."""
         self.free()
-        self._file = self._folder / f"{_prefix()}{secrets.token_hex(8)}"
+        self._file = self._folder / f"{prefix()}{secrets.token_hex(8)}"
         try:
             write_file(bucket, self._file)
         except OSError as error:
@@ -97,8 +106,9 @@ class _FileBuffer(SharedBuffer):
             raise _not_written(self._folder, error, size_bytes=self.size_bytes) from None
 
 
-def _prefix() -> str:
-    return f"rank{dist.get_rank() if dist.is_initialized() else 0}-"
+def prefix() -> str:
+    """Return how the names of this rank's files begin."""
+    return f"rank{rank_here()}-"
 
 
 def _not_written(folder: Path, error: OSError, *, size_bytes: int = 0) -> MachineError:

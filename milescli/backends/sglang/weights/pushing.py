@@ -1,16 +1,16 @@
-"""Shards from every trainer rank to every engine rank that holds them, point to point. Runs inside
-trainer ranks, collectively.
+"""Shards from every trainer rank to every engine rank that holds them, each its own cut. Runs
+inside trainer ranks, collectively.
 
 An engine's cut is what its own loader takes: it is asked once for each bucket, and answered by all
-its ranks (`inside.shards`). Each byte then leaves its sender once for each tree of replicas: the
-first engines are sent to, and pass on what they received to the next ones."""
+its ranks (`inside.shards`). Messages go point to point (`GroupRoute`), or through an object store
+(`weights.store`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -103,6 +103,8 @@ class Sent:
     """Bytes on the wire."""
     delta: Delta | None
     """How the changes are coded; None: all numbers are sent."""
+    link: str | None
+    """URL from which engine ranks read it; None: they receive it from the rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +116,12 @@ class Outgoing:
     """[bytes] uint8"""
     delta: Delta | None
 
-    @property
-    def described(self) -> Sent:
-        """Return what the receiver has to know."""
-        return Sent(engine_rank=self.engine_rank, size_bytes=self.wire.numel(), delta=self.delta)
+    def described(self, link: str | None = None) -> Sent:
+        """Return what the receiver has to know. `link`: as in `Sent`."""
+        size_bytes = self.wire.numel()
+        return Sent(
+            engine_rank=self.engine_rank, size_bytes=size_bytes, delta=self.delta, link=link
+        )
 
 
 _NEWEST: WeakValueDictionary[tuple[int, int], Words] = WeakValueDictionary()
@@ -133,33 +137,123 @@ def _shared(place: tuple[int, int], new: Words, *, but: Words | None) -> Words:
     return newest
 
 
-class Pusher:
-    """Sends the shards of one channel."""
+class Route(Protocol):
+    """Carries messages from trainer ranks to engine ranks."""
 
-    def __init__(self, orders: Orders, *, backend: str, host: str, full_every: int) -> None:
-        """Join all trainer ranks and all engine ranks in one group. Collective: raises WorkerDied
-        or WaitTimeout on all ranks, or on none. Every `full_every`-th publish sends all numbers,
-        the others what changed."""
-        self._orders = orders
-        self._tp = max(engine.tp for engine in orders.engines)
-        assert all(engine.tp == self._tp for engine in orders.engines), orders.engines
+    name: str
+    """Name under which engine ranks keep what came along the route."""
+
+    def stops(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
+        """Return what an order for one rank of one engine adds to that for this rank of every
+        engine: from whom it receives, and to whom it passes the data on."""
+        ...
+
+    def forget(self) -> None:
+        """Free what was sent: it has arrived, or never will."""
+
+    def close(self) -> None:
+        """Leave the engines."""
+
+
+class GroupRoute:
+    """Sends point to point in a process group of all trainer ranks and all engine ranks. Each byte
+    leaves its sender once for each tree of replicas: the first engines are sent to, and pass on
+    what they received to the next ones."""
+
+    def __init__(self, orders: Orders, *, backend: str, host: str) -> None:
+        """Form the group. Collective: raises WorkerDied or WaitTimeout on all ranks, or on
+        none."""
+        self._num_engines, self._tp = len(orders.engines), orders.engines[0].tp
         self._num_ranks = dist.get_world_size()
-        self._rank = dist.get_rank()
         self._group = WeightGroup(
-            orders, backend=backend, host=host, rank=self._rank, num_trainers=self._num_ranks
+            orders, backend=backend, host=host, rank=dist.get_rank(), num_trainers=self._num_ranks
         )
-        self._deliveries: dict[int, list[Delivery]] = {}
-        """Bucket -> [engine rank]"""
+        self.name = self._group.name
         self._sending: list[tuple[Any, Tensor]] = []
-        self._full_every, self._number, self._is_full = full_every, 0, True
-        self._last: dict[tuple[int, int], Words] = {}
-        """(bucket, engine rank) -> the words of the message that was sent last."""
 
     @property
     def num_trees(self) -> int:
         """Return how many engines are sent to directly: as many as trainer ranks can serve without
         sending more than engine ranks receive."""
-        return max(1, min(len(self._orders.engines), self._num_ranks // self._tp))
+        return max(1, min(self._num_engines, self._num_ranks // self._tp))
+
+    def send(self, messages: list[Outgoing]) -> int:
+        """Send this rank's messages to the first engine of each tree; the number of bytes. What was
+        sent before has arrived."""
+        self._sending = [
+            (self._group.send(each.wire, self._place(engine, each.engine_rank)), each.wire)
+            for each in messages
+            for engine in range(self.num_trees)
+        ]
+        return self.num_trees * sum(each.wire.numel() for each in messages)
+
+    def stops(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
+        """Return from whom an engine rank receives, and to whom it passes the data on."""
+        below = [
+            self._place(each, engine_rank)
+            for each in range(self.num_trees, self._num_engines)
+            if self._above(each) == engine
+        ]
+        if not order["wire"]:  # it holds nothing of the bucket but padding
+            return {"to": []}
+        if engine < self.num_trees:
+            return {"to": below}
+        above = self._place(self._above(engine), engine_rank)
+        return {"from": [[above, 0, order["wire"]]], "to": below}
+
+    def _above(self, engine: int) -> int:
+        """Return the engine that passes on to this one: each passes on to two of its tree."""
+        tree, place = engine % self.num_trees, engine // self.num_trees
+        return (place - 1) // 2 * self.num_trees + tree
+
+    def _place(self, engine: int, engine_rank: int) -> int:
+        return self._num_ranks + engine * self._tp + engine_rank
+
+    def forget(self) -> None:
+        """Free what was sent, which has arrived, or never will."""
+        self._sending = []
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.forget()
+        self._group.close()
+
+
+def begin_same(orders: Orders, order: Mapping[str, object]) -> list[Reply]:
+    """Give every rank of every engine the same order of `inside.shards`."""
+    return begin_each(orders, [[order] * engine.tp for engine in orders.engines])
+
+
+def begin_each(orders: Orders, of_engines: Sequence[Sequence[Mapping[str, object]]]) -> list[Reply]:
+    """Give each rank of each engine an order of `inside.shards`. `of_engines`: [engine][rank]."""
+    bodies = [
+        {
+            "serialized_named_tensors": [
+                plain_payload([(json.dumps(order), [])]) for order in of_ranks
+            ],
+            "load_format": SHARDS_FORMAT,
+            "flush_cache": False,
+            "disable_draft_model": engine.has_own_draft,
+        }
+        for engine, of_ranks in zip(orders.engines, of_engines, strict=True)
+    ]
+    return orders.begin_all("/update_weights_from_tensor", bodies)
+
+
+class Pusher:
+    """Plans and codes the messages of one channel, and tells engines what arrives."""
+
+    def __init__(self, orders: Orders, route: Route, *, full_every: int) -> None:
+        """Send along `route`. Every `full_every`-th publish sends all numbers, the others what
+        changed."""
+        self._orders, self._route = orders, route
+        assert len({engine.tp for engine in orders.engines}) == 1, orders.engines
+        self._rank = dist.get_rank()
+        self._deliveries: dict[int, list[Delivery]] = {}
+        """Bucket -> [engine rank]"""
+        self._full_every, self._number, self._is_full = full_every, 0, True
+        self._last: dict[tuple[int, int], Words] = {}
+        """(bucket, engine rank) -> the words of the message that was sent last."""
 
     def knows(self, shards: Shards) -> bool:
         """Return True if the engines have said what they take of a bucket of these parts."""
@@ -175,7 +269,7 @@ class Pusher:
                 for part in kinds.values()
             ]
         }
-        replies = self._orders.finish(self.order([order] * self._tp))
+        replies = self._orders.finish(begin_same(self._orders, order))
         answers = [str(reply.get("message", "")).partition(CUTS)[2] for reply in replies]
         assert all(answer == answers[0] for answer in answers), "replicas hold different cuts"
         return [
@@ -240,16 +334,6 @@ class Pusher:
                 return Outgoing(engine_rank=place[1], wire=wire.to(flat.device), delta=delta)
         return Outgoing(engine_rank=place[1], wire=flat, delta=None)
 
-    def send(self, messages: list[Outgoing]) -> int:
-        """Send this rank's messages to the first engine of each tree; the number of bytes. What was
-        sent before has arrived."""
-        self._sending = [
-            (self._group.send(each.wire, self._place(engine, each.engine_rank)), each.wire)
-            for each in messages
-            for engine in range(self.num_trees)
-        ]
-        return self.num_trees * sum(each.wire.numel() for each in messages)
-
     def begin(self, shards: Shards, everyones: list[list[Sent]]) -> list[Reply]:
         """Let all engines receive a bucket and load it. `everyones`: [trainer rank] what it sends.
         On rank 0 alone."""
@@ -261,14 +345,15 @@ class Pusher:
             self._order_of(engine_rank, delivery, shards, sent) | {"bucket": key}
             for engine_rank, delivery in enumerate(self._deliveries[key])
         ]
-        return self.order(
-            *(
+        return begin_each(
+            self._orders,
+            [
                 [
-                    order | self._route(engine, engine_rank, order)
+                    order | self._route.stops(engine, engine_rank, order)
                     for engine_rank, order in enumerate(common)
                 ]
                 for engine in range(len(self._orders.engines))
-            )
+            ],
         )
 
     def _order_of(
@@ -281,20 +366,23 @@ class Pusher:
         """Return what arrives at a rank of any engine, and where its numbers are."""
         kinds = {shard.part.name: shard.part for shard in shards}
         boxes: dict[str, list[object]] = {name: [] for name in kinds}
-        parts, at = [], 0
+        sources, parts, at = list[object](), [], 0
         for sender, pieces in delivery.of_sender.items():
             message = sent[sender, engine_rank]
             delta = asdict(message.delta) if message.delta is not None else None
-            parts.append([sender, at, at + message.size_bytes, *delivery.span(sender), delta])
+            source = sender if message.link is None else message.link
+            sources.append([source, at, at + message.size_bytes])
+            parts.append([at, at + message.size_bytes, *delivery.span(sender), delta])
             at += message.size_bytes
             for piece in pieces:
                 boxes[shards[piece.shard].part.name].append(
                     [0, piece.start, piece.end, piece.box.start, piece.box.shape]
                 )
         return {
-            "group": self._group.name,
+            "group": self._route.name,
             "bytes": delivery.size_bytes,
             "wire": at,
+            "from": sources,
             "parts": parts,
             "keep": self._full_every > 1,
             "tensors": [
@@ -303,56 +391,14 @@ class Pusher:
             ],
         }
 
-    def _route(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
-        """Return from whom an engine rank receives, and to whom it passes the data on."""
-        below = [
-            self._place(each, engine_rank)
-            for each in range(self.num_trees, len(self._orders.engines))
-            if self._above(each) == engine
-        ]
-        if not order["wire"]:  # it holds nothing of the bucket but padding
-            return {"from": [], "to": []}
-        if engine < self.num_trees:
-            return {"from": [part[:3] for part in order["parts"]], "to": below}
-        above = self._place(self._above(engine), engine_rank)
-        return {"from": [[above, 0, order["wire"]]], "to": below}
-
-    def order(self, *of_engines: list[dict[str, object]]) -> list[Reply]:
-        """Give each engine its orders, one for each of its ranks; all the same ones if there is
-        but one list."""
-        engines = self._orders.engines
-        lists = of_engines if len(of_engines) == len(engines) else of_engines * len(engines)
-        return self._orders.begin_all(
-            "/update_weights_from_tensor",
-            [
-                {
-                    "serialized_named_tensors": [
-                        plain_payload([(json.dumps(order), [])]) for order in orders
-                    ],
-                    "load_format": SHARDS_FORMAT,
-                    "flush_cache": False,
-                    "disable_draft_model": engine.has_own_draft,
-                }
-                for engine, orders in zip(engines, lists, strict=True)
-            ],
-        )
-
-    def _above(self, engine: int) -> int:
-        """Return the engine that passes on to this one: each passes on to two of its tree."""
-        tree, place = engine % self.num_trees, engine // self.num_trees
-        return (place - 1) // 2 * self.num_trees + tree
-
-    def _place(self, engine: int, engine_rank: int) -> int:
-        return self._num_ranks + engine * self._tp + engine_rank
-
     def forget(self, *, has_failed: bool) -> None:
         """Free what was sent, which has arrived, or never will: then the next publish sends all
         numbers."""
-        self._sending = []
+        self._route.forget()
         if has_failed:
             self._last.clear()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the engines."""
         self.forget(has_failed=True)
-        self._group.close()
+        self._route.close()

@@ -30,7 +30,7 @@ def buckets():
 
 def disk(folder: Path, engine: SlowEngine) -> DiskChannel:
     channel = DiskChannel(timeout_s=60)
-    channel.folder = folder
+    channel.place = str(folder)
     channel.open([EngineAddress(url=engine.url, tp=2, sharing_ranks=[])])
     return channel
 

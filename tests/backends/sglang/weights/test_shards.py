@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.backends.megatron.world import run_world
 from tests.backends.sglang.test_families import CASES, other_weights
 from tests.backends.sglang.warm_engines import engine_of
 from tests.forked import run_module
+from tests.loopback_services import BUCKET, needs_s3, s3_server
 from tests.shared_memory import entries
 
 pytestmark = [pytest.mark.engine, pytest.mark.trainer]
@@ -48,13 +50,23 @@ def wanted() -> list[str]:
     return [name for name in named if servable_on_cpu(parse_facts(CASES[name].config))[0]]
 
 
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty folder in an S3 server."""
+    with s3_server(tmp_path) as server:
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        yield f"s3://{BUCKET}/weights"
+
+
+@needs_s3
 @pytest.mark.parametrize("name", wanted())
 def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, s3: str
 ) -> None:
-    """Through shared memory, files, and Mooncake where it is there; and through a group, where the
-    second engine is sent nothing by the trainer, and receives all from the first; then what
-    changed. An engine that dies is named on all ranks."""
+    """Through shared memory, files, and Mooncake where it is there; and through an object store,
+    and through a group, where the second engine is sent nothing by the trainer, and receives all
+    from the first; then what changed. An engine that dies is named on all ranks."""
     run_module("tests.families.making", str(tmp_path / "models"), name)
     folder, other = tmp_path / "models" / name, tmp_path / "other"
     other_weights(folder, other)
@@ -79,8 +91,10 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
             "folder": str(tmp_path / "files"),
         }
         ways = ["TensorChannel", "DiskChannel", *["RdmaChannel"] * HAS_MOONCAKE]
-        ways.append("DistributedChannel")
+        pushes = ["StoreChannel", "DistributedChannel"]
+        ways += pushes
         cases = [{"name": way, "way": way, **case} for way in ways]
+        cases[-2]["folder"] = s3
         cases[-1]["victim"] = os.getpgid(servers[1].pid)
         said = run_world(2, cases, tmp_path / "world")
         for way in ways:
@@ -91,9 +105,10 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
                 assert min(fetched) > 0
             assert len(said[way]["fetched"]) == 2
             assert said[way]["left"] == []
-        everything, nothing, changes = said["DistributedChannel"]["sent"]
-        assert said["DistributedChannel"]["whole"] <= everything
-        assert nothing < changes < 0.03 * everything
+        for way in pushes:
+            everything, nothing, changes = said[way]["sent"]
+            assert said[way]["whole"] <= everything
+            assert nothing < changes < 0.03 * everything
         assert "engine 1" in said["DistributedChannel"]["failure"]
     finally:
         for server in servers:
