@@ -9,7 +9,8 @@ Prints the median seconds of a publish, the bytes that the ranks send, those tha
 (pieces alone), and by how much a rank's memory peaks above what it has before a publish (the larger
 of the two).
 --quick: a model of a few thousand weights, to try the benchmark itself. `--channel rdma` needs
-Mooncake, and MC_FORCE_TCP=1 where there is no RDMA device.
+Mooncake, and MC_FORCE_TCP=1 where there is no RDMA device; `--channel store` is a folder, or the
+URL in MILES_BENCH_STORE.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -82,6 +84,9 @@ async def publishes(
         "engines": {"num": 1, "tp": 2},
         "weights": {"channel": channel, "format": WAYS[way]},
     }
+    if channel == "store":
+        url = os.environ.get("MILES_BENCH_STORE", (folder / "objects").absolute().as_uri())
+        recipe["weights"]["store"] = url
     with open_run(recipe, folder) as (spec, session):
         engines = Engines()
         try:
@@ -107,6 +112,7 @@ async def publishes(
                 spec.plan.engines,
                 size=SIZES[spec.plan.precision],
                 shared=channel in OFFERED_IN,
+                passed_on=channel != "store",
             ).sent
             return statistics.median(seconds[1:]), sent, predicted, max(peaks[1:]) / MIB
         finally:

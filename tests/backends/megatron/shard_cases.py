@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,6 +77,7 @@ def published_in_shards(
     folder: str,
     victim: int | None = None,
     has_biases: bool = False,
+    environment: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """The weights of a folder in shards into real engines, by way of `folder` (or a URL) where it
     needs one; then whole, by which the engines are
@@ -85,6 +87,7 @@ def published_in_shards(
     from milescli.core.types import EngineAddress
     from tests.backends.megatron.harness import trainer
 
+    os.environ.update(environment or {})
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
     (module,) = [one for one in (channels, elsewhere, through_store) if _defines(one, way)]
     channel = getattr(module, way)(timeout_s=120)
@@ -127,7 +130,8 @@ def published_in_shards(
         assert len({*everyones}) == 1, everyones
     channel.close()
     dist.barrier()  # each rank has removed its own
-    left = [*open_store(folder, instead="").sizes()] if "://" in folder else os.listdir(folder)
+    place = folder if "://" in folder else Path(folder).as_uri()
+    left = [*open_store(place, instead="").sizes()]
     made.close()
     return {
         "fetched": fetched,

@@ -85,7 +85,7 @@ def _memory(
     """Provide the memory of the order's boxes, and what is still being passed on from it."""
     if handles and is_remote(handles[0]):
         return read_elsewhere(order["tensors"], handles), []
-    if "group" not in order:
+    if "from" not in order:
         from sglang.srt.utils import MultiprocessingSerializer
 
         return [MultiprocessingSerializer.deserialize(handle) for handle in handles], []

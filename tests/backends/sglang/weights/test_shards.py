@@ -24,7 +24,7 @@ from tests.backends.megatron.world import run_world
 from tests.backends.sglang.test_families import CASES, other_weights
 from tests.backends.sglang.warm_engines import engine_of
 from tests.forked import run_module
-from tests.loopback_services import BUCKET, needs_s3, s3_server
+from tests.loopback_services import BUCKET, S3, needs_s3, s3_server
 from tests.shared_memory import entries
 
 pytestmark = [pytest.mark.engine, pytest.mark.trainer]
@@ -50,19 +50,17 @@ def wanted() -> list[str]:
     return [name for name in named if servable_on_cpu(parse_facts(CASES[name].config))[0]]
 
 
-@pytest.fixture
-def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of an empty folder in an S3 server."""
-    with s3_server(tmp_path) as server:
-        for variable, value in server.environment.items():
-            monkeypatch.setenv(variable, value)
-        yield f"s3://{BUCKET}/weights"
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """One for all tests, as trainer ranks serve several of them."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @needs_s3
 @pytest.mark.parametrize("name", wanted())
 def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
-    tmp_path: Path, name: str, s3: str
+    tmp_path: Path, name: str, s3: S3
 ) -> None:
     """Through shared memory, files, and Mooncake where it is there; and through an object store,
     and through a group, where the second engine is sent nothing by the trainer, and receives all
@@ -94,7 +92,7 @@ def test_engines_of_two_ranks_hold_what_they_would_of_whole_tensors(
         pushes = ["StoreChannel", "DistributedChannel"]
         ways += pushes
         cases = [{"name": way, "way": way, **case} for way in ways]
-        cases[-2]["folder"] = s3
+        cases[-2] |= {"folder": f"s3://{BUCKET}/weights", "environment": s3.environment}
         cases[-1]["victim"] = os.getpgid(servers[1].pid)
         said = run_world(2, cases, tmp_path / "world")
         for way in ways:
