@@ -55,7 +55,7 @@ class TrainerRank(Profiled):
         plan: Plan,
         model_dir: str,
         channel: str | None = None,
-        channel_place: str | None = None,
+        channel_place: object = None,
         critic_dir: str | None = None,
         draft_dir: str | None = None,
         teacher_dirs: Sequence[str] = (),
@@ -65,8 +65,8 @@ class TrainerRank(Profiled):
         or None; `draft_dir`: that of the draft model, if it is trained; `teacher_dirs`: those of
         `train.distill.teachers`, if the ranks hold them; `adapters`: name -> recipe, if several
         adapters are trained. `channel`: import path `module:Class` of the weight channel, or None
-        if nothing is published; `channel_place`: folder or URL for a channel that sends files.
-        Takes no device and opens nothing."""
+        if nothing is published; `channel_place`: for a channel that sends files, the folder, or
+        the name of a store. Takes no device and opens nothing."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
         self.rank = rank
         self.master = (master_addr, master_port)

@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,18 @@ def open_store(url: str, *, instead: str) -> ObjectStore:
     """Return the store at a URL, one for each process. Open it on the main thread before
     processes are started: secrets are hidden from those, and the client reads them once."""
     return ObjectStore(url, instead=instead)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """Names a store for another process, which opens it there."""
+
+    url: str
+    instead: str
+
+    def open(self) -> ObjectStore:
+        """Return the store, as `open_store` does."""
+        return open_store(self.url, instead=self.instead)
 
 
 class ObjectStore:
@@ -181,6 +194,8 @@ class ObjectStore:
         said = without_values(" ".join(str(error).split()), os.environ)[:_MOST_SAID]
         why = f"{doing}: {type(error).__name__}: {without_private(said)}"
         bucket = f"{scheme}://{shown.partition('://')[2].partition('/')[0]}"
+        if scheme == "file":
+            bucket = shown
         look = [f"{_LISTS[scheme]} {bucket}   # what is there?"] if scheme in _LISTS else []
         what, fixes, is_final = f"{shown} does not answer as it should", look, False
         if "FSTimeoutError" in names:

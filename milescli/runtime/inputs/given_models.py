@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milescli.backends.hub.models import fetch_config, fetch_model
+from milescli.backends.stores.store import StoreUrl
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import CHECKPOINTS, RECIPE_FILE, RunDir
 from milescli.conversion.source import CheckpointSource, find_checkpoint
@@ -206,22 +207,23 @@ def require_draft(recipe: Recipe) -> ModelFacts | None:
     return None if path is None else path.facts(longest_tokens(recipe))
 
 
-def weights_place(recipe: Recipe, run: RunDir) -> str:
-    """Return the folder or the URL at which a run puts weights that its engines read."""
+def weights_place(recipe: Recipe, run: RunDir) -> str | StoreUrl:
+    """Return the folder or the store in which a run puts weights that its engines read."""
     if recipe.weights.store is not None:
-        return f"{recipe.weights.store.rstrip('/')}/{run.name}/weights"
+        url = f"{recipe.weights.store.rstrip('/')}/{run.name}/weights"
+        return StoreUrl(url, instead=NO_STORE)
     return str(run.path.absolute() / "weights")
 
 
 def require_weight_store(recipe: Recipe, run: RunDir) -> None:
     """Write an object to `weights.store`, if it is set, read it as an engine rank does, and remove
     it. Call it on the main thread before processes start. Raises StoreError."""
-    if recipe.weights.store is None:
+    place = weights_place(recipe, run)
+    if isinstance(place, str):
         return
     from milescli.backends.sglang.inside.links import read_links
-    from milescli.backends.stores.store import open_store
 
-    store = open_store(weights_place(recipe, run), instead=NO_STORE)
+    store = place.open()
     store.write("probe", b"miles")
     link = store.link("probe", expires_s=60)
     try:

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from milescli.backends.stores.store import open_store
+from milescli.backends.stores.store import StoreUrl
 from milescli.core.errors import MilesError, MismatchError
 from milescli.weights.shards import Part, Shard, whole
 
@@ -93,7 +93,7 @@ def published_in_shards(
     channel = getattr(module, way)(timeout_s=120)
     is_pushed = issubclass(type(channel), channels.PushChannel)
     channel.full_every = 100
-    channel.place = folder
+    channel.place = StoreUrl(folder, instead="") if "://" in folder else folder
     channel.open([EngineAddress(**engine) for engine in engines])
     shards = made.policy.shards_for_engines(channel.groups)
     assert shards is not None
@@ -131,7 +131,7 @@ def published_in_shards(
     channel.close()
     dist.barrier()  # each rank has removed its own
     place = folder if "://" in folder else Path(folder).as_uri()
-    left = [*open_store(place, instead="").sizes()]
+    left = [*StoreUrl(place, instead="").open().sizes()]
     made.close()
     return {
         "fetched": fetched,

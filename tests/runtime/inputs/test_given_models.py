@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from milescli.backends.stores.store import ObjectStore
 from milescli.checkpoint.hf_to_megatron import FILE_BYTES
 from milescli.checkpoint.run_dir import RunDir
 from milescli.conversion.verify import Verify
@@ -37,6 +39,7 @@ from milescli.runtime.inputs.given_models import (
     require_channel,
     require_learning_draft,
     require_policies,
+    require_weight_store,
     teacher_facts,
     without_policies,
 )
@@ -109,6 +112,29 @@ def test_a_channel_whose_package_is_missing_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(MachineError, match="over RDMA") as caught:
         require_channel(replace(plan_of({}), channel="rdma"))
     assert caught.value.fixes[0] == "pip install 'miles-cli[rdma]'"
+
+
+def stored(tmp_path: Path, url: str) -> tuple[Recipe, RunDir]:
+    sets = [f"weights.store={url}"]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    return loaded.recipe, RunDir(tmp_path / "mine")
+
+
+def test_a_store_for_weights_is_tried_with_a_probe_that_is_removed(tmp_path: Path) -> None:
+    recipe, run = stored(tmp_path, (tmp_path / "store").as_uri())
+    require_weight_store(recipe, run)
+    assert os.listdir(tmp_path / "store" / "mine" / "weights") == []
+
+
+def test_a_store_whose_links_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = stored(tmp_path, (tmp_path / "store").as_uri())
+    monkeypatch.setattr(ObjectStore, "link", lambda *_, **__: "file:///not/there")
+    with pytest.raises(MachineError, match="gives no links that engines can read") as caught:
+        require_weight_store(recipe, run)
+    assert "/not/there" in caught.value.why
+    assert caught.value.fixes == ["--set weights.store=null --set weights.channel=auto"]
 
 
 def test_what_fits_passes() -> None:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,38 @@ from torch import Tensor
 from milescli.backends.sglang.weights.channels import PushChannel, rank_here
 from milescli.backends.sglang.weights.elsewhere import on_all_ranks, prefix
 from milescli.backends.sglang.weights.pushing import Sent, begin_same
-from milescli.backends.stores.store import ObjectStore, StoreError, open_store
-from milescli.core.errors import MilesError
+from milescli.core.errors import MachineError, MilesError
 from milescli.core.types import EngineAddress
-from milescli.recipe.store_url import NO_STORE
 from milescli.weights.base import Bucket, Slice, layout, write_flat
 from milescli.weights.shards import Shard
+
+
+class Store(Protocol):
+    """Keeps objects below one URL. Calls raise MachineError."""
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the bytes of each object, by name."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write an object."""
+
+    def link(self, name: str, *, expires_s: float) -> str:
+        """Return a URL by which an object can be read for `expires_s` seconds, without
+        credentials."""
+        ...
+
+    def remove(self, names: list[str]) -> None:
+        """Remove objects; one that is not there counts as removed."""
+
+
+class StorePlace(Protocol):
+    """Names a store that each trainer rank opens for itself."""
+
+    def open(self) -> Store:
+        """Return the store. Raises MachineError."""
+        ...
+
 
 SPARE_S = 300.0
 """Seconds that a link stays valid after the time limit of the order that has it."""
@@ -32,7 +58,7 @@ SPARE_S = 300.0
 class StoreRoute:
     """Keeps the objects of one rank in a store while engines may read them."""
 
-    store: ObjectStore
+    store: Store
     expires_s: float
     """Seconds for which links are valid."""
     name: str = field(default_factory=lambda: f"miles-store-{secrets.token_hex(4)}")
@@ -43,7 +69,7 @@ class StoreRoute:
 
     def put(self, wires: list[Tensor]) -> list[str]:
         """Write an object for each message ([bytes] uint8) of a bucket; return links to them.
-        Raises StoreError."""
+        Raises MachineError."""
         self._objects.append([])
         links = []
         for wire in wires:
@@ -70,7 +96,7 @@ class StoreRoute:
         others waiting."""
         self._objects = self._objects[len(buckets) :]
         self._read += [name for names in buckets for name in names]
-        with suppress(StoreError):
+        with suppress(MachineError):
             self.store.remove(self._read)
             self._read = []
 
@@ -83,8 +109,8 @@ class StoreChannel(PushChannel):
     """Sends through objects, those of at most two buckets per rank at a time. Shards are cut as the
     engines take them; whole tensors are one object, of rank 0."""
 
-    place: str | None = None
-    """URL below which the objects of this run are."""
+    place: StorePlace | None = None
+    """Where the objects of this run are."""
 
     def __init__(self, **settings: Any) -> None:
         """Accept the settings of every channel."""
@@ -94,14 +120,14 @@ class StoreChannel(PushChannel):
         """Where each whole tensor lies in the object of the last bucket. On rank 0."""
 
     def open(self, engines: list[EngineAddress]) -> None:
-        """Open the store. Raises StoreError on all ranks if one cannot reach it."""
+        """Open the store. Raises MachineError on all ranks if one cannot reach it."""
         super().open(engines)
         on_all_ranks(self._prepare)
 
     def _prepare(self) -> None:
         """Open the store, and remove what this rank left there when it was killed."""
-        assert self.place is not None, "a store channel needs a URL"
-        store = open_store(self.place, instead=NO_STORE)
+        assert self.place is not None, "a store channel needs a store"
+        store = self.place.open()
         store.remove([name for name in store.sizes() if name.startswith(prefix())])
         self._route = StoreRoute(store, expires_s=self._timeout_s + SPARE_S)
 

@@ -14,7 +14,7 @@ import torch
 
 from milescli.backends.sglang.inside.links import read_links
 from milescli.backends.sglang.weights.through_store import StoreChannel
-from milescli.backends.stores.store import StoreError
+from milescli.backends.stores.store import StoreError, StoreUrl
 from milescli.core.types import EngineAddress
 from tests.backends.sglang.launch.slow_engine import SlowEngine
 
@@ -55,7 +55,7 @@ class ReadingEngine(SlowEngine):
 
 def opened(folder: Path, engine: SlowEngine) -> StoreChannel:
     channel = StoreChannel(timeout_s=60)
-    channel.place = folder.as_uri()
+    channel.place = StoreUrl(folder.as_uri(), instead="--to DIR")
     channel.open([EngineAddress(url=engine.url, tp=2, sharing_ranks=[])])
     return channel
 
@@ -92,5 +92,5 @@ def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         channel.send(buckets())
     channel.close()
     engine.close()
-    assert caught.value.fixes[-1] == "--set weights.store=null --set weights.channel=auto"
+    assert caught.value.fixes[-1] == "--to DIR"
     assert not engine.loaded
