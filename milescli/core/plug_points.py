@@ -326,9 +326,9 @@ CHANNELS = PlugPoint(
     builtin={
         "tensor": "milescli.backends.sglang.weights.channels:TensorChannel",
         "distributed": "milescli.backends.sglang.weights.channels:DistributedChannel",
-        "disk": "milescli.backends.sglang.weights.elsewhere:DiskChannel",
-        "rdma": "milescli.backends.sglang.weights.elsewhere:RdmaChannel",
-        "store": "milescli.backends.sglang.weights.through_store:StoreChannel",
+        "disk": "milescli.backends.sglang.weights.read_channels:DiskChannel",
+        "rdma": "milescli.backends.sglang.weights.read_channels:RdmaChannel",
+        "store": "milescli.backends.sglang.weights.store_channel:StoreChannel",
     },
     off="auto",
     runs_in="rank",

@@ -30,7 +30,7 @@ class Reader(Protocol):
         [bytes] uint8. Raises OSError."""
 
 
-class Landing:
+class ReceiveBuffer:
     """Lends memory for the data of one order, the same memory for each order, as allocating it is
     slow."""
 
@@ -62,24 +62,30 @@ class Landing:
 class RemoteMemory:
     """Names memory of another process."""
 
-    def __init__(self, memory: str, landing: Landing) -> None:
-        """Name `memory` as the landing's reader knows it."""
-        self._memory, self._landing = memory, landing
+    def __init__(self, memory: str, buffer: ReceiveBuffer) -> None:
+        """Name `memory` as the buffer's reader knows it."""
+        self._memory, self._buffer = memory, buffer
 
     def box(self, first: int, *, dtype: torch.dtype, shape: Sequence[int]) -> RemoteBox:
         """Return the contiguous numbers ([*shape]) from byte `first` on."""
-        return RemoteBox(self._memory, first, dtype=dtype, shape=shape, landing=self._landing)
+        return RemoteBox(self._memory, first, dtype=dtype, shape=shape, buffer=self._buffer)
 
 
 class RemoteBox:
     """Stands for the numbers of a box in another process: indexing reads only the indexed ones."""
 
     def __init__(
-        self, memory: str, first: int, *, dtype: torch.dtype, shape: Sequence[int], landing: Landing
+        self,
+        memory: str,
+        first: int,
+        *,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        buffer: ReceiveBuffer,
     ) -> None:
         self._memory, self._first = memory, first
         self._dtype, self._shape = dtype, tuple(shape)
-        self._landing = landing
+        self._buffer = buffer
 
     def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
         """Return the numbers of a slice of each dim, in memory of this process. Raises OSError."""
@@ -98,8 +104,8 @@ class RemoteBox:
     def _read(self, starts: Sequence[int], length: int) -> torch.Tensor:
         """Return [len(starts) * length] numbers, `length` of them from each start on."""
         size = self._dtype.itemsize
-        into = self._landing.take(len(starts) * length * size)
-        self._landing.reader.read(
+        into = self._buffer.take(len(starts) * length * size)
+        self._buffer.reader.read(
             self._memory,
             [
                 (self._first + start * size, place * length * size, length * size)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.weights.remote import Landing, RemoteMemory, runs
+from milescli.weights.remote import ReceiveBuffer, RemoteMemory, runs
 
 
 class Copier:
@@ -48,9 +48,9 @@ def test_an_index_of_a_box_reads_what_it_would_of_a_tensor(cut, dtype, has_long_
     ahead = 3 * dtype.itemsize
     numbers = torch.arange(prod(shape)).to(dtype).view(shape)
     reader = Copier(rank=torch.cat([torch.zeros(3, dtype=dtype), numbers.view(-1)]))
-    landing = Landing(reader)
-    landing.begin(2 * numbers.nbytes)
-    box = RemoteMemory("rank", landing).box(ahead, dtype=dtype, shape=shape)
+    buffer = ReceiveBuffer(reader)
+    buffer.begin(2 * numbers.nbytes)
+    box = RemoteMemory("rank", buffer).box(ahead, dtype=dtype, shape=shape)
     wanted = numbers[index]
     assert torch.equal(box[index], wanted)
     starts, length = runs(shape, [(each.start, each.stop) for each in index])
@@ -63,13 +63,13 @@ def test_an_index_of_a_box_reads_what_it_would_of_a_tensor(cut, dtype, has_long_
 def test_memory_of_one_order_is_used_by_the_next_and_what_was_lent_beyond_it_is_forgotten() -> None:
     numbers = torch.arange(64, dtype=torch.float32)
     reader = Copier(rank=numbers)
-    landing = Landing(reader)
+    buffer = ReceiveBuffer(reader)
     everything = (slice(0, 64),)
     for _ in range(3):
-        landing.begin(numbers.nbytes)
-        box = RemoteMemory("rank", landing).box(0, dtype=numbers.dtype, shape=(64,))
+        buffer.begin(numbers.nbytes)
+        box = RemoteMemory("rank", buffer).box(0, dtype=numbers.dtype, shape=(64,))
         first, again = box[everything], box[everything]
         assert torch.equal(first, numbers) and torch.equal(again, numbers)
     assert (reader.made, reader.forgotten) == (4, 2)
-    landing.begin(2 * numbers.nbytes)
+    buffer.begin(2 * numbers.nbytes)
     assert (reader.made, reader.forgotten) == (5, 4)

@@ -154,17 +154,17 @@ class ObjectStore:
         """Report the bytes as the client does, and at the end those that it did not report."""
         from fsspec.callbacks import Callback
 
-        class _Told(Callback):
+        class _Progress(Callback):
             num_bytes = 0
 
             def relative_update(self, inc: int = 1) -> None:
                 self.num_bytes += inc
                 progress(inc)
 
-        told = _Told()
+        callback = _Progress()
         with self._explained(doing):
-            size = move(told)
-        progress(max(0, size - told.num_bytes))
+            size = move(callback)
+        progress(max(0, size - callback.num_bytes))
 
     def remove(self, names: list[str]) -> None:
         """Remove objects, in this order; one that is not there counts as removed."""
@@ -213,6 +213,6 @@ class ObjectStore:
         elif isinstance(error, FileNotFoundError):
             what, is_final = f"{bucket} does not exist, or has lost what was there", True
             fixes = [f"aws s3 mb {shlex.quote(bucket)}"] if scheme == "s3" else look
-        told = StoreError(what, why=why, fix=[*fixes, self._instead])
-        told.is_final = is_final
-        return told
+        failure = StoreError(what, why=why, fix=[*fixes, self._instead])
+        failure.is_final = is_final
+        return failure

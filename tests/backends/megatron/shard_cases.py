@@ -83,13 +83,13 @@ def published_in_shards(
     needs one; then whole, by which the engines are
     verified bit for bit. Says the bytes that engine ranks fetched, those of the model, and what
     the next publish raises where rank 0 has killed the process group `victim` before."""
-    from milescli.backends.sglang.weights import channels, elsewhere, through_store
+    from milescli.backends.sglang.weights import channels, read_channels, store_channel
     from milescli.core.types import EngineAddress
     from tests.backends.megatron.harness import trainer
 
     os.environ.update(environment or {})
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
-    (module,) = [one for one in (channels, elsewhere, through_store) if _defines(one, way)]
+    (module,) = [one for one in (channels, read_channels, store_channel) if _defines(one, way)]
     channel = getattr(module, way)(timeout_s=120)
     is_pushed = issubclass(type(channel), channels.PushChannel)
     channel.full_every = 100

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from milescli.core.errors import MachineError
-from milescli.weights.remote import Landing, RemoteMemory
+from milescli.weights.remote import ReceiveBuffer, RemoteMemory
 
 DEVICES = Path("/sys/class/infiniband")
 """Where Linux lists RDMA devices."""
@@ -75,19 +75,20 @@ def is_remote(handle: str) -> bool:
     return handle.startswith(_PREFIX)
 
 
-_landing: list[Landing] = []
+_receive_buffer: list[ReceiveBuffer] = []
 """Buffer into which this engine rank reads; created at the first order."""
 
 
-def read_elsewhere(tensors: Sequence[Any], handles: Sequence[str]) -> list[RemoteMemory]:
+def remote_memories(tensors: Sequence[Any], handles: Sequence[str]) -> list[RemoteMemory]:
     """Return the memory of these handles, to be read until the next call. `tensors`: of the order,
     whose boxes bound what is read. Raises MachineError where this node cannot."""
     memories = [handle.removeprefix(_PREFIX) for handle in handles]
-    if not _landing:
+    if not _receive_buffer:
         session, _ = json.loads(memories[0])
-        _landing.append(Landing(endpoint(session.rpartition(":")[0])))
-    _landing[0].begin(sum(end - first + 16 for *_, boxes in tensors for _, first, end, *_ in boxes))
-    return [RemoteMemory(memory, _landing[0]) for memory in memories]
+        _receive_buffer.append(ReceiveBuffer(endpoint(session.rpartition(":")[0])))
+    size_bytes = sum(end - first + 16 for *_, boxes in tensors for _, first, end, *_ in boxes)
+    _receive_buffer[0].begin(size_bytes)
+    return [RemoteMemory(memory, _receive_buffer[0]) for memory in memories]
 
 
 _endpoint: list[Endpoint] = []

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from milescli.backends.sglang.inside.links import read_links
-from milescli.backends.sglang.inside.remote import is_remote, read_elsewhere
+from milescli.backends.sglang.inside.remote import is_remote, remote_memories
 from milescli.weights.delta import Delta, apply
 from milescli.weights.remote import RemoteMemory
 from milescli.weights.shards import Box, Numbers, Recorder, Sharded, Source
@@ -45,7 +45,7 @@ def install() -> None:
             if "record" in order:
                 recorders = recorders_of(order["record"], device)
                 ordinary(self, [(each.name, Sharded.of(each)) for each in recorders])
-                _note({each.name: bool(each.taken) for each in recorders})
+                _record_taken({each.name: bool(each.taken) for each in recorders})
                 said = _cut_of(recorders)
             else:
                 flats, passing_on = _memory(self, order, handles, device)
@@ -53,11 +53,11 @@ def install() -> None:
                 ordinary(self, [(each.name, Sharded.of(each)) for each in sources])
                 for work in passing_on:
                     work.wait()
-                _note({each.name: each.fetched > 0 for each in sources if each.boxes})
+                _record_taken({each.name: each.fetched > 0 for each in sources if each.boxes})
                 said = sum(each.fetched * each.dtype.itemsize for each in sources)
         except Exception as error:  # would end the engine, without a word to the sender
             failure = f"{type(error).__name__}: {error}"
-        return _answer(CUTS if "record" in order else FETCHED, said, failure)
+        return _joined_reply(CUTS if "record" in order else FETCHED, said, failure)
 
     WeightUpdater.update_weights_from_tensor = update
 
@@ -66,7 +66,7 @@ _is_taken: dict[str, bool] = {}
 """Name of a tensor that was sent or announced -> whether a model of this rank took some of it."""
 
 
-def _note(taken: Mapping[str, bool]) -> None:
+def _record_taken(taken: Mapping[str, bool]) -> None:
     for name, is_taken in taken.items():
         _is_taken[name] = is_taken or _is_taken.get(name, False)
 
@@ -84,7 +84,7 @@ def _memory(
 ) -> tuple[Sequence[torch.Tensor | RemoteMemory], list[Any]]:
     """Provide the memory of the order's boxes, and what is still being passed on from it."""
     if handles and is_remote(handles[0]):
-        return read_elsewhere(order["tensors"], handles), []
+        return remote_memories(order["tensors"], handles), []
     if "from" not in order:
         from sglang.srt.utils import MultiprocessingSerializer
 
@@ -98,14 +98,14 @@ def _memory(
         for work in arriving:
             work.wait()
         passing_on = [group.send([wire], rank, 0) for rank in order["to"]]
-    return [(received(order, wire) if order["keep"] else wire).to(device)], passing_on
+    return [(updated_bucket(order, wire) if order["keep"] else wire).to(device)], passing_on
 
 
 _kept: dict[str, dict[int, torch.Tensor]] = {}
 """Name of the group -> bucket -> [bytes] uint8 in host memory, as it was received last."""
 
 
-def received(order: Mapping[str, Any], wire: torch.Tensor) -> torch.Tensor:
+def updated_bucket(order: Mapping[str, Any], wire: torch.Tensor) -> torch.Tensor:
     """Return the numbers of a bucket of which changes may have arrived, and keep them. Raises
     ValueError if they are changes of other numbers."""
     if order["group"] not in _kept:
@@ -174,7 +174,7 @@ def _cut_of(recorders: Sequence[Recorder]) -> list[list[object]]:
     ]
 
 
-def _answer(kind: str, said: object, failure: str | None) -> tuple[bool, str]:
+def _joined_reply(kind: str, said: object, failure: str | None) -> tuple[bool, str]:
     """Join what all ranks of the engine report: only rank 0 replies."""
     from sglang.srt.distributed import get_tp_group
 

@@ -95,16 +95,16 @@ class _Channel:
 
     def verify(self, buckets: Iterator[Bucket] | Iterator[Shards]) -> None:
         """Overwrite the engines' weights, send everything again in the same way, and compare."""
-        failure = caught(self._tell_verifier, BEGIN) if rank_here() == 0 else None
+        failure = error_of(self._order_verifier, BEGIN) if rank_here() == 0 else None
         try:
             failure = self._send_all(buckets) or failure
             if rank_here() == 0:
-                failure = failure or caught(self._tell_verifier, END)
+                failure = failure or error_of(self._order_verifier, END)
             agree(failure)
         finally:
             self._free()
 
-    def _tell(self, load_format: str, order: str) -> None:
+    def _order_all(self, load_format: str, order: str) -> None:
         """Send an order of miles to every engine, without tensors."""
         payload = plain_payload([(order, None)])
         bodies = [
@@ -118,9 +118,9 @@ class _Channel:
         ]
         self.orders.finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
 
-    def _tell_verifier(self, order: str) -> None:
+    def _order_verifier(self, order: str) -> None:
         try:
-            self._tell(VERIFY_FORMAT, order)
+            self._order_all(VERIFY_FORMAT, order)
         except EngineRefused as error:
             _, is_difference, finding = error.why.partition(DIFFERS)
             if not is_difference:
@@ -145,14 +145,14 @@ class _Channel:
             quantised = quantised or has_quantised(_dtypes(bucket))
             own = self._flatten(bucket, index)
             # on rank 0; before `_collect` lets the other ranks go on
-            failure = caught(self._finish_loading) or failure
+            failure = error_of(self._finish_loading) or failure
             self._failed = failure is not None
             whole = self._collect(own)
             if rank_here() == 0 and failure is None:
-                failure = caught(self._begin_loading, whole)
-        failure = caught(self._finish_loading) or failure
+                failure = error_of(self._begin_loading, whole)
+        failure = error_of(self._finish_loading) or failure
         if quantised and rank_here() == 0 and failure is None:
-            failure = caught(self._tell, LOADED_FORMAT, "all")
+            failure = error_of(self._order_all, LOADED_FORMAT, "all")
         return failure
 
     def _flatten(self, bucket: Any, index: int) -> Any:
@@ -205,19 +205,19 @@ class TensorChannel(_Channel):
         super().open(engines)
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._readers = self._readers_of(engines, num_ranks)
-        memories = [self._reached()] * num_ranks
+        memories = [self._memory_key()] * num_ranks
         if num_ranks > 1:
-            dist.all_gather_object(memories, self._reached())
+            dist.all_gather_object(memories, self._memory_key())
         self.groups = groups_of(memories, self._readers)
 
     def _readers_of(
         self, engines: list[EngineAddress], num_ranks: int
     ) -> list[list[tuple[int, int]]]:
         """Return per trainer rank the (engine, engine rank) pairs that read its whole tensors, and
-        pieces from all ranks with an equal `_reached`."""
+        pieces from all ranks with an equal `_memory_key`."""
         return readers(engines, num_ranks=num_ranks)
 
-    def _reached(self) -> object:
+    def _memory_key(self) -> object:
         """Return a key that is equal on trainer ranks whose memory the same engines read."""
         return _memory()
 
@@ -508,7 +508,7 @@ class DistributedChannel(PushChannel):
     def open(self, engines: list[EngineAddress]) -> None:
         """Form the group. Collective: it returns, or raises, on every rank."""
         super().open(engines)
-        agree(caught(self._form_group) if rank_here() == 0 else None)
+        agree(error_of(self._form_group) if rank_here() == 0 else None)
 
     def _form_group(self) -> None:
         self._group = WeightGroup(self.orders, backend=self._backend, host=self._host)
@@ -570,7 +570,7 @@ def rank_here() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def caught(action, *arguments: object) -> MilesError | None:
+def error_of(action, *arguments: object) -> MilesError | None:
     """Run `action` and return the MilesError that it raises, so that the ranks can agree on it
     first. Any other exception is a bug and passes through."""
     try:

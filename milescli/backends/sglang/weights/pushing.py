@@ -143,7 +143,7 @@ class Route(Protocol):
     name: str
     """Name under which engine ranks keep what came along the route."""
 
-    def stops(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
+    def hops(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
         """Return what an order for one rank of one engine adds to that for this rank of every
         engine: from whom it receives, and to whom it passes the data on."""
         ...
@@ -187,7 +187,7 @@ class GroupRoute:
         ]
         return self.num_trees * sum(each.wire.numel() for each in messages)
 
-    def stops(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
+    def hops(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
         """Return from whom an engine rank receives, and to whom it passes the data on."""
         below = [
             self._place(each, engine_rank)
@@ -295,7 +295,7 @@ class Pusher:
         """Return what this rank sends of a bucket."""
         key = _key(shards)
         return [
-            self._coded((key, engine_rank), flat)
+            self._encoded_message((key, engine_rank), flat)
             for engine_rank, flat in self._flats(shards, self._deliveries[key])
         ]
 
@@ -318,7 +318,7 @@ class Pusher:
             assert flat is not None
             yield engine_rank, flat
 
-    def _coded(self, place: tuple[int, int], flat: Tensor) -> Outgoing:
+    def _encoded_message(self, place: tuple[int, int], flat: Tensor) -> Outgoing:
         """Return the whole message, or what changed since the last publish, if that is much
         smaller."""
         if self._full_every == 1:
@@ -349,7 +349,7 @@ class Pusher:
             self._orders,
             [
                 [
-                    order | self._route.stops(engine, engine_rank, order)
+                    order | self._route.hops(engine, engine_rank, order)
                     for engine_rank, order in enumerate(common)
                 ]
                 for engine in range(len(self._orders.engines))

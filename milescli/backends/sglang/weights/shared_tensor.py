@@ -65,7 +65,7 @@ class SharedBuffer:
                 if error.errno not in DISK_FULL:
                     raise
                 if time.monotonic() > deadline:
-                    raise _no_room(self.size_bytes) from None
+                    raise _full_error(self.size_bytes) from None
             time.sleep(_LOOK_EVERY_S)
 
     def payload(self, slices: list[Slice]) -> str:
@@ -138,7 +138,7 @@ def write_file(bucket: Bucket, path: Path) -> None:
         os.close(descriptor)
 
 
-def _no_room(size_bytes: int) -> MachineError:
+def _full_error(size_bytes: int) -> MachineError:
     stats = os.statvfs(FOLDER)
     free, size = (blocks * stats.f_frsize for blocks in (stats.f_bavail, stats.f_blocks))
     return MachineError(

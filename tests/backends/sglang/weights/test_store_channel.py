@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from milescli.backends.sglang.inside.links import read_links
-from milescli.backends.sglang.weights.through_store import StoreChannel
+from milescli.backends.sglang.weights.store_channel import StoreChannel
 from milescli.backends.stores.store import StoreError, StoreUrl
 from milescli.core.types import EngineAddress
 from tests.backends.sglang.launch.slow_engine import SlowEngine

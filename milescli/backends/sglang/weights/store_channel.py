@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from milescli.backends.sglang.weights.channels import PushChannel, rank_here
-from milescli.backends.sglang.weights.elsewhere import on_all_ranks, prefix
 from milescli.backends.sglang.weights.pushing import Sent, begin_same
+from milescli.backends.sglang.weights.read_channels import on_all_ranks, prefix
 from milescli.core.errors import MachineError, MilesError
 from milescli.core.types import EngineAddress
 from milescli.weights.base import Bucket, Slice, layout, write_flat
@@ -83,7 +83,7 @@ class StoreRoute:
         """Remove the objects of all buckets but the last one: engines have read them."""
         self._remove(self._objects[:-1])
 
-    def stops(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
+    def hops(self, engine: int, engine_rank: int, order: Mapping[str, Any]) -> dict[str, object]:
         """Add nothing: every engine reads the same objects."""
         return {}
 

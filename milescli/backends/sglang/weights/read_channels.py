@@ -24,7 +24,7 @@ from milescli.weights.shards import Part, Shard, whole
 _HOST = torch.device("cpu")
 
 
-class _ElsewhereChannel(TensorChannel):
+class _ReadChannel(TensorChannel):
     """Engine ranks read pieces from every trainer rank, and whole tensors from rank 0."""
 
     def open(self, engines: list[EngineAddress]) -> None:
@@ -44,7 +44,7 @@ class _ElsewhereChannel(TensorChannel):
         ]
         return [everyone, *([] for _ in range(num_ranks - 1))]
 
-    def _reached(self) -> object:
+    def _memory_key(self) -> object:
         return None
 
 
@@ -63,7 +63,7 @@ def on_all_ranks(prepare: Callable[[], None]) -> None:
             raise failure
 
 
-class DiskChannel(_ElsewhereChannel):
+class DiskChannel(_ReadChannel):
     """Sends through files, at most two per trainer rank at a time. Each has a new name, so that no
     node has an older one in its cache; engines map them and read their part."""
 
@@ -82,7 +82,7 @@ class DiskChannel(_ElsewhereChannel):
             for left in self._folder.glob(f"{prefix()}*"):
                 left.unlink(missing_ok=True)
         except OSError as error:
-            raise _not_written(self._folder, error) from None
+            raise _write_error(self._folder, error) from None
 
     def _new_buffer(self, size_bytes: int, device: torch.device) -> SharedBuffer:
         return _FileBuffer(size_bytes, made_for=device, folder=self._folder)
@@ -103,7 +103,7 @@ class _FileBuffer(SharedBuffer):
             write_file(bucket, self._file)
         except OSError as error:
             self.free()
-            raise _not_written(self._folder, error, size_bytes=self.size_bytes) from None
+            raise _write_error(self._folder, error, size_bytes=self.size_bytes) from None
 
 
 def prefix() -> str:
@@ -111,7 +111,7 @@ def prefix() -> str:
     return f"rank{rank_here()}-"
 
 
-def _not_written(folder: Path, error: OSError, *, size_bytes: int = 0) -> MachineError:
+def _write_error(folder: Path, error: OSError, *, size_bytes: int = 0) -> MachineError:
     is_full = error.errno in DISK_FULL
     why = str(error.strerror)
     if size_bytes:
@@ -126,7 +126,7 @@ def _not_written(folder: Path, error: OSError, *, size_bytes: int = 0) -> Machin
     )
 
 
-class RdmaChannel(_ElsewhereChannel):
+class RdmaChannel(_ReadChannel):
     """Sends through Mooncake: each engine rank reads its pieces from host memory that the trainer
     ranks registered. A whole tensor is one piece, of rank 0."""
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from milescli.backends.sglang.inside import remote
-from milescli.backends.sglang.weights.elsewhere import DiskChannel, RdmaChannel
+from milescli.backends.sglang.weights.read_channels import DiskChannel, RdmaChannel
 from milescli.core.errors import MachineError
 from milescli.core.types import EngineAddress
-from milescli.weights.remote import Landing, RemoteMemory
+from milescli.weights.remote import ReceiveBuffer, RemoteMemory
 from tests.backends.sglang.launch.slow_engine import SlowEngine
 
 NUM_BUCKETS = 5
@@ -120,11 +120,11 @@ def test_an_endpoint_reads_what_another_offers_and_nothing_that_it_forgot() -> N
     numbers = torch.arange(100, dtype=torch.float32)
     offered = numbers.clone().view(torch.uint8)
     end.register(offered)
-    landing = Landing(end)
-    landing.begin(offered.nbytes)
+    buffer = ReceiveBuffer(end)
+    buffer.begin(offered.nbytes)
     handle = remote.handle_of(end, offered)
     assert remote.is_remote(handle)
-    box = RemoteMemory(handle.removeprefix("rdma:"), landing).box(
+    box = RemoteMemory(handle.removeprefix("rdma:"), buffer).box(
         0, dtype=torch.float32, shape=(10, 10)
     )
     assert torch.equal(box[2:5, 3:4], numbers.view(10, 10)[2:5, 3:4])
