@@ -10,6 +10,7 @@ import pickle
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -66,6 +67,15 @@ _MEGATRONS = {
 }
 
 
+def _enum_member(kind: object, name: object) -> Enum:
+    """Return a member of one of torch's enums: before Python 3.11.4, and in no later one, pickles
+    name it by `getattr`. Raises _Refused for anything else."""
+    is_enum = isinstance(kind, type) and issubclass(kind, Enum) and kind.__module__ in _MODULES
+    if not is_enum or name not in kind.__members__:
+        raise _Refused("builtins.getattr")
+    return kind[name]
+
+
 class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
     """The unpickler in Python: a single damaged byte makes the one in C allocate tens of GB for its
     memo. If this one reads a pickle, Megatron's own reader in C may read it, too."""
@@ -83,6 +93,8 @@ class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
     def find_class(self, module: str, name: str) -> object:
         if (module, name) in _MEGATRONS:
             return _Plain
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         named = (
             super().find_class(module, name)
             if (module, name) in _NAMES

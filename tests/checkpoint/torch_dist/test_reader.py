@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import struct
 import tracemalloc
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from milescli.checkpoint.torch_dist.keys import Box, can_stack, incomplete, items_of
 from milescli.checkpoint.torch_dist.metadata import make_metadata
@@ -134,6 +137,47 @@ def test_metadata_are_plain_data(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(make_metadata([], empty=("x", 0)))
     with TorchDistReader(tmp_path) as reader:
         assert reader.names() == []
+
+
+class GetattrPickler(pickle.Pickler):
+    """Writes members of enums as Python 3.11.0 to 3.11.3 do (Debian 12 has 3.11.2)."""
+
+    def reducer_override(self, value: object) -> object:
+        if isinstance(value, Enum):
+            return getattr, (type(value), value.name)
+        return NotImplemented
+
+
+def test_what_early_python_3_11_wrote_is_read(saved: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    folder, state = saved
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    with (folder / ".metadata").open("wb") as file:
+        GetattrPickler(file).dump(metadata)
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    with TorchDistReader(folder) as reader:
+        assert torch.equal(reader.read("a", (0, 0, 0), (3, 4, 5)), state["a"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (Metadata, "__init__"),
+        (_MEM_FORMAT_ENCODING, "__class__"),
+        (_MEM_FORMAT_ENCODING, 3),
+        (Path, "home"),
+    ],
+)
+def test_getattr_is_read_as_a_member_of_torchs_enums_alone(
+    arguments: tuple[object, object], tmp_path: Path
+) -> None:
+    class Attribute:
+        def __reduce__(self) -> tuple[object, ...]:
+            return getattr, arguments
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Attribute()))
+    with pytest.raises(CheckpointError, match="not safe to read") as caught:
+        TorchDistReader(tmp_path)
+    assert "`builtins.getattr`" in caught.value.why
 
 
 def test_damaged_bytes_are_refused_or_read_and_nothing_else(tmp_path: Path) -> None:
