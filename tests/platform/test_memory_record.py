@@ -20,6 +20,7 @@ from milescli.platform.memory_record import (
     pids_noted,
     resident_bytes,
 )
+from tests.waiting import until
 
 
 def _records(folder: Path) -> list[dict]:
@@ -68,6 +69,8 @@ def test_the_peak_is_told_without_what_others_answer_for_of_shared_pages(tmp_pat
 def test_a_process_without_a_log_is_named_by_its_command_or_its_module(tmp_path: Path) -> None:
     module = subprocess.Popen([sys.executable, "-m", "code"], stdin=-1, stdout=-3, stderr=-3)
     command = subprocess.Popen(["sleep", "60"])
+    for child in (module, command):  # Popen may return before the kernel has the words
+        until(Path(f"/proc/{child.pid}/cmdline").read_bytes, "the words of a process")
     memory = MemoryRecord(driver=os.getpid(), folder=tmp_path)
     memory.look([module.pid, command.pid])
     for child in (module, command):
