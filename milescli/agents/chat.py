@@ -30,7 +30,7 @@ class Speaker:
         )
         try:
             self._endpoint = Endpoint(
-                asker=who,
+                caller=who,
                 section=section,
                 error=EndpointError,
                 url=base_url(settings.url),
@@ -52,7 +52,7 @@ class Speaker:
         }
         loop = asyncio.get_running_loop()
         async with self._free.setdefault(loop, asyncio.Semaphore(settings.concurrency)):
-            return await self._endpoint.said(body)
+            return await self._endpoint.chat_reply(body)
 
 
 _SIDES = {"user": "assistant", "assistant": "user"}

@@ -18,7 +18,13 @@ from typing import Any
 from milescli.core.errors import AgentError, MachineError, RecipeError
 from milescli.data.images import Content
 from milescli.recipe.agents import EnvironmentSettings
-from milescli.rollout.environments import Environment, Step, checked, checked_start, made
+from milescli.rollout.environments import (
+    Environment,
+    Step,
+    checked_start,
+    checked_step,
+    create_environment,
+)
 from milescli.workers.async_worker import CallProcess, NewCallProcess, QuickCall, QuickCalls
 from milescli.workers.worker import CallFailed
 
@@ -87,11 +93,11 @@ def _done(episode: int, what: Asked) -> Content | Step | None:
         return None
     if isinstance(what, Act):
         environment = _PLAYING.pop(episode)  # one that raises is not used again
-        step = checked(environment.step(what.text))
+        step = checked_step(environment.step(what.text))
         _PLAYING[episode] = environment
         return step
     assert isinstance(what, Begin)
-    environment = _IDLE.pop() if _IDLE else made(what.name, what.settings)
+    environment = _IDLE.pop() if _IDLE else create_environment(what.name, what.settings)
     start = checked_start(environment.reset(prompt=what.prompt, label=what.label, seed=what.seed))
     for action in what.actions:
         environment.step(action)

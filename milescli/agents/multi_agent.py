@@ -9,7 +9,7 @@ from milescli.agents.replying import next_reply
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.episode.roles import RoleTurn, conversation_of, told_whole
+from milescli.rollout.episode.roles import RoleTurn, conversation_of, episode_as_json
 
 
 class MultiAgent:
@@ -41,7 +41,7 @@ class MultiAgent:
             text=last.get(self._order[-1], ""),
             turn_roles=[turn.role for turn in turns if self._roles[turn.role].is_policy],
             role_texts={
-                name: last[name] if role.scores == "turn" else told_whole(turns)
+                name: last[name] if role.scores == "turn" else episode_as_json(turns)
                 for name, role in self._roles.items()
                 if role.reward is not None and name in last
             },

@@ -27,11 +27,11 @@ from milescli.agents.responses_form import Kept, ResponseAsked, UnknownResponse
 from milescli.core.errors import AgentError, ContextFull, MilesError
 from milescli.core.files import parse_json
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.rollout.base import Door, Session
+from milescli.rollout.base import Session, SessionAddress
 
 if TYPE_CHECKING:
-    from milescli.rollout.episode.pieces import OnPiece
     from milescli.rollout.episode.session import RecordingSession
+    from milescli.rollout.episode.text_pieces import OnPiece
 
 MAX_BODY_BYTES = 64 * 1024**2
 MAX_OPEN = 256
@@ -80,8 +80,8 @@ _Respond = Callable[[Any, _Guest, str], Awaitable[Response]]
 
 @dataclass(slots=True, kw_only=True)
 class SessionProxy:
-    """Implements milescli.rollout.base.Doors. Belongs to one event loop, and listens from the first
-    `open` until the loop ends."""
+    """Implements milescli.rollout.base.SessionServer. Belongs to one event loop, and listens from
+    the first `open` until the loop ends."""
 
     tokenizer: ChatTokenizer
     model: str
@@ -137,17 +137,17 @@ class SessionProxy:
         """Return the number of requests that have no response yet."""
         return sum(len(guest.open) for guest in self._guests.values())
 
-    def open(self, session: Session) -> Door:
+    def open(self, session: Session) -> SessionAddress:
         """Serve the session from now on."""
         if self._server is None:
             self._start()
         key = secrets.token_urlsafe(32)
         self._guests[key] = _Guest(session)
-        return Door(base_url=f"http://{self.host}:{self._port}/v1", api_key=key)
+        return SessionAddress(base_url=f"http://{self.host}:{self._port}/v1", api_key=key)
 
-    def close(self, door: Door) -> None:
+    def close(self, address: SessionAddress) -> None:
         """Stop serving the session."""
-        guest = self._guests.pop(door.api_key, None)
+        guest = self._guests.pop(address.api_key, None)
         for waiting in guest.open if guest is not None else ():
             waiting.cancel()
 

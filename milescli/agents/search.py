@@ -162,7 +162,7 @@ def _endpoint(settings: Rollout) -> Endpoint:
     search = settings.search
     assert search.url is not None, search
     return Endpoint(
-        asker="the tool `search`",
+        caller="the tool `search`",
         section="rollout.search",
         error=AgentError,
         url=search.url,

@@ -157,7 +157,7 @@ def _player(wish: Wish, runner: asyncio.Runner) -> tuple[Player, str]:
     if wish.model is None:
         return lambda messages: input("> "), ""
     endpoint = Endpoint(
-        asker="the player",
+        caller="the player",
         section="--model",
         error=EndpointError,
         url=base_url(wish.model),
@@ -167,6 +167,6 @@ def _player(wish: Wish, runner: asyncio.Runner) -> tuple[Player, str]:
     model = runner.run(served_model(endpoint, None))
 
     def say(messages: Sequence[dict[str, Any]]) -> str:
-        return runner.run(endpoint.said({"model": model, "messages": list(messages)}))
+        return runner.run(endpoint.chat_reply({"model": model, "messages": list(messages)}))
 
     return say, model

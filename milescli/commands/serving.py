@@ -64,7 +64,7 @@ def serve_model(
     the longest response."""
     from milescli.checkpoint.run_dir import open_run
     from milescli.recipe.resolved import load_resolved
-    from milescli.rollout.base import Door
+    from milescli.rollout.base import SessionAddress
     from milescli.runtime.evaluation.serve import Serving, serve_settings
     from milescli.runtime.evaluation.sets import EvalWish
 
@@ -78,7 +78,7 @@ def serve_model(
     with place.listening(f"miles serve {subject}", output=output) as listener:
         url = f"{place.address(listener)}/v1"
 
-        def ready(model: str, door: Door) -> None:
+        def ready(model: str, door: SessionAddress) -> None:
             body = {"model": model, "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             output.json("serve", {"base_url": url, "model": model, "api_key": door.api_key})
             output.text(f"base URL  {url}\nmodel     {model}\nAPI key   {door.api_key}")

@@ -31,7 +31,12 @@ from milescli.report.series import (
     reached,
 )
 from milescli.report.subject import Subject
-from milescli.rollout.evaluation.statistics import LEVEL, Difference, compared, in_words
+from milescli.rollout.evaluation.statistics import (
+    LEVEL,
+    Difference,
+    compare_paired,
+    describe_difference,
+)
 
 _NEVER = ("run.name", "run.dir", "name", "description")
 """Keys that do not affect training."""
@@ -155,7 +160,7 @@ def _held_out(name: str, pair: _Pair, *, names: tuple[str, str]) -> HeldOut | No
     if not keys:
         return None
     rewards = [one[key] for key in keys], [other[key] for key in keys]
-    difference = compared(*rewards)
+    difference = compare_paired(*rewards)
     what = f"`{name}`" if name else "Held-out prompts"
     at = pair.steps
     where = f"{what} at step{f' {at[0]}' if at[0] == at[1] else f's {at[0]} and {at[1]}'}"
@@ -171,7 +176,7 @@ def _held_out(name: str, pair: _Pair, *, names: tuple[str, str]) -> HeldOut | No
         difference=difference,
         short=f"{where}: {_held_out_winner(difference, names, otherwise=otherwise)}",
         sentence=f"{where}{f', with different {otherwise}' if otherwise else ''}: "
-        + in_words(difference, a=names[0], b=names[1]),
+        + describe_difference(difference, a=names[0], b=names[1]),
     )
 
 

@@ -16,7 +16,7 @@ import orjson
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.files import read_json, read_lines
 from milescli.core.history import History
-from milescli.rollout.evaluation.statistics import Estimate, estimated
+from milescli.rollout.evaluation.statistics import Estimate, estimate_mean
 
 MAX_SHOWN = 12
 """Most evaluations in a table: of more, the first, the last, and some between."""
@@ -82,7 +82,7 @@ def _interval(rewards: Mapping[str, Sequence[float]], accuracy: float) -> Estima
     means = [fmean(values) for values in rewards.values()]
     if len(means) < 2 or abs(fmean(means) - accuracy) >= _ROUNDING:
         return None
-    return estimated(means, samples_per_prompt=min(map(len, rewards.values())))
+    return estimate_mean(means, samples_per_prompt=min(map(len, rewards.values())))
 
 
 def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:

@@ -222,7 +222,7 @@ class Agent(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class SessionAddress:
     """The address that serves a session over HTTP."""
 
     base_url: str
@@ -230,14 +230,14 @@ class Door:
     api_key: str = field(repr=False)
 
 
-class Doors(Protocol):
+class SessionServer(Protocol):
     """Serves sessions over HTTP."""
 
-    def open(self, session: Session) -> Door:
+    def open(self, session: Session) -> SessionAddress:
         """Serve the session from now on."""
         ...
 
-    def close(self, door: Door) -> None:
+    def close(self, address: SessionAddress) -> None:
         """Stop serving the session."""
         ...
 

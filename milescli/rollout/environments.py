@@ -57,14 +57,14 @@ def seed_of(prompt: Prompt) -> int:
     return int(label) if label.isdecimal() and len(label) < 10 else prompt.index
 
 
-def numbered(count: int) -> list[Prompt]:
+def numbered_rows(count: int) -> list[Prompt]:
     """Return rows that have only a number, as those of `task:seeds`."""
     return [
         Prompt(index=number, token_ids=[], text="", label=str(number)) for number in range(count)
     ]
 
 
-def made(what: Any, settings: Mapping[str, Any]) -> Environment:
+def create_environment(what: Any, settings: Mapping[str, Any]) -> Environment:
     """Create an environment from a name, an import path or a factory. Raises RecipeError if it
     cannot be loaded, or does not take the settings."""
     factory: Any = ENVIRONMENTS.resolve(what) if isinstance(what, str) else what
@@ -100,7 +100,7 @@ def require(factory: Any, settings: Mapping[str, Any]) -> None:
         check(settings)
 
 
-def checked(step: object) -> Step:
+def checked_step(step: object) -> Step:
     """Return the step with its observation as the content of a message, with images. Raises
     ValueError if it is not a Step."""
     if not isinstance(step, Step):

@@ -13,8 +13,8 @@ from milescli.core.imports import search_garbage_rarely
 from milescli.core.types import EVALUATION, ROLLOUT, Group, StepReport
 from milescli.plan.collectors import why_in_driver
 from milescli.platform.memory_record import last_look
-from milescli.rollout.collect.ahead import open_collector
-from milescli.rollout.collect.selectors import from_state
+from milescli.rollout.collect.prefetching import open_collector
+from milescli.rollout.collect.selectors import history_from_state
 from milescli.rollout.episode.episode import training_episodes
 from milescli.runtime import truth
 from milescli.runtime.collecting.collectors import Collectors
@@ -173,10 +173,10 @@ class GroupWork:
             with_greedy=getattr(training.objective, "needs_greedy", False),
             journal=training.journal,
             taken=checkpoint.manifest.taken if checkpoint is not None else (),
-            elsewhere=self.collectors,
+            group_sampler=self.collectors,
         )
         if checkpoint is not None:
-            collector.history.update(from_state(checkpoint.manifest.curriculum))
+            collector.history.update(history_from_state(checkpoint.manifest.curriculum))
         return training.new_run(
             Groups(recipe, collector),
             trainer,

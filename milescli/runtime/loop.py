@@ -145,7 +145,7 @@ async def learn(run: Run) -> None:
         if source.samples and run.devices is not None:
             verify = source.recipe.weights.verify
             await run.devices.publish(WeightVersion(run.version + 1), verify=verify)
-            source.published(run.version)
+            source.on_published(run.version)
         clock.lap("publish")
         await hooks.keep(step, items, trainer_logprobs(shown, stepped.logprobs))
         run.memory.report(run.bus, step=step, workers=hooks.memory(stepped))

@@ -13,18 +13,18 @@ from milescli.core.events import PhaseSeconds, RowStepDone, StepDone, WarmupStep
 from milescli.core.types import Group, StepReport, Trajectory, WeightVersion
 from milescli.data.examples import Examples
 from milescli.recipe.schema import Recipe
-from milescli.rollout.collect.ahead import AheadCollector
 from milescli.rollout.collect.collector import Collector
-from milescli.rollout.collect.done_first import DoneFirstCollector
-from milescli.rollout.collect.selectors import as_state
+from milescli.rollout.collect.completion_order import CompletionOrderCollector
+from milescli.rollout.collect.prefetching import PrefetchingCollector
+from milescli.rollout.collect.selectors import history_to_state
 from milescli.runtime.devices import Devices
 from milescli.runtime.recording.sample_files import Place, sequences_of
 from milescli.runtime.saving import Progress
 from milescli.train.base import TrainSequence
 from milescli.train.optimizers import lr_at, warmup_lr_at
 
-AnyCollector = Collector | AheadCollector | DoneFirstCollector
-"""Made by `rollout.collect.ahead.open_collector`."""
+AnyCollector = Collector | PrefetchingCollector | CompletionOrderCollector
+"""Made by `rollout.collect.prefetching.open_collector`."""
 Rates = tuple[float | None, float | None]
 """Learning rates of the policy (None: it does not change), and of the critic (None: there is none,
 or it does not change)."""
@@ -59,7 +59,7 @@ class Source:
         """Return the items that `step` learns from; `version` is the trainer's."""
         raise NotImplementedError
 
-    def published(self, version: WeightVersion) -> None:
+    def on_published(self, version: WeightVersion) -> None:
         """Continue what waits for these weights: the engines hold `version` now."""
 
     def shown(self, items: list[Any], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
@@ -101,8 +101,8 @@ class Groups(Source):
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
         return await self.collector.take(step, version=version)
 
-    def published(self, version: WeightVersion) -> None:
-        self.collector.published(version)
+    def on_published(self, version: WeightVersion) -> None:
+        self.collector.on_published(version)
 
     def shown(self, items: list[Group], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
         return sequences_of(items[: self.recipe.run.keep_groups], sequences)
@@ -138,7 +138,7 @@ class Groups(Source):
         return Progress(
             prompt_position=self.collector.position,
             taken=self.collector.taken,
-            curriculum=as_state(self.collector.history),
+            curriculum=history_to_state(self.collector.history),
         )
 
     async def stop(self) -> None:

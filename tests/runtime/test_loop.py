@@ -210,7 +210,7 @@ class _Collector:
     def start(self, *, version: int, first_step: int, last_step: int) -> None:
         self.notes.append(f"start at {version} for {first_step} to {last_step}")
 
-    def published(self, version: int) -> None:
+    def on_published(self, version: int) -> None:
         self.notes.append(f"published {version}")
 
     async def take(self, step: int, *, version: int) -> list[Group]:

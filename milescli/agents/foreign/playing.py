@@ -14,7 +14,7 @@ from milescli.core.types import Prompt
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.episode.agents import is_built_in, made
+from milescli.rollout.episode.agents import create_agent, is_built_in
 from milescli.workers.worker import CallFailed
 
 MODEL = "policy"
@@ -78,7 +78,7 @@ def require_environment_there(rollout: Rollout) -> None:
     installed."""
     if rollout.agent not in FOREIGN or not is_built_in(rollout):
         return
-    agent: Any = made(AGENTS.path_of(rollout.agent), rollout)
+    agent: Any = create_agent(AGENTS.path_of(rollout.agent), rollout)
     host: ForeignHost = agent.host
     try:
         host.start_now()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from milescli.listings.recipes import RecipeRow
     from milescli.recipe.algorithms import Setting
     from milescli.recipe.keys import RecipeKey
-    from milescli.rollout.environment_contract import Checked
+    from milescli.rollout.environment_contract import EnvironmentCheck
 
 
 def show_algorithms(rows: Sequence[AlgorithmRow], *, output: Output) -> None:
@@ -345,7 +345,7 @@ def _as_json(package: Package, lack: str | None) -> dict[str, Any]:
     }
 
 
-def show_checked_environment(name: str, found: Checked, *, output: Output) -> None:
+def show_checked_environment(name: str, found: EnvironmentCheck, *, output: Output) -> None:
     """Show the result of a correct environment's check."""
     from milescli.rollout.environment_contract import MAX_STEPS
 

@@ -77,7 +77,7 @@ def mean_figures(samples: Sequence[Sample]) -> dict[str, float]:
     return {**figures, "failed_episodes": failed} if failed else figures
 
 
-def _means(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _means(mappings: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each name, over the mappings that have it."""
-    names = dict.fromkeys(name for figures in told for name in figures)
-    return {name: fmean(row[name] for row in told if name in row) for name in names}
+    names = dict.fromkeys(name for figures in mappings for name in figures)
+    return {name: fmean(row[name] for row in mappings if name in row) for name in names}

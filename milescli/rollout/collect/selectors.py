@@ -52,7 +52,7 @@ class Curriculum(Protocol):
         ...
 
 
-def chosen(
+def choose_prompts(
     choose: Curriculum,
     candidates: Sequence[Prompt],
     history: Mapping[int, Tried],
@@ -64,10 +64,10 @@ def chosen(
     curriculum does not return places."""
     answer = choose(candidates=candidates, history=history, count=count, settings=settings)
     size = len(candidates)
-    return sorted(places_of(answer, "curriculum", settings.curriculum, size=size, count=count))
+    return sorted(checked_places(answer, "curriculum", settings.curriculum, size=size, count=count))
 
 
-def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:
+def record_rewards(history: dict[int, Tried], groups: Sequence[Group]) -> None:
     """Record the rewards of these groups, including refused ones."""
     for group in groups:
         index = group.prompt.index
@@ -75,13 +75,13 @@ def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:
         history[index] = Tried(fmean(group.rewards), before + 1)
 
 
-def as_state(history: Mapping[int, Tried]) -> dict[str, list[float]]:
+def history_to_state(history: Mapping[int, Tried]) -> dict[str, list[float]]:
     """Turn the history into JSON for a checkpoint's manifest."""
     return {str(index): [tried.reward, tried.times] for index, tried in history.items()}
 
 
-def from_state(state: Mapping[str, Sequence[float]]) -> dict[int, Tried]:
-    """Read a history that `as_state` made."""
+def history_from_state(state: Mapping[str, Sequence[float]]) -> dict[int, Tried]:
+    """Read a history that `history_to_state` made."""
     return {int(index): Tried(reward, int(times)) for index, (reward, times) in state.items()}
 
 
@@ -119,10 +119,10 @@ class GroupFilter(Protocol):
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
     """Call the filter. Raises RecipeError if its answer is neither True nor False."""
     answer = keep(group=group, settings=settings)
-    return yes_or_no(answer, "filter", settings.filter, of=f"prompt {group.prompt.index}")
+    return checked_bool(answer, "filter", settings.filter, of=f"prompt {group.prompt.index}")
 
 
-def yes_or_no(answer: object, kind: str, name: str, *, of: str) -> bool:
+def checked_bool(answer: object, kind: str, name: str, *, of: str) -> bool:
     """Return the answer of the filter `name` as a bool. Raises RecipeError if it is neither True
     nor False."""
     if answer in (True, False):
@@ -166,12 +166,12 @@ class SampleFilter(Protocol):
         ...
 
 
-def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
+def mark_learned_samples(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
     """Mark the samples of the group as the filter decides. Raises RecipeError if its answer is
     neither True nor False."""
     name, of = settings.sample_filter, f"prompt {group.prompt.index}"
     kept = [
-        yes_or_no(keep(sample=sample, settings=settings), "sample filter", name, of=of)
+        checked_bool(keep(sample=sample, settings=settings), "sample filter", name, of=of)
         for sample in group.samples
     ]
     if all(kept):
@@ -202,7 +202,7 @@ class Selection(Protocol):
         ...
 
 
-def selected(
+def select_groups(
     choose: Selection, groups: Sequence[Group], *, count: int, settings: Rollout
 ) -> list[Group]:
     """Return the chosen groups in the order of their prompts; all if there are no more than
@@ -210,11 +210,11 @@ def selected(
     if len(groups) <= count:
         return list(groups)
     answer = choose(groups=groups, count=count, settings=settings)
-    places = places_of(answer, "selection", settings.selection, size=len(groups), count=count)
+    places = checked_places(answer, "selection", settings.selection, size=len(groups), count=count)
     return [groups[place] for place in sorted(places)]
 
 
-def places_of(answer: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
+def checked_places(answer: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
     """Return `count` different places of a list of `size`, as a plug-in chose them. Raises
     RecipeError for any other answer."""
     try:
@@ -249,7 +249,7 @@ class Shaping(Protocol):
         ...
 
 
-def shaped(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:
+def shape_rewards(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:
     """Return the group with its rewards shaped. Raises RecipeError unless each sample gets a finite
     number."""
     rewards = shaping(group=group, settings=settings)

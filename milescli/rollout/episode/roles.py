@@ -44,11 +44,11 @@ def conversation_of(
         if turn.role == name:
             messages.append(dict(turn.message))
         elif role.sees != "prompt":
-            _tell(messages, f"{turn.role}: {turn.message['content']}")
+            _append_text(messages, f"{turn.role}: {turn.message['content']}")
     return messages
 
 
-def told_whole(turns: Sequence[RoleTurn]) -> str:
+def episode_as_json(turns: Sequence[RoleTurn]) -> str:
     """Return an episode as JSON, for a reward that reads all of it: `[{"role": name, "content":
     text}, ...]`."""
     said = [{"role": turn.role, "content": turn.message["content"]} for turn in turns]
@@ -85,7 +85,7 @@ def _opening(role: Role, prompt: Prompt) -> list[dict[str, Any]]:
     return [{"role": "system", "content": system}, *asked]
 
 
-def _tell(messages: list[dict[str, Any]], text: str) -> None:
+def _append_text(messages: list[dict[str, Any]], text: str) -> None:
     if messages and messages[-1]["role"] == "user":
         text = f"{messages.pop()['content']}\n\n{text}"
     messages.append({"role": "user", "content": text})

@@ -201,7 +201,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
 }
 """Benchmarks by the name that `--data` accepts."""
 
-OF_ALL: Mapping[str, object] = {
+COMMON_SETTINGS: Mapping[str, object] = {
     "rollout.agent": "single_turn",
     "rollout.stop": [],
     "data.prompt_key": "prompt",

@@ -21,7 +21,7 @@ ALL = "all"
 
 
 class Play(Protocol):
-    """Plays one attempt at a prompt, with the recipe's agent."""
+    """EpisodePlayer one attempt at a prompt, with the recipe's agent."""
 
     async def __call__(self, place: int, index: int = 0) -> Sample:
         """Play one attempt. `place`: index of the prompt; equal place, index and weights give an
@@ -58,7 +58,7 @@ def load_evaluation(settings: Evaluation) -> EvaluationFn:
     return EvaluationProcess(EVALUATIONS.path_of(settings.function))
 
 
-async def played(
+async def run_evaluation(
     evaluate: EvaluationFn, prompts: Sequence[Prompt], play: Play, *, settings: Evaluation
 ) -> list[list[Sample]]:
     """Return the samples of each prompt. Raises RecipeError if the function fails, or returns
@@ -85,7 +85,7 @@ class EvaluationProcess:
     def __init__(self, path: str) -> None:
         """Take a resolved import path."""
         self.__name__ = path
-        self._process = AsyncWorker(f"{__name__}:evaluate_there")
+        self._process = AsyncWorker(f"{__name__}:evaluate_in_process")
 
     async def __call__(
         self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
@@ -100,7 +100,7 @@ class EvaluationProcess:
             ) from None
 
 
-async def evaluate_there(path: str, prompts: list[Prompt], settings: Evaluation) -> Any:
+async def evaluate_in_process(path: str, prompts: list[Prompt], settings: Evaluation) -> Any:
     """Run the evaluation in the process of the user's function."""
     function: Any = imported(path)
     side = asking.get()

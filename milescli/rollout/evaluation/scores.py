@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from milescli.core.types import Group
-from milescli.rollout.evaluation.statistics import Estimate, estimated, majority_at, pass_at
+from milescli.rollout.evaluation.statistics import Estimate, estimate_mean, majority_at, pass_at
 
 Answer = Callable[[str], str | None]
 """Returns the answer that a response states; None: it states none."""
@@ -62,12 +62,12 @@ def scores_of(
     return Scores(
         samples_per_prompt=fewest,
         estimates={
-            name: estimated(values, samples_per_prompt=fewest)
+            name: estimate_mean(values, samples_per_prompt=fewest)
             for name, values in per_prompt.items()
         },
         domains={
             name: DomainScore(
-                num_prompts=len(values), accuracy=estimated(values, samples_per_prompt=fewest)
+                num_prompts=len(values), accuracy=estimate_mean(values, samples_per_prompt=fewest)
             )
             for name, values in by_domain.items()
             if values

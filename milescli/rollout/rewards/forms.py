@@ -47,21 +47,21 @@ def _reward_of(path: str, timeout_s: float) -> Any:
     return reward if within is None else within(timeout_s)
 
 
-def score(path: str, timeout_s: float, asked: Mapping[str, Any]) -> Any:
+def score(path: str, timeout_s: float, arguments: Mapping[str, Any]) -> Any:
     """Return a float, or one for each response. `timeout_s` is passed to a reward with `within`.
     Raises what the reward raises; TypeError or ValueError if it returns no numbers."""
-    return _numbers(_reward_of(path, timeout_s)(**asked), asked)
+    return _numbers(_reward_of(path, timeout_s)(**arguments), arguments)
 
 
-async def score_async(path: str, timeout_s: float, asked: Mapping[str, Any]) -> Any:
+async def score_async(path: str, timeout_s: float, arguments: Mapping[str, Any]) -> Any:
     """Score like `score`, with an `async def`."""
-    return _numbers(await _reward_of(path, timeout_s)(**asked), asked)
+    return _numbers(await _reward_of(path, timeout_s)(**arguments), arguments)
 
 
-def _numbers(value: Any, asked: Mapping[str, Any]) -> float | list[float]:
-    if "responses" not in asked:
+def _numbers(value: Any, arguments: Mapping[str, Any]) -> float | list[float]:
+    if "responses" not in arguments:
         return finite_reward(value)
-    wanted = len(asked["responses"])
+    wanted = len(arguments["responses"])
     try:
         rewards = [finite_reward(reward) for reward in value]
     except TypeError as error:

@@ -35,7 +35,7 @@ class ReasoningGym:
     examples = (("Legs?", "<answer>4</answer>", _EXAMPLE), ("Legs?", "", _EXAMPLE))
     runs_apart = True
 
-    def made_for(self, rollout: Rollout) -> ReasoningGym:
+    def with_settings(self, rollout: Rollout) -> ReasoningGym:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid, or
         if the library is not installed."""
         if find_spec("reasoning_gym") is None:
@@ -92,10 +92,10 @@ def _task(label: str) -> tuple[str, dict[str, Any]]:
         guess = nearest(name, DATASETS)
         hint = f"; nearest is `{guess}`" if guess else ""
         raise ValueError(f"reasoning-gym has no data set `{name}`{hint}")
-    return name, _as_it_was(name, entry)
+    return name, _with_tuples(name, entry)
 
 
-def _as_it_was(name: str, entry: dict[str, Any]) -> dict[str, Any]:
+def _with_tuples(name: str, entry: dict[str, Any]) -> dict[str, Any]:
     """Return the entry in the form in which its own answer scores more: JSON has no tuples, and
     some scorers compare with tuples."""
     scorer, with_tuples = _scorer(name), {**entry, "metadata": _tupled(entry["metadata"])}

@@ -20,7 +20,7 @@ from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.types import EngineAddress, Group, Prompt
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.collector import Progress
-from milescli.rollout.collect.elsewhere import GroupNumbers
+from milescli.rollout.collect.remote_groups import GroupNumbers
 from milescli.runtime.collecting.following import Following
 from milescli.runtime.collecting.process import REPORT_EVERY_S, Cut, Finished, Order, as_row
 from milescli.runtime.collecting.share import collector_name, part_of
@@ -39,8 +39,8 @@ Start = Callable[[int, list[EngineAddress]], Awaitable[ActorHandle]]
 
 
 class Collectors:
-    """Implements `rollout.collect.elsewhere.GroupMaker`, and `Followers` of the fleet. Belongs to
-    one event loop."""
+    """Implements `rollout.collect.remote_groups.GroupSampler`, and `Followers` of the fleet.
+    Belongs to one event loop."""
 
     def __init__(
         self,

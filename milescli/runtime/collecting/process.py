@@ -30,8 +30,8 @@ from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource, RolloutEngine
 from milescli.rollout.collect.collector import Collector, Progress
-from milescli.rollout.collect.elsewhere import GroupNumbers, with_decisions
 from milescli.rollout.collect.group_record import GroupHead
+from milescli.rollout.collect.remote_groups import GroupNumbers, with_decisions
 from milescli.rollout.episode.episode import training_episodes
 from milescli.runtime.collecting.following import FollowedScorer
 from milescli.runtime.collecting.share import Share, shared_recipe

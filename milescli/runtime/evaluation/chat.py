@@ -19,7 +19,7 @@ from milescli.rollout.base import Outcome, Reply, Session
 from milescli.runtime.evaluation.evaluate import episodes_of, parsing
 
 if TYPE_CHECKING:
-    from milescli.rollout.episode.pieces import OnPiece
+    from milescli.rollout.episode.text_pieces import OnPiece
     from milescli.runtime.evaluation.results import SetResult
     from milescli.runtime.evaluation.sets import LoadedSet
     from milescli.runtime.recovery.engines import Engines

@@ -20,7 +20,7 @@ from milescli.rollout.endpoint import base_url
 from milescli.rollout.evaluation.endpoint_episodes import (
     SECTION,
     EndpointEpisodes,
-    KeptReplies,
+    ReplyCache,
     endpoint_of,
     extra_fields,
     served_model,
@@ -131,7 +131,7 @@ def _evaluate(
 
     async def work() -> None:
         for one in asked:
-            kept = KeptReplies(run.eval_dir / one.set.folder / "replies.jsonl")
+            kept = ReplyCache(run.eval_dir / one.set.folder / "replies.jsonl")
             told = f"; {len(kept)} replies are already stored" if len(kept) else ""
             output.note(f"{model}: {one.set.name}, {len(one.prompts)} prompts{told}")
             episodes = EndpointEpisodes(
@@ -151,7 +151,7 @@ def _evaluate(
                     f"{len(kept)} replies are stored: repeat the command to request only the others"
                 )
                 raise
-            if doubt := episodes.doubt():
+            if doubt := episodes.score_warning():
                 output.warn(doubt)
             kept.remove()
 

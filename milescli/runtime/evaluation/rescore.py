@@ -25,7 +25,12 @@ from milescli.insight.samples import (
 from milescli.recipe.load import LoadedRecipe, override
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Recipe
-from milescli.rollout.evaluation.agreement import Agreement, Suspicion, agreement, suspicions
+from milescli.rollout.evaluation.agreement import (
+    Agreement,
+    Suspicion,
+    find_suspicions,
+    measure_agreement,
+)
 from milescli.rollout.rewards import scorer_of
 from milescli.rollout.rewards.scoring import Response, Scoring
 from milescli.train.advantages import estimate, keeps_state
@@ -129,7 +134,7 @@ async def _scored(scorer: Scoring, groups: Sequence[Group]) -> list[list[float]]
             Response(text=sample.text, num_tokens=sample.num_loss_tokens)
             for sample in group.samples
         ]
-        return [score.reward for score in await scorer.scored_group(group.prompt, responses)]
+        return [score.reward for score in await scorer.score_responses(group.prompt, responses)]
 
     return await all_or_first_error([one(group) for group in groups])
 
@@ -192,8 +197,8 @@ def _compared(
     return Comparison(
         names=names,
         samples=samples,
-        agreement=agreement(a, b, right_above=right_above),
-        suspicions=suspicions([group.samples for group in groups], a, b),
+        agreement=measure_agreement(a, b, right_above=right_above),
+        suspicions=find_suspicions([group.samples for group in groups], a, b),
         means=(sum(one.a for one in samples) / count, sum(one.b for one in samples) / count),
         silent_groups=(sum(len(set(r)) == 1 for r in a), sum(len(set(r)) == 1 for r in b)),
         no_advantages=why,

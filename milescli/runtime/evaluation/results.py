@@ -17,7 +17,12 @@ from milescli.core.types import Group, Prompt
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.section import Section
 from milescli.rollout.evaluation.scores import Answer, DomainScore, is_right
-from milescli.rollout.evaluation.statistics import Difference, Estimate, compared, in_words
+from milescli.rollout.evaluation.statistics import (
+    Difference,
+    Estimate,
+    compare_paired,
+    describe_difference,
+)
 
 SCHEMA = 1
 """Version of the JSON; incremented when a field changes its meaning or is removed."""
@@ -240,7 +245,7 @@ def comparisons(ones: Sequence[SetResult], others: Sequence[SetResult]) -> list[
 
 def _compared(one: SetResult, other: SetResult) -> Comparison:
     assert one.data_sha256 == other.data_sha256, (one.set, "other prompts")
-    difference = compared(one.rewards, other.rewards)
+    difference = compare_paired(one.rewards, other.rewards)
     steps = one.model == other.model or one.step or other.step
     a, b = (f"{x.model} at step {x.step}" if steps else x.model for x in (one, other))
     keys = sorted({*one.settings, *other.settings})
@@ -251,7 +256,7 @@ def _compared(one: SetResult, other: SetResult) -> Comparison:
         a_accuracy=one.accuracy,
         b_accuracy=other.accuracy,
         difference=difference,
-        sentence=in_words(difference, a=a, b=b),
+        sentence=describe_difference(difference, a=a, b=b),
         other_settings=[key for key in keys if one.settings.get(key) != other.settings.get(key)],
     )
 

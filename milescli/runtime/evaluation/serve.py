@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from milescli.agents.openai_forms import Asked
 from milescli.agents.proxy import SessionProxy
 from milescli.core.types import Prompt
-from milescli.rollout.base import Door, GenerateRequest
+from milescli.rollout.base import GenerateRequest, SessionAddress
 from milescli.rollout.episode.session import turn_seed
 from milescli.runtime.evaluation.chat import SETTINGS
 from milescli.runtime.evaluation.evaluate import episodes_of, parsing
@@ -81,7 +81,7 @@ class Serving:
     """Socket for requests; those that arrive before the engines are ready wait."""
     model: str | None
     """Name of the model; None: RUN@STEP."""
-    ready: Callable[[str, Door], None]
+    ready: Callable[[str, SessionAddress], None]
     """Called once with the name of the model and the key, when requests can be answered."""
 
     async def ask(

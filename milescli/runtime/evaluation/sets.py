@@ -25,8 +25,8 @@ from milescli.data.tables import Table, check_file
 from milescli.recipe.data_files import parse_data_file, parse_hub
 from milescli.recipe.layers import from_command_line
 from milescli.recipe.schema import Recipe
-from milescli.rollout.evaluation.benchmarks import BENCHMARKS, OF_ALL, Row
-from milescli.rollout.evaluation.statistics import doublings
+from milescli.rollout.evaluation.benchmarks import BENCHMARKS, COMMON_SETTINGS, Row
+from milescli.rollout.evaluation.statistics import powers_of_two
 from milescli.runtime.evaluation.results import (
     HELDOUT,
     SetResult,
@@ -183,7 +183,7 @@ def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> Eval
             why=f"{count} sample{'s'[: count > 1]} of each prompt will be taken",
             fix=[f"--samples {max(wish.ks)} --temperature 0.7", f"-k {count}"],
         )
-    ks = sorted(set(wish.ks)) or doublings(count)
+    ks = sorted(set(wish.ks)) or powers_of_two(count)
     other = next((result for result in wish.against if result.set == name), None)
     if wish.against and other is None:
         raise DataError(
@@ -294,7 +294,7 @@ def with_settings_of(
     """Return the recipe as the benchmark is asked, but for what the user set: `sets` and `flags` as
     `load` takes them. Raises RecipeError."""
     mine = set(from_command_line(sets, flags))
-    wanted = {**OF_ALL, **BENCHMARKS[name].settings, "data.eval": BENCHMARKS[name].hub}
+    wanted = {**COMMON_SETTINGS, **BENCHMARKS[name].settings, "data.eval": BENCHMARKS[name].hub}
     values = recipe.model_dump()
     for key, value in wanted.items():
         if any(key == one or key.startswith(f"{one}.") for one in mine):

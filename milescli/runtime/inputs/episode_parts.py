@@ -19,8 +19,8 @@ from milescli.recipe.data import MixSource
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout import rewards
 from milescli.rollout.episode.session import ChatForm
-from milescli.rollout.rewards.role_rewards import ByRole
-from milescli.rollout.rewards.scoring import BySource, Scoring
+from milescli.rollout.rewards.role_rewards import RoleScorer
+from milescli.rollout.rewards.scoring import Scoring, SourceScorer
 from milescli.rollout.rewards.served.reward_model import ScoreServer
 from milescli.runtime.inputs.given_models import by_role
 
@@ -57,7 +57,7 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
     if rollout.agent not in AGENTS.builtin or rollout.agent in FOREIGN:
         longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
         doors = SessionProxy(tokenizer=tokenizer, model=POLICY, max_model_len=longest)
-    return ChatForm(tokenizer=tokenizer, parser=parser, doors=doors)
+    return ChatForm(tokenizer=tokenizer, parser=parser, session_server=doors)
 
 
 def rollout_of_source(recipe: Recipe, source: MixSource) -> Rollout:
@@ -76,9 +76,9 @@ def scorer_of(recipe: Recipe, server: ScoreServer | None) -> Scoring:
         for source in recipe.data.mix or []
         if source.reward is not None
     }
-    episodes = BySource(usual, own) if own else usual
+    episodes = SourceScorer(usual, own) if own else usual
     roles = rewards.role_scorers_of(recipe.rollout, server)
-    return ByRole(episodes, roles) if roles else episodes
+    return RoleScorer(episodes, roles) if roles else episodes
 
 
 def episode_parts(

@@ -12,9 +12,9 @@ from milescli.core.plug_points import AGENTS
 from milescli.core.types import Prompt
 from milescli.core.user_code import place_of
 from milescli.recipe.schema import Rollout
-from milescli.rollout.episode.roles import RoleTurn, told_whole
-from milescli.rollout.rewards import scorers_of_users
-from milescli.rollout.rewards.scoring import Response, Scorer, may_pass
+from milescli.rollout.episode.roles import RoleTurn, episode_as_json
+from milescli.rollout.rewards import user_scorers
+from milescli.rollout.rewards.scoring import Response, Scorer, is_temporary
 from milescli.workers.worker import CallFailed
 
 MADE_UP = "Let me think.\n\nThe answer is \\boxed{42}.\n#### 42"
@@ -33,19 +33,19 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
         if role.scores != "turn"
     }
     said = [RoleTurn(role=name, message={"content": MADE_UP}) for name in rollout.roles]
-    with scorers_of_users(rollout) as scorers:
+    with user_scorers(rollout) as scorers:
         for name, scorer in scorers.items():
             if name in but:
                 continue
             if scorer.takes_images and not prompt.images:
                 yield f"the reward `{name}` was not tried: the first prompt has no image to give it"
                 continue
-            text = told_whole(said) if name in whole else MADE_UP
+            text = episode_as_json(said) if name in whole else MADE_UP
             try:
                 asyncio.run(_call(scorer, prompt, text))
             except RewardError as error:
                 cause = error.__cause__
-                if isinstance(cause, CallFailed) and may_pass(cause):
+                if isinstance(cause, CallFailed) and is_temporary(cause):
                     yield (
                         f"the reward `{name}` could not be tried, because its server did not "
                         f"respond: {_last_line(cause)}"
@@ -62,9 +62,9 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
 async def _call(scorer: Scorer, prompt: Prompt, text: str) -> None:
     response = Response(text=text, num_tokens=1)
     if scorer.scores_groups:
-        await scorer.scored_group(prompt, [response, response])
+        await scorer.score_responses(prompt, [response, response])
     else:
-        await scorer.scored(prompt, response)
+        await scorer.score_response(prompt, response)
 
 
 def _refusal(name: str, error: MilesError) -> RewardError:

@@ -33,8 +33,14 @@ from milescli.core.events import EventBus, Notice
 from milescli.core.files import read_json
 from milescli.core.types import Group, Prompt
 from milescli.core.units import format_bytes
-from milescli.rollout.collect.group_record import FIELDS, GroupHead, decoded, encoded, head_of
-from milescli.rollout.collect.journal import BatchRecord, Usable, usable
+from milescli.rollout.collect.group_record import (
+    FIELDS,
+    GroupHead,
+    decode_group,
+    encode_group,
+    read_head,
+)
+from milescli.rollout.collect.journal import BatchRecord, UsableRecords, select_usable
 from milescli.runtime.recording import run_records
 from milescli.runtime.saving import version_of
 from milescli.runtime.spec import RunSpec
@@ -105,7 +111,7 @@ class _Contents:
             self.batches[batch.step] = batch, place
             self.step_of |= dict.fromkeys(batch.positions, batch.step)
         else:
-            group = head_of(head)
+            group = read_head(head)
             self.heads[group.position], self.places[group.position] = group, place
             # a batch that had another group in this place is not that batch any more
             self.batches.pop(self.step_of.pop(group.position, -1), None)
@@ -167,13 +173,13 @@ class SampleJournal:
                 "changed): unfinished work is sampled again"
             )
         is_same_line = found.identity.line == self.identity.line
-        take = usable(
+        take = select_usable(
             found.heads,
             [batch for batch, _ in found.batches.values()],
             step=step,
             version=version,
             position=position,
-            is_same_line=is_same_line,
+            is_reproduced=is_same_line,
         )
         self._remove_others(found, take)
         ahead = [place for place in take.groups - set(taken) if place >= position]
@@ -211,7 +217,7 @@ class SampleJournal:
                 found.add(head, place)
         return found
 
-    def _remove_others(self, found: _Contents, take: Usable) -> None:
+    def _remove_others(self, found: _Contents, take: UsableRecords) -> None:
         keep = {found.places[position] for position in take.groups}
         keep |= {found.batches[step][1] for step in take.batches}
         if len(keep) == len(found.places) + len(found.batches):
@@ -255,7 +261,7 @@ class SampleJournal:
         place = self._places[position]
         try:
             head, body = await in_thread(lambda: read_record(place))
-            return decoded(head, body, prompt=prompt)
+            return decode_group(head, body, prompt=prompt)
         except _BAD_RECORD as error:
             self.num_lost += 1
             others = self.distrust() - 1
@@ -287,7 +293,7 @@ class SampleJournal:
             for place, head in _heads(path):
                 _note(segment, head)
                 if head["kind"] == "group":
-                    self.adopt(head["position"], head_of(head), place)
+                    self.adopt(head["position"], read_head(head), place)
             self._do(lambda segment=segment: self._add_segment(segment))
 
     def _add_segment(self, segment: _Segment) -> None:
@@ -304,14 +310,14 @@ class SampleJournal:
 
     # ------------------------------------------------------------------ what is sampled now
 
-    def keep_group(self, position: int, group: Group) -> None:
+    def record_group(self, position: int, group: Group) -> None:
         def write() -> None:
-            head, parts = encoded(position, group)
+            head, parts = encode_group(position, group)
             self._append({"kind": "group", **head}, parts)
 
         self._do(write)
 
-    def keep_batch(self, batch: BatchRecord) -> None:
+    def record_batch(self, batch: BatchRecord) -> None:
         self._do(lambda: self._append({"kind": "batch", "batch": asdict(batch)}))
 
     def checkpoint(self) -> None:

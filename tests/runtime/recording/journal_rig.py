@@ -13,8 +13,8 @@ from pathlib import Path
 from milescli.checkpoint.journal import whole_records
 from milescli.core.types import Group, StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.rollout.collect.ahead import open_collector
 from milescli.rollout.collect.collector import sampling_seed
+from milescli.rollout.collect.prefetching import open_collector
 from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
 from milescli.runtime.saving import version_of
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source
@@ -165,7 +165,7 @@ class Rig:
                     journal.checkpoint()
                 version = WeightVersion(version + 1)
                 engine.weights, engine.version, done.weights[version] = weights, version, weights
-                collector.published(version)
+                collector.on_published(version)
         finally:
             await collector.stop()
 

@@ -81,38 +81,38 @@ def decode(value):
 def main():
     """Run the tests that standard input describes, as the module says."""
     with open("steps.json", encoding="utf-8") as file:
-        asked = json.load(file)
+        job = json.load(file)
     scope = {"__name__": "solution"}
 
-    def late(*_):
+    def raise_timeout(*_):
         raise TimeoutError("it took too long")
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGALRM, raise_timeout)
     if os.path.exists("solution.py"):
         with open("solution.py", encoding="utf-8") as file:
             text = file.read()
-        signal.setitimer(signal.ITIMER_REAL, asked["limit_s"])
-        if "class Solution" in text or any("call" in step for step in asked["steps"]):
+        signal.setitimer(signal.ITIMER_REAL, job["limit_s"])
+        if "class Solution" in text or any("call" in step for step in job["steps"]):
             exec(PRELUDE, scope)
             PROVIDED.update(scope)
         with contextlib.suppress(SystemExit, EOFError):  # of a main program below the functions
             exec(compile(text, "solution.py", "exec", dont_inherit=True), scope)
-    for number, step in enumerate(asked["steps"]):
-        signal.setitimer(signal.ITIMER_REAL, asked["limit_s"])
+    for number, step in enumerate(job["steps"]):
+        signal.setitimer(signal.ITIMER_REAL, job["limit_s"])
         try:
-            result = json.dumps(encode(_done(step, scope)))
+            result = json.dumps(encode(_run_step(step, scope)))
         except Exception as error:
             sys.stderr.write(f"step {number}: {type(error).__name__}: {error}\n"[:500])
             continue
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.stdout.flush()
-        line = f"\n{asked['mark']} {number} {result}\n".encode()
+        line = f"\n{job['mark']} {number} {result}\n".encode()
         while line:
             line = line[os.write(1, line) :]
 
 
-def _done(step, scope):
+def _run_step(step, scope):
     if "do" in step:
         exec(compile(step["do"], "test", "exec", dont_inherit=True), scope)
         return None

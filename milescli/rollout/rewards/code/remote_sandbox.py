@@ -14,7 +14,7 @@ from milescli.sandbox.local import encoded
 PATH = "/run_code"
 _SLACK_S = 30.0
 """Time for a request beyond the run's own wall time: the server may have a queue."""
-_ROOM_BYTES = 1 << 20
+_OVERHEAD_BYTES = 1 << 20
 _TIME_IS_UP = "TimeLimitExceeded"
 
 
@@ -45,14 +45,14 @@ class RemoteSandbox:
             "run_timeout": limits.wall_s,
             "memory_limit_MB": limits.memory_bytes // 1024**2,
         }
-        endpoint = self._asking(limits)
+        endpoint = self._endpoint(limits)
         reply = await endpoint.post(body, PATH)
         if not isinstance(reply, dict) or reply.get("status") == "SandboxError":
             raise endpoint.failure(f"it replied {reply!r:.300}")
         result = reply.get("run_result")
         if not isinstance(result, dict):
             raise endpoint.failure(f"it replied without a run_result: {reply!r:.300}")
-        return _ran(result, limits)
+        return _read_result(result, limits)
 
     async def open(
         self,
@@ -70,19 +70,19 @@ class RemoteSandbox:
     def close(self) -> None:
         """Do nothing: there is no process to end."""
 
-    def _asking(self, limits: Limits) -> Endpoint:
+    def _endpoint(self, limits: Limits) -> Endpoint:
         return Endpoint(
-            asker="the sandbox",
+            caller="the sandbox",
             section="rollout.code",
             error=SandboxError,
             url=self.url,
             timeout_s=limits.wall_s + _SLACK_S,
             retries=self._retries,
-            max_reply_bytes=2 * limits.output_bytes + _ROOM_BYTES,
+            max_reply_bytes=2 * limits.output_bytes + _OVERHEAD_BYTES,
         )
 
 
-def _ran(result: dict[str, Any], limits: Limits) -> Ran:
+def _read_result(result: dict[str, Any], limits: Limits) -> Ran:
     stdout, stderr = (str(result.get(name) or "") for name in ("stdout", "stderr"))
     kept = stdout[: limits.output_bytes]
     rest = stderr[: limits.output_bytes - len(kept)]

@@ -79,7 +79,7 @@ class Code:
         self.settings = settings
         self.max_concurrency = settings.concurrency or len(os.sched_getaffinity(0))
 
-    def made_for(self, rollout: Rollout) -> Code:
+    def with_settings(self, rollout: Rollout) -> Code:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Code(rollout.code)
 
@@ -117,19 +117,19 @@ class Code:
 
     async def _passed(self, tests: Tests, code: str, sandbox: Sandbox) -> list[bool]:
         if isinstance(tests, Programs):
-            return await self._of_programs(tests, code, sandbox)
+            return await self._run_programs(tests, code, sandbox)
         if isinstance(tests, Calls):
             steps = [{"call": tests.name, "args": arguments} for arguments in tests.inputs]
-            values = await self._values(steps, code, sandbox)
+            values = await self._run_steps(steps, code, sandbox)
             wanted = enumerate(tests.outputs)
             return [
                 place in values
                 and (same_value(values[place], one) or values[place] == tests.texts[place])
                 for place, one in wanted
             ]
-        return await self._of_asserts(tests, code, sandbox)
+        return await self._run_asserts(tests, code, sandbox)
 
-    async def _of_programs(self, tests: Programs, code: str, sandbox: Sandbox) -> list[bool]:
+    async def _run_programs(self, tests: Programs, code: str, sandbox: Sandbox) -> list[bool]:
         """Run the tests one after the other, as many responses run at once. The sandbox's own start
         does not count as the code's time."""
         passed, left_s = list[bool](), self.settings.total_s
@@ -148,10 +148,10 @@ class Code:
                 break
         return passed
 
-    async def _of_asserts(self, tests: Asserts, code: str, sandbox: Sandbox) -> list[bool]:
-        values = await self._values(tests.parted.asked, code, sandbox)
+    async def _run_asserts(self, tests: Asserts, code: str, sandbox: Sandbox) -> list[bool]:
+        values = await self._run_steps(tests.split.response_steps, code, sandbox)
         steps, asserts = list[dict[str, Any]](), list[int | None]()
-        for step in tests.parted.judged:
+        for step in tests.split.judge_steps:
             if "judge" not in step:
                 steps.append(step)
             elif all(place in values for place in step["values"].values()):
@@ -162,10 +162,10 @@ class Code:
                 asserts.append(None)
         if all(place is None for place in asserts):
             return [False] * len(asserts)
-        verdicts = await self._values(steps, None, sandbox)
+        verdicts = await self._run_steps(steps, None, sandbox)
         return [place is not None and verdicts.get(place) is True for place in asserts]
 
-    async def _values(
+    async def _run_steps(
         self, steps: list[dict[str, Any]], code: str | None, sandbox: Sandbox
     ) -> dict[int, Any]:
         """Return the value of each step, by its index; steps without a value are missing."""

@@ -27,7 +27,7 @@ class Remote:
         self.scores_groups = settings.group
         self.max_concurrency = settings.concurrency
         self._endpoint = Endpoint(
-            asker="the reward `remote`",
+            caller="the reward `remote`",
             section=SECTION,
             url=settings.url or "",
             timeout_s=settings.timeout_s,
@@ -35,7 +35,7 @@ class Remote:
             api_key_env=settings.api_key_env,
         )
 
-    def made_for(self, rollout: Rollout) -> Remote:
+    def with_settings(self, rollout: Rollout) -> Remote:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Remote(rollout.remote_reward)
 

@@ -36,11 +36,11 @@ class ModelReward:
     takes_token_ids = True
     max_concurrency = AT_ONCE
 
-    def made_for(self, rollout: Rollout) -> ModelReward:
+    def with_settings(self, rollout: Rollout) -> ModelReward:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return ModelReward(rollout.reward_model)
 
-    def served_by(self, server: ScoreServer | None) -> ModelReward:
+    def with_server(self, server: ScoreServer | None) -> ModelReward:
         """Return the reward with the server that scores."""
         return ModelReward(self.settings, server)
 

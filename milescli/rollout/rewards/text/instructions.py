@@ -47,7 +47,7 @@ class Instructions:
     def __init__(self, settings: InstructionSettings) -> None:
         self._settings = settings
 
-    def made_for(self, rollout: Rollout) -> Instructions:
+    def with_settings(self, rollout: Rollout) -> Instructions:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Instructions(rollout.instructions)
 
@@ -55,7 +55,7 @@ class Instructions:
         """See the class."""
         checks = _checks_of(label)
         text = after_thinking(response)
-        texts = _loosened(text) if self._settings.mode == "loose" else [text]
+        texts = _loose_forms(text) if self._settings.mode == "loose" else [text]
         followed = [any(one.strip() and check(one) for one in texts) for check in checks]
         if self._settings.score == "share":
             return sum(followed) / len(followed)
@@ -107,7 +107,7 @@ def _bound(name: object, given: object) -> Callable[[str], bool]:
     return lambda text: check(text, **filled)
 
 
-def _loosened(text: str) -> list[str]:
+def _loose_forms(text: str) -> list[str]:
     """Return the eight forms of IFEval's loose accuracy."""
     lines = text.split("\n")
     cut = [lines, lines[1:], lines[:-1], lines[1:-1]]

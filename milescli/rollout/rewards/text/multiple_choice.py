@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from milescli.rollout.rewards.extraction import (
     after_thinking,
     answer_in_json,
-    joined_boxes,
+    last_boxes,
     marked_answers,
     sentences_that_answer,
     tagged_answer,
@@ -94,9 +94,9 @@ class MultipleChoice:
 def _chosen(response: str) -> frozenset[str] | None:
     """Return the letters that the response chooses; None if it chooses none."""
     text = after_thinking(response).strip()
-    for stated in (joined_boxes(text), tagged_answer(text), answer_in_json(text)):
+    for stated in (last_boxes(text), tagged_answer(text), answer_in_json(text)):
         if stated is not None:
-            return _letters(stated) or _said(stated)
+            return _letters(stated) or _stated_choice(stated)
     if (marked := next(marked_answers(text), None)) is not None:
         return _letters(marked)
     return next((found for found in _sentences(text) if found), None)
@@ -106,7 +106,7 @@ def _sentences(text: str) -> Iterator[frozenset[str] | None]:
     """Yield the choices of the sentences that may state one, in order of priority."""
     headings = [_letters(heading[1]) for heading in _HEADING.finditer(text)]
     plain = _HEADING.sub(r"\1", without_markdown(text)).strip()
-    yield _said(plain)
+    yield _stated_choice(plain)
     if chooses := list(_CHOOSES.finditer(plain)):
         yield None if _DENIES.search(chooses[-1][0]) else frozenset(chooses[-1][1])
     yield next((letters for letters in reversed(headings) if letters), None)
@@ -115,12 +115,12 @@ def _sentences(text: str) -> Iterator[frozenset[str] | None]:
     yield _letters(first) if below else None
 
 
-def _said(text: str) -> frozenset[str] | None:
+def _stated_choice(text: str) -> frozenset[str] | None:
     """Return the choice after the last place that names the answer, the choice or the option."""
     named = list(sentences_that_answer(text))
     named += [text[match.end() :][:2000] for match in list(_SAID.finditer(text))[-20:][::-1]]
     for after in named:
-        after = _WRAPPED.sub(_kept, after).strip()
+        after = _WRAPPED.sub(_keep_word, after).strip()
         if not after:
             continue
         if _WITH_TEXT.match(after):
@@ -131,13 +131,13 @@ def _said(text: str) -> frozenset[str] | None:
     return None
 
 
-def _kept(match: re.Match[str]) -> str:
+def _keep_word(match: re.Match[str]) -> str:
     return match[1] or ""
 
 
 def _letters(text: str) -> frozenset[str] | None:
     """Return the letters of a text; None if it chooses none, or is ambiguous."""
-    text = _WRAPPED.sub(_kept, text).strip()
+    text = _WRAPPED.sub(_keep_word, text).strip()
     if lead := _LEADS.match(text):
         text = text[lead.end() :]
     text = text.strip("\"'“”").rstrip(".。").strip()

@@ -52,7 +52,7 @@ class F1:
     def __init__(self, settings: MatchSettings) -> None:
         self._settings = settings
 
-    def made_for(self, rollout: Rollout) -> F1:
+    def with_settings(self, rollout: Rollout) -> F1:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return F1(rollout.match)
 
@@ -98,7 +98,7 @@ class ExactMatch:
     def __init__(self, settings: MatchSettings) -> None:
         self._settings = settings
 
-    def made_for(self, rollout: Rollout) -> ExactMatch:
+    def with_settings(self, rollout: Rollout) -> ExactMatch:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return ExactMatch(rollout.match)
 

@@ -40,7 +40,7 @@ class Format:
     def __init__(self, settings: FormatSettings) -> None:
         self._settings = settings
 
-    def made_for(self, rollout: Rollout) -> Format:
+    def with_settings(self, rollout: Rollout) -> Format:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Format(rollout.format)
 
@@ -81,7 +81,7 @@ class Length:
     def __init__(self, target: int, limit: int) -> None:
         self._target, self._limit = target, limit
 
-    def made_for(self, rollout: Rollout) -> Length:
+    def with_settings(self, rollout: Rollout) -> Length:
         """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Length(*rollout.length_bounds)
 

@@ -1,5 +1,5 @@
 """Runs rollout ahead of the trainer by at most `max_staleness` weight versions, in the order of the
-prompts; out of it is the work of `done_first`. The work itself is the Collector's.
+prompts; out of it is the work of `completion_order`. The work itself is the Collector's.
 
 Batch k (counted from `start`) is trained on at version start + k. It may begin once the engines
 hold version start + k - max_staleness: then no token of it can be older than the bound allows. At
@@ -19,9 +19,9 @@ from milescli.core.types import Group, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.collect.collector import Batch, Collector, SeedOf
-from milescli.rollout.collect.done_first import DoneFirstCollector
-from milescli.rollout.collect.elsewhere import GroupMaker
+from milescli.rollout.collect.completion_order import CompletionOrderCollector
 from milescli.rollout.collect.journal import Journal
+from milescli.rollout.collect.remote_groups import GroupSampler
 from milescli.rollout.collect.selectors import Tried
 from milescli.rollout.episode.episode import Episodes
 
@@ -36,7 +36,7 @@ class _PendingBatch:
     """Position of the source at the start; None until it has started."""
 
 
-class AheadCollector:
+class PrefetchingCollector:
     """Collects like `Collector`, and generates further batches while the trainer works. Belongs to
     one event loop."""
 
@@ -99,7 +99,7 @@ class AheadCollector:
         self._next_step, self._last_step, self._version = first_step, last_step, version
         self._fill()
 
-    def published(self, version: WeightVersion) -> None:
+    def on_published(self, version: WeightVersion) -> None:
         """Record that the engines hold `version`, so that further batches may begin."""
         assert version >= self._version, f"version {version} after {self._version}"
         self._version = version
@@ -119,13 +119,13 @@ class AheadCollector:
         )
         task = self._pending[0].task
         assert task is not None
-        groups = await self._collector.account(await task, version=version)
+        groups = await self._collector.finish_batch(await task, version=version)
         # nothing is awaited from here on: a step that is cancelled before has taken nothing
         self._pending.popleft()
         waiting = sum(
-            len(ahead.task.result().kept)
-            for ahead in self._pending
-            if ahead.task is not None and ahead.task.done() and not ahead.task.exception()
+            len(pending.task.result().kept)
+            for pending in self._pending
+            if pending.task is not None and pending.task.done() and not pending.task.exception()
         )
         self._flow = replace(self._collector.flow, waiting_groups=waiting)
         return groups
@@ -170,10 +170,10 @@ def open_collector(
     with_greedy: bool = False,
     journal: Journal | None = None,
     taken: Collection[int] = (),
-    elsewhere: GroupMaker | None = None,
-) -> Collector | AheadCollector | DoneFirstCollector:
+    group_sampler: GroupSampler | None = None,
+) -> Collector | PrefetchingCollector | CompletionOrderCollector:
     """Return the collector that the recipe's `rollout.max_staleness` and `order` ask for. `taken`:
-    positions at or after the source's that steps have taken; `elsewhere`: see `Collector`."""
+    positions at or after the source's that steps have taken; `group_sampler`: see `Collector`."""
     collector = Collector(
         source,
         episodes,
@@ -181,13 +181,15 @@ def open_collector(
         seed_of=seed_of,
         with_greedy=with_greedy,
         journal=journal,
-        elsewhere=elsewhere,
+        group_sampler=group_sampler,
     )
     if recipe.rollout.max_staleness == 0:
         return collector
     if recipe.rollout.order == "done":
-        return DoneFirstCollector(collector, source, recipe=recipe, journal=journal, taken=taken)
+        return CompletionOrderCollector(
+            collector, source, recipe=recipe, journal=journal, taken=taken
+        )
     overlap = recipe.rollout.filter == "none"
-    return AheadCollector(
+    return PrefetchingCollector(
         collector, source, max_staleness=recipe.rollout.max_staleness, overlap=overlap
     )
