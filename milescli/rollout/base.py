@@ -70,7 +70,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One call of the policy by an agent: the prompt and the response."""
+    """Holds one call of the policy by an agent: the prompt and the response."""
 
     prompt_ids: Sequence[int]
     """[num_prompt_tokens] everything before the response."""
@@ -119,7 +119,7 @@ class ReplyParser(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One turn of the policy in a chat."""
+    """Holds one turn of the policy in a chat."""
 
     turn: Turn
     message: Mapping[str, Any]
@@ -132,8 +132,8 @@ class Reply:
 
 
 class Session(Protocol):
-    """The policy, as the agent of one sample sees it. Every token that it samples is recorded
-    exactly and becomes training data; no text is ever tokenised again."""
+    """Lets the agent of one sample call the policy. Every token that the policy samples is recorded
+    exactly and becomes training data; no text is tokenised a second time."""
 
     async def generate(
         self,
@@ -171,7 +171,7 @@ class Session(Protocol):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """Return the turns so far, in order."""
+        """Return the turns so far, in the order of the calls."""
         ...
 
     @property
@@ -188,13 +188,13 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an agent returns when its episode has ended."""
+    """Holds what an agent returns when its episode has ended."""
 
     text: str
     """What the recipe's reward scores."""
     reward: float | None = None
-    """The reward, if the agent (its environment) determines it itself; None: the recipe's reward
-    scores `text`."""
+    """The reward, if the agent or its environment computes it; None: the recipe's reward scores
+    `text`."""
     turn_rewards: Sequence[float] = ()
     """[len(session.turns)] rewards of the single turns, if they have any; their sum is the reward
     if `reward` is None."""
@@ -223,7 +223,7 @@ class Agent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionAddress:
-    """The address that serves a session over HTTP."""
+    """Holds the URL and the key by which a session is served over HTTP."""
 
     base_url: str
     """http://host:port/v1"""
@@ -253,8 +253,8 @@ class RolloutEngine(Protocol):
         ...
 
     async def remove_dead(self) -> bool:
-        """Check the health of each engine. Return True if a dead one was removed. Raises WorkerDied
-        if nothing replaces it."""
+        """Check the health of each engine and remove a dead one. Return True if one was removed.
+        Raises WorkerDied if nothing replaces it."""
         ...
 
     async def admit(self, engine: EngineAddress, version: WeightVersion) -> None:
@@ -283,7 +283,8 @@ class RolloutEngine(Protocol):
         """Resume these engines after `pause_some`, as `resume` does; they hold `version`."""
 
     async def hold(self, version: WeightVersion) -> None:
-        """Record that all engines hold `version`, after the last `resume_some`."""
+        """Record that all engines have the weights of `version`. Call it after the last
+        `resume_some`."""
 
     async def resume(self, version: WeightVersion) -> None:
         """Continue after `pause`: the engines hold `version` from here on, and their prefix caches
@@ -348,7 +349,8 @@ class BoundedReward(Protocol):
 
 
 class PromptSource(Protocol):
-    """An endless, ordered, resumable sequence of prompts: its position is its whole state."""
+    """Yields prompts in a fixed, endless order that can be resumed: the position is the whole
+    state."""
 
     def take(self, count: int) -> list[tuple[int, Prompt]]:
         """Return the next `count` prompts, each with its epoch, and advance the position."""

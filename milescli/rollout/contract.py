@@ -164,8 +164,8 @@ def check_generation(generation: Generation) -> list[Sample]:
 
 
 def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapping[str, object]]:
-    """Return the first hundred rows of the task, which must be prompts, and the same for the same
-    seed."""
+    """Return the first hundred rows of the task. Raises an error if they are not prompts, or if the
+    same seed gives other rows."""
     rows = require_rows(list(islice(task(seed=0), 100)), path_of(task))
     if rows != list(islice(task(seed=0), 100)):
         raise ValueError("it yields different rows for the same seed")

@@ -38,7 +38,7 @@ class _TemporaryFailure(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Endpoint:
-    """A server and how to call it."""
+    """Sends requests to one server, and retries those that fail temporarily."""
 
     caller: str
     """Who sends the requests, for errors: the reward `judge`."""
@@ -116,7 +116,7 @@ class Endpoint:
         return content
 
     def failure(self, why: str, *fixes: str) -> MilesError:
-        """Return the error for the user, without the key, whatever the server replied."""
+        """Return the error for the user, with the key removed from whatever the server replied."""
         if self._key:
             why = why.replace(self._key, "***")
         return self.error(
@@ -220,7 +220,7 @@ def base_url(url: str) -> str:
 
 
 class _TooLong(Exception):
-    """The reply."""
+    """Reports a reply that is larger than the limit."""
 
 
 async def _bounded_text(reply: Any, max_bytes: int) -> str:

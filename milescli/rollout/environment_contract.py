@@ -30,7 +30,7 @@ ACTIONS = ("up", "down", "left", "right", "stop", "0", "1", "2", "3", "[5]", "A"
 environments."""
 NUM_EPISODES, MAX_STEPS = 32, 64
 MAX_LEAKED_FILES, MAX_LEAKED_THREADS = 8, 8
-"""That an environment may hold open after all its episodes."""
+"""Numbers of files and threads that an environment may leave open after all its episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,8 @@ def _num_open() -> tuple[int, int]:
 
 
 def _require_no_leak(before: tuple[int, int] | None, after: tuple[int, int]) -> None:
-    """Compare what is open after the first and the second half of the episodes: a file that is
-    opened only once is no leak."""
+    """Compare what is open after the first and after the second half of the episodes: a file that
+    is opened only once is no leak. Raises RecipeError if the number grows."""
     if before is None:
         return
     files, threads = after[0] - before[0], after[1] - before[1]

@@ -1,9 +1,8 @@
-"""Prompts -> scored, filtered groups: one step's worth at a time (Collector). Running ahead of the
-trainer is the work of `prefetching` and `completion_order`.
+"""Collects the scored and filtered groups of one step at a time (Collector). The modules
+`prefetching` and `completion_order` collect for later steps while the trainer works.
 
 The order of the groups is the order of the prompts and every sampling seed is fixed by (run seed,
-position, sample), so what is trained on does not depend on which sample was done first.
-"""
+position, sample), so what is trained on does not depend on which sample was done first."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ SeedOf = Callable[[int, int, int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One step's groups, before the trainer's version is known."""
+    """Holds one step's groups, before the trainer's version is known."""
 
     kept: list[Group]
     """In the order of their prompts."""
@@ -76,8 +75,7 @@ TOO_MANY_UNSCORED = RewardError(
     why="the warnings above say what failed",
     fix="fix the reward, judge, sandbox or environment, then resume the run",
 )
-"""Raised where other processes collect, each of which has warned, or where a step has no groups
-left."""
+"""Raised if other processes collect, each of which has warned, or if a step has no groups left."""
 
 
 class Collector:
@@ -135,19 +133,19 @@ class Collector:
 
     @property
     def taken(self) -> list[int]:
-        """Return nothing: steps take the prompts in their order."""
+        """Return an empty list: steps take the prompts in their order."""
         return []
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
-        """Do nothing: a strict collector runs nothing between steps (see
+        """Reset the flow statistics. Nothing else starts before `take` (see
         `PrefetchingCollector.start`)."""
         self._meter.read()
 
     def on_published(self, version: WeightVersion) -> None:
-        """Do nothing: nobody waits for the version (see `PrefetchingCollector.on_published`)."""
+        """Do nothing: no batch waits for a version (see `PrefetchingCollector.on_published`)."""
 
     async def stop(self) -> None:
-        """Do nothing: nothing runs (see `PrefetchingCollector.stop`)."""
+        """Do nothing: no task runs between steps (see `PrefetchingCollector.stop`)."""
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
         """Return the groups of `step` (`rollout.prompts_per_step` of them, in the order of their
@@ -192,7 +190,8 @@ class Collector:
         return groups
 
     def _unscored_metric(self, batch: Batch) -> dict[str, float]:
-        """Return the number of samples missing from the batch's groups, if any are."""
+        """Return the metric `unscored_samples`, the number of samples that the batch's groups lack;
+        empty if they lack none."""
         groups = [*batch.kept, *batch.refused]
         wanted = (len(groups) + batch.num_lost) * self._recipe.rollout.samples_per_prompt
         missing = wanted - sum(len(group.samples) for group in groups)

@@ -1,17 +1,17 @@
-"""Keeps a bounded number of groups in the making, and trains on those that are done first: no step
-waits for a straggler while other groups are there. The work itself is the Collector's.
+"""Collects for later steps while the trainer works, and lets each step train on the groups that
+finish first: no step waits for a slow group while others are complete. `Collector` samples the
+groups.
 
-At weight version v the trainer may have begun at most (v - v0 + max_staleness + 1) steps' worth of
-groups since version v0, refused and given-up ones aside (the bound of AReaL, arXiv 2505.24298,
-equation 3): rollout waits for the trainer there, and the trainer waits for a step's worth of
-groups. A group is as old as its oldest token. One that no step can take any more is given up,
-whether it is done or not, and its prompt is begun anew, or left out; or the last step that can
-waits for it.
+At weight version v at most (v - v0 + max_staleness + 1) steps' worth of groups have begun since
+version v0, without refused and abandoned ones (the bound of AReaL, arXiv 2505.24298, equation 3).
+Rollout waits for the trainer at this bound, and the trainer waits for a step's worth of groups. A
+group is as old as its oldest token. If a group is too old for every later step, it is abandoned,
+complete or not, and its prompt is sampled again or dropped; with `rollout.stale_groups: wait` the
+last step that can use it waits for it.
 
-Steps take prompts out of their order, so that a run's place in its source is the oldest prompt that
-no step has settled, and those behind it that were (`taken`). A resumed run first takes the steps
-that its journal has, group for group, and begins nothing new meanwhile.
-"""
+Steps take prompts out of order. A checkpoint therefore records the position of the oldest prompt
+that no step has settled, and the settled positions after it (`taken`). A resumed run first takes
+the steps whose groups are all in its journal, and starts no other groups until then."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ max_staleness + 1 steps would be restarted for ever."""
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One prompt in flight."""
+    """Holds one prompt in flight."""
 
     position: int
     """Position of the prompt in the source."""
@@ -129,7 +129,8 @@ class CompletionOrderCollector:
 
     @property
     def history(self) -> dict[int, Tried]:
-        """Return nothing: a curriculum needs the results of the step before."""
+        """Return an empty mapping: a curriculum cannot be used here, as it needs the previous
+        step's results."""
         return self._collector.history
 
     @property
@@ -176,7 +177,7 @@ class CompletionOrderCollector:
         self._fill()
 
     def on_published(self, version: WeightVersion) -> None:
-        """Record that the engines hold `version`: give up groups that are too old for it, and begin
+        """Record that the engines hold `version`: abandon groups that are too old for it, and start
         others."""
         assert version >= self._version, f"version {version} after {self._version}"
         self._version = version
@@ -255,8 +256,8 @@ class CompletionOrderCollector:
             self._source.take(1)
 
     def _fill(self) -> None:
-        """Begin as many groups as the bounds allow; none while steps come from the journal, which
-        may have the next ones too."""
+        """Start as many groups as the bounds allow; none while steps come from the journal, which
+        may have the next groups too."""
         while (
             not (self._stopped or self._recorded_steps)
             and len(self._slots) < self._max_in_flight

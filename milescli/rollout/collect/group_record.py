@@ -56,7 +56,7 @@ class GroupHead:
 
 
 def encode_group(position: int, group: Group) -> tuple[dict[str, Any], list[bytes]]:
-    """Return (head, arrays in the order in which the head names them)."""
+    """Return (head, arrays in the order in which the head lists them)."""
     parts: list[bytes] = []
     versions = [span.version for sample in group.samples for span in sample.version_spans]
     lines = [line for sample in group.samples for line in sample.trajectories]

@@ -1,6 +1,6 @@
-"""What a resumed run needs of groups that were sampled and not yet trained on: the interface that
-the collector records to and reads from (Journal), and which records a resumed run may use
-(`select_usable`). The runtime writes the files."""
+"""Defines what a resumed run needs of groups that were sampled and not yet trained on: the
+interface through which the collector records and reads them (Journal), and the selection of records
+that a resumed run may use (`select_usable`). The runtime writes the files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class NoJournal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsableRecords:
-    """The records that a resumed run may use."""
+    """Holds the records that a resumed run may use."""
 
     newest: int
     """Newest weight version that the resumed run will reproduce; groups that newer weights sampled
@@ -99,7 +99,8 @@ def select_usable(
     `step` has the weights `version`, and its source was at `position`. Groups sampled by these or
     older weights are usable. The weights after each next step are reproduced if all groups of that
     step are recorded; then groups that these weights sampled are usable, too. `is_reproduced`: True
-    if training is reproduced bit for bit (same layout, same code); else no newer weights are."""
+    if training is reproduced bit for bit (same layout, same code); if False, no groups of newer
+    weights are usable."""
     by_step = {batch.step: batch for batch in batches}
     newest, after = version, step + 1
     while is_reproduced and (batch := by_step.get(after)) is not None:

@@ -1,11 +1,11 @@
-"""Runs rollout ahead of the trainer by at most `max_staleness` weight versions, in the order of the
-prompts; out of it is the work of `completion_order`. The work itself is the Collector's.
+"""Collects batches of later steps while the trainer works, at most `max_staleness` weight versions
+ahead, in the order of the prompts. `completion_order` is the variant that ignores that order;
+`Collector` samples the groups.
 
 Batch k (counted from `start`) is trained on at version start + k. It may begin once the engines
 hold version start + k - max_staleness: then no token of it can be older than the bound allows. At
 most max_staleness + 1 batches exist at once, which is the bound of the queue between collecting and
-training; 0 is the strict loop.
-"""
+training; 0 is the strict loop."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class PrefetchingCollector:
 
     @property
     def history(self) -> dict[int, Tried]:
-        """Return nothing: a curriculum needs the results of the step before."""
+        """Return an empty mapping: a curriculum cannot be used here, as it needs the previous
+        step's results."""
         return self._collector.history
 
     @property
@@ -86,7 +87,7 @@ class PrefetchingCollector:
 
     @property
     def taken(self) -> list[int]:
-        """Return nothing: steps take the prompts in their order."""
+        """Return an empty list: steps take the prompts in their order."""
         return []
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
@@ -106,8 +107,8 @@ class PrefetchingCollector:
         self._fill()
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
-        """Return the groups of a step like `Collector.take`; waits only for what is missing. Raises
-        what collecting the batch raised."""
+        """Return the groups of a step like `Collector.take`; wait only for groups that are not
+        complete. Raises what collecting the batch raised."""
         assert step - version == self._lag, (
             f"step {step} at version {version}: {self._lag} steps ahead were agreed on"
         )

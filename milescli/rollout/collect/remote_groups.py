@@ -1,6 +1,6 @@
-"""Groups whose tokens stay in the process that collected them: the numbers that order, filters,
-statistics and packing need of them (`GroupNumbers`), as that process sends them, and the groups
-that the driver makes of them. `runtime.collecting` moves them."""
+"""Represents groups whose tokens stay in the process that collected them. That process sends their
+numbers (`GroupNumbers`), and the driver makes groups without tokens from these for ordering,
+filters, statistics and packing. `runtime.collecting` moves them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class TrajectoryStub(NamedTuple):
 @dataclass(slots=True)
 class SampleStub:
     """Stands in for a Sample whose tokens are in another process; fields have the same names. It is
-    not frozen: a step makes ten thousands, and a frozen one takes five times as long."""
+    not frozen: a step makes tens of thousands, and frozen ones take five times as long to
+    create."""
 
     sample_index: int
     seed: int

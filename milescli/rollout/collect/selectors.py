@@ -20,9 +20,10 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.scoring import finite_reward
 
 NONE = "none"
-"""The curriculum that takes prompts in their order."""
+"""Name of the curriculum that takes prompts in their order."""
 FIRST = "first"
-"""The selection that only needs the groups that it takes, so that the others can be cancelled."""
+"""Name of the selection that only needs the groups that it takes, so that the others can be
+cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ def choose_prompts(
     count: int,
     settings: Data,
 ) -> list[int]:
-    """Return the chosen places, in the order of the candidates. Raises RecipeError if the
-    curriculum does not return places."""
+    """Call the curriculum. Return the places of the chosen candidates in ascending order. Raises
+    RecipeError if the curriculum does not return `count` different places."""
     answer = choose(candidates=candidates, history=history, count=count, settings=settings)
     size = len(candidates)
     return sorted(checked_places(answer, "curriculum", settings.curriculum, size=size, count=count))
@@ -117,7 +118,7 @@ class GroupFilter(Protocol):
 
 
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
-    """Call the filter. Raises RecipeError if its answer is neither True nor False."""
+    """Call the filter and return its answer. Raises RecipeError if it is neither True nor False."""
     answer = keep(group=group, settings=settings)
     return checked_bool(answer, "filter", settings.filter, of=f"prompt {group.prompt.index}")
 
@@ -275,9 +276,9 @@ def unchanged(*, group: Group, settings: Rollout) -> Sequence[float]:
 
 
 def overlong(*, group: Group, settings: Rollout) -> Sequence[float]:
-    """Add `overlong_penalty` x min(0, max(-1, (L - B - n) / B)) to each reward; n: trained tokens
-    of the sample; L: `max_response_tokens`; B: `overlong_buffer` (soft overlong punishment of DAPO,
-    arXiv 2503.14476, eq. 13)."""
+    """Return each reward plus `overlong_penalty` x min(0, max(-1, (L - B - n) / B)); n: trained
+    tokens of the sample; L: `max_response_tokens`; B: `overlong_buffer` (soft overlong punishment
+    of DAPO, arXiv 2503.14476, eq. 13)."""
     longest = settings.max_response_tokens
     buffer = settings.overlong_buffer or max(longest // 5, 1)
     return [

@@ -54,7 +54,8 @@ class AgentProcess:
 
 
 class _RemoteSession(SessionBase):
-    """The session on the side of the agent's process. Implements milescli.rollout.base.Session."""
+    """Implements milescli.rollout.base.Session in the agent's process: sends each call to the
+    driver."""
 
     def __init__(self, side: Asking, address: SessionAddress | None) -> None:
         self._side, self.address = side, address

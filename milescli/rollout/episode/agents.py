@@ -17,8 +17,8 @@ _CREATED: dict[tuple[str, str], Agent] = {}
 
 
 def create_agent(path: str, settings: Rollout) -> Agent:
-    """Return the agent at an import path; of a class, the instance of this process for the recipe's
-    `rollout`."""
+    """Return the agent at an import path. If it is a class, return the instance that this process
+    shares for the recipe's `rollout`."""
     agent: Any = imported(path)
     if not inspect.isclass(agent):
         return agent

@@ -30,7 +30,7 @@ its bytes."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """The prompt of one turn."""
+    """Holds the rendered prompt of one turn."""
 
     token_ids: list[int]
     """[num_prompt_tokens]"""
@@ -162,8 +162,8 @@ class Conversations:
         )
 
     def split_ending(self, turn: Turn) -> tuple[str, str]:
-        """Return a response's text with its special tokens, and the special token that ended it, or
-        an empty text."""
+        """Return (the response's text with its special tokens, the special token that ended it);
+        the second is empty if the response was truncated."""
         ids, last = turn.response_ids, turn.response_ids[-1]
         if turn.stop_reason is StopReason.STOP and last in self.tokenizer.special_ids:
             return self.text(ids[:-1]), self.text(ids[-1:])
@@ -271,8 +271,8 @@ class Conversations:
 
 
 def reply_message(parsed: Parsed, *, number: int) -> dict[str, Any]:
-    """Return the message of a turn. `number`: number of its first call within the sample, from
-    which the ids of calls are made."""
+    """Return the message of a parsed turn in OpenAI's form. `number`: number of its first tool call
+    within the sample, from which the ids of calls are made."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning

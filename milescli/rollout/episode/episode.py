@@ -1,5 +1,5 @@
-"""One prompt, one attempt: the agent plays its episode, the reward scores it, a Sample comes out.
-Used by the collector and by the evaluation."""
+"""Plays one attempt at one prompt: the agent plays its episode, the reward scores it, and a Sample
+is returned. Used by the collector and by the evaluation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class EpisodePlayer(Protocol):
         """Play one attempt at the prompt."""
 
     async def score_samples(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
-        """Return all attempts at a prompt, with the rewards that need all of them."""
+        """Score all attempts at a prompt with the rewards that need all of them, and return
+        them."""
 
 
 class TeacherClient(Protocol):
@@ -89,8 +90,8 @@ class TeacherClient(Protocol):
     async def with_predictions(
         self, prompt: Prompt, trajectories: Sequence[Trajectory]
     ) -> list[Trajectory]:
-        """Return the trajectories with the predictions of the prompt's teacher. Raises
-        MilesError."""
+        """Return the trajectories with the predictions of the prompt's teacher. Raises MilesError
+        if the teacher fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +242,7 @@ class Episodes:
 
 
 def retry_seed(seed: int, attempt: int) -> int:
-    """Return a seed of 31 bits; the first attempt's is the sample's own."""
+    """Return a seed of 31 bits for this attempt; attempt 0 has the sample's own seed."""
     return turn_seed(seed, -attempt)
 
 

@@ -1,5 +1,5 @@
-"""Makes one response from calls of the engine. `rollout.generation` names a function: built in
-here, an entry point, or an import path; every agent's `session.generate` goes through it."""
+"""Defines how one response is made from calls of the engine. `rollout.generation` names a function:
+built in here, an entry point, or an import path; every agent's `session.generate` calls it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milescli.rollout.episode.session_base import SessionBase
 
 
 class Generate(Protocol):
-    """One call of the engine, whose tokens are recorded."""
+    """Makes one call of the engine, whose tokens are recorded."""
 
     async def __call__(
         self,

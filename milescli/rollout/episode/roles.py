@@ -1,5 +1,5 @@
-"""The messages that each role of an episode sees, and worked episodes as the conversations of their
-roles. Knows no engine; the agent `multi_agent` and the warm-up call it."""
+"""Builds the messages that each role of an episode sees, and turns worked episodes into the
+conversations of their roles. Knows no engine; the agent `multi_agent` and the warm-up call it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleTurn:
-    """One turn of a role."""
+    """Holds one turn of a role."""
 
     role: str
     """Name of the role."""
@@ -29,7 +29,7 @@ class RoleTurn:
 
 
 def roles_of(rollout: Rollout) -> Mapping[str, Role]:
-    """Return the roles that speak; none if the agent has no roles."""
+    """Return the roles that speak in an episode; empty if the agent has no roles."""
     return rollout.roles if rollout.agent == "multi_agent" else {}
 
 

@@ -1,5 +1,5 @@
-"""The policy as an agent sees it, and the exact record of the tokens that it sampled. One session
-per sample; agents live elsewhere."""
+"""Records exactly the tokens that the policy samples for one agent (RecordingSession). There is one
+session per sample; agents are in `milescli.agents`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ChatForm:
 
 @dataclass(slots=True)
 class _TrajectoryBuilder:
-    """Holds a trajectory while it grows."""
+    """Builds one trajectory, call by call."""
 
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     loss_mask: bytearray = field(default_factory=bytearray)
@@ -115,7 +115,7 @@ class _TrajectoryBuilder:
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """One call of `generate`."""
+    """Holds one call of `generate`."""
 
     prompt_ids: list[int]
     image_spans: Sequence[ImageSpan] = ()
@@ -126,8 +126,8 @@ class _Call:
 
 
 def _append_routes(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
-    """Return the record of the whole line: the old rows, which come from the weights that sampled
-    them, and the new rows after them."""
+    """Return the routed experts of the whole trajectory: the old rows, which come from the weights
+    that sampled them, and then the rows of `new` after them."""
     if old is None:
         return new
     row_bytes = len(old.indices) // old.num_tokens
@@ -417,8 +417,8 @@ class RecordingSession(SessionBase):
         return sum((completion.guesses for completion in done), NO_GUESSES)
 
     def _checked_prompt(self, token_ids: Sequence[int], max_new_tokens: int | None) -> list[int]:
-        """Return a copy that the agent cannot change. Raises AgentError if nothing can be sampled
-        from it."""
+        """Return a copy of the tokens that the agent cannot change. Raises AgentError if nothing
+        can be sampled after them."""
         who = f"the agent of prompt {self._prompt_index} asked for"
         if max_new_tokens is not None and max_new_tokens < 1:
             raise AgentError(
@@ -481,8 +481,8 @@ class RecordingSession(SessionBase):
 def _builder_for(
     lines: list[_TrajectoryBuilder], call: _Call, role: str | None
 ) -> _TrajectoryBuilder:
-    """Return the role's longest line that the call's prompt begins with; a new one if there is
-    none."""
+    """Return the role's longest trajectory with which the call's prompt begins; a new one if there
+    is none."""
     tokens = array("i", call.prompt_ids)
     begun = [
         line
@@ -498,14 +498,14 @@ def _builder_for(
 
 
 def _has_image_prefix(spans: Sequence[ImageSpan], earlier: Sequence[ImageSpan]) -> bool:
-    """Return True if the first images are the earlier ones; tokens cannot tell, as those of all
-    images are equal."""
+    """Return True if `spans` begin with the `earlier` ones. Tokens cannot show that, because those
+    of all images are equal."""
     return list(spans[: len(earlier)]) == list(earlier)
 
 
 def turn_seed(seed: int, turn: int | str) -> int:
-    """Return a seed of 31 bits; the first turn's is the sample's own. `turn` may be a role with a
-    model of its own."""
+    """Return a seed of 31 bits; turn 0 has the sample's own seed. `turn` may be the name of a role
+    with a model of its own."""
     if turn == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=4).digest()

@@ -23,7 +23,7 @@ _LAST_WORD = re.compile(r"\s*\w{0,16}\Z", re.ASCII)
 
 @dataclass(slots=True, kw_only=True)
 class TextPieces:
-    """Emits the pieces of one response. Belongs to one event loop."""
+    """Streams the text of one response piece by piece. Belongs to one event loop."""
 
     emit: OnPiece
     decode: Callable[[Sequence[int]], str]

@@ -23,7 +23,7 @@ class UnscoredCounter:
     """Counts the samples of one step, or of one evaluation, that could not be scored."""
 
     share: float
-    """Largest share that is excluded; beyond it the last error ends the run."""
+    """Largest share that is excluded; if more cannot be scored, the last error ends the run."""
     total: int
     """Samples of the step or evaluation."""
     what: str
@@ -54,7 +54,7 @@ class UnscoredCounter:
 
 
 def unscored_sample(*, sample_index: int, seed: int) -> Sample:
-    """Return a stand-in for a sample that could not be scored in an evaluation: a function that
+    """Return a placeholder for a sample that could not be scored in an evaluation: a function that
     chooses among samples gets one for each that it requested; the prompt is excluded."""
     return Sample(
         sample_index=sample_index,

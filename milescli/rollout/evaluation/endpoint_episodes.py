@@ -66,7 +66,7 @@ class ReplyCache:
 
 
 class EndpointEpisodes:
-    """EpisodePlayer prompts as Episodes does. Belongs to one event loop."""
+    """Plays prompts as Episodes does. Belongs to one event loop."""
 
     agent_name = "single_turn"
 

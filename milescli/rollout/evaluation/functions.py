@@ -21,7 +21,7 @@ ALL = "all"
 
 
 class Play(Protocol):
-    """EpisodePlayer one attempt at a prompt, with the recipe's agent."""
+    """Plays one attempt at a prompt, with the recipe's agent."""
 
     async def __call__(self, place: int, index: int = 0) -> Sample:
         """Play one attempt. `place`: index of the prompt; equal place, index and weights give an
@@ -61,8 +61,8 @@ def load_evaluation(settings: Evaluation) -> EvaluationFn:
 async def run_evaluation(
     evaluate: EvaluationFn, prompts: Sequence[Prompt], play: Play, *, settings: Evaluation
 ) -> list[list[Sample]]:
-    """Return the samples of each prompt. Raises RecipeError if the function fails, or returns
-    something else; and what an episode raises."""
+    """Call the evaluation function and return the samples of each prompt. Raises RecipeError if the
+    function fails, or returns something else; and what an episode raises."""
     made: Any = await evaluate(prompts=prompts, play=play, settings=settings)
     try:
         rows = [list(samples) for samples in made]
@@ -90,7 +90,8 @@ class EvaluationProcess:
     async def __call__(
         self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
     ) -> Sequence[Sequence[Sample]]:
-        """See EvaluationFn. Raises RecipeError if the function fails."""
+        """Run the function in the process, as EvaluationFn describes. Raises RecipeError if it
+        fails."""
         path = self.__name__
         try:
             return await self._process.call(path, list(prompts), settings, answer=play)

@@ -17,7 +17,7 @@ Answer = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DomainScore:
-    """Score of the prompts of one domain."""
+    """Holds the score of the prompts of one domain."""
 
     num_prompts: int
     accuracy: Estimate
@@ -26,7 +26,7 @@ class DomainScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Scores of one set of prompts."""
+    """Holds the scores of one set of prompts."""
 
     samples_per_prompt: int
     """Number of samples of the prompt that has the fewest."""

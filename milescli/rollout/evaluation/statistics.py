@@ -13,7 +13,7 @@ from statistics import NormalDist
 LEVEL = 0.95
 """Confidence level of every interval."""
 EXACT_GAINS = 18
-"""Most gains for which all choices of their signs are enumerated: 2^18."""
+"""Largest number of gains for which all choices of their signs are enumerated: 2^18."""
 NUM_DRAWS = 20_000
 _DRAWS_AT_ONCE = 1_000
 _TINY = 1e-300
@@ -155,10 +155,10 @@ def _estimate_gain(gains: Sequence[float]) -> Estimate:
 
 
 def permutation_p(gains: Sequence[float]) -> float:
-    """Return the two-sided p of the permutation test of paired numbers: the share of all choices of
-    signs, equally likely between equals, with a sum at least as far from 0 (Fisher 1935, The Design
-    of Experiments, 21). Exact up to EXACT_GAINS gains other than 0; beyond that from NUM_DRAWS
-    choices, which depend only on the number of gains."""
+    """Return the two-sided p of the permutation test of paired differences: the share of all
+    choices of signs, equally likely if the models are equal, with a sum at least as far from 0
+    (Fisher 1935, The Design of Experiments, 21). Exact up to EXACT_GAINS differences other than 0;
+    beyond that from NUM_DRAWS choices, which depend only on the number of differences."""
     import numpy as np
 
     sizes = np.abs([gain for gain in gains if gain])
@@ -195,7 +195,7 @@ def two_sided_p(t: float, freedom: int) -> float:
 
 @cache
 def t_quantile(share: float, freedom: int) -> float:
-    """Return the t below which `share` of all lie; `share` is above one half."""
+    """Return the t below which `share` of the distribution lies; `share` must be above one half."""
     assert 0.5 < share < 1, share
     low, high = 0.0, 1.0
     while 1 - two_sided_p(high, freedom) / 2 < share:

@@ -1,5 +1,5 @@
-"""Rewards by name: built in, from plug-ins, or by import path; one, or several with weights.
-Resolved before a device is taken."""
+"""Loads rewards by name: built in, from plug-ins, or by import path; one, or several with weights.
+They are resolved before a device is taken."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _loaded(name: str, rollout: Rollout) -> RewardFn | BoundedReward:
 
 def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
     """Return a user's reward in worker processes, as a run calls it; None for a built-in reward
-    that needs none."""
+    that needs no processes."""
     reward: Any = REWARDS.resolve(name)
     if not _runs_in_processes(name):
         return None
@@ -125,15 +125,15 @@ def _isolated(name: str) -> Isolated:
 
 
 def answer_extractor(rollout: Rollout) -> Callable[[str], str | None] | None:
-    """Return the function that extracts the stated answer from a response, of the first of the
-    recipe's built-in rewards that has one; None: none has."""
+    """Return the function that extracts the stated answer from a response: that of the first
+    built-in reward of the recipe that has one; None if no reward has one."""
     rewards = [r for name, r in load_rewards(rollout).items() if not _runs_in_processes(name)]
     return next((reward.answer for reward in rewards if hasattr(reward, "answer")), None)
 
 
 def needs_label(rollout: Rollout) -> bool | None:
     """Return True if some reward compares with a label; a user's reward declares it by
-    `needs_label`. None: no reward declares that it does, and one declares nothing."""
+    `needs_label`. None if no reward declares that it does, and at least one declares nothing."""
     declared = [
         getattr(reward, "needs_label", False if name in REWARDS.builtin else None)
         for name, reward in load_all_rewards(rollout).items()

@@ -269,9 +269,9 @@ _MAX_WORDS = 3
 def stated_answer(response: str) -> str:
     r"""Return the text of a response's mathematical answer; empty if there is none. It is the first
     of these that the response has: its last `\boxed{}` (and boxes that `and` or a comma joins to
-    it), its last `<answer>`, the `answer` of its JSON, what follows its last `####`, what it calls
-    the answer, its last formula, its last number. Numbers and formulas that are joined (`7 or 8`)
-    are one answer."""
+    it), its last `<answer>`, the `answer` of its JSON, what follows its last `####`, the sentence
+    that names the answer, its last formula, its last number. Numbers and formulas that are joined
+    (`7 or 8`) are one answer."""
     text = after_thinking(response)
     if (boxed := last_boxes(text)) is not None:
         return boxed

@@ -1,5 +1,6 @@
-"""The signatures that a reward may have: one response, all responses to a prompt, or a batch,
-distinguished by parameter names; and the call itself, inside the process of a user's reward."""
+"""Defines the signatures that a reward may have: one response, all responses to a prompt, or a
+batch, distinguished by parameter names. Also calls the reward, inside the process of a user's
+reward."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from milescli.rollout.rewards.scoring import finite_reward
 
 
 class Form(Enum):
-    """The parameters of a reward."""
+    """Lists the signatures of a reward."""
 
     SINGLE = ("prompt", "response", "label")
     """One response -> its reward."""
@@ -48,13 +49,14 @@ def _reward_of(path: str, timeout_s: float) -> Any:
 
 
 def score(path: str, timeout_s: float, arguments: Mapping[str, Any]) -> Any:
-    """Return a float, or one for each response. `timeout_s` is passed to a reward with `within`.
-    Raises what the reward raises; TypeError or ValueError if it returns no numbers."""
+    """Call a plain reward. Return a float, or one for each response. `timeout_s` is passed to a
+    reward with `within`. Raises what the reward raises; TypeError or ValueError if it returns no
+    numbers."""
     return _numbers(_reward_of(path, timeout_s)(**arguments), arguments)
 
 
 async def score_async(path: str, timeout_s: float, arguments: Mapping[str, Any]) -> Any:
-    """Score like `score`, with an `async def`."""
+    """Call an async reward; like `score` otherwise."""
     return _numbers(await _reward_of(path, timeout_s)(**arguments), arguments)
 
 

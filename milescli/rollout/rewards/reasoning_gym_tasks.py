@@ -47,7 +47,7 @@ class ReasoningGym:
         return self
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         if label is None:
             raise ValueError("`reasoning_gym` needs a label")
         name, entry = _task(label)

@@ -1,5 +1,6 @@
-"""Rewards of single roles beside the episode's reward: scored from what each role said, with
-metrics of the step. Called by `episode`; `core.role_views` says whose advantages they make."""
+"""Scores single roles besides the episode's reward, from what each role said, and reports the
+scores as metrics of the step. Called by `episode`; `core.role_views` says whose advantages they
+make."""
 
 from __future__ import annotations
 

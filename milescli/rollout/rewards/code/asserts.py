@@ -28,7 +28,7 @@ class Ungradable(ValueError):
 
 @dataclass(slots=True)
 class SplitAsserts:
-    """Steps for the harness."""
+    """Holds the steps for the harness."""
 
     response_steps: list[Step] = field(default_factory=list)
     """Steps that run together with the code of the response."""
@@ -69,7 +69,7 @@ def _inline_tests(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 @dataclass(slots=True)
 class _Splitter:
-    """State while the statements of a label are split."""
+    """Splits the statements of a label one after the other."""
 
     steps: SplitAsserts = field(default_factory=SplitAsserts)
     known: set[str] = field(default_factory=lambda: set(dir(builtins)))
@@ -122,7 +122,7 @@ class _Splitter:
         self.bound |= writes
 
     def _send(self, names: set[str]) -> None:
-        """Send the tests' own values that a question needs; from then on the response may change
+        """Send the tests' own values that a question needs. From then on the response may change
         them."""
         needed, size = names - set(dir(builtins)), -1
         while len(needed) != size:

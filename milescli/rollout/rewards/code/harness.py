@@ -79,7 +79,7 @@ def decode(value):
 
 
 def main():
-    """Run the tests that standard input describes, as the module says."""
+    """Run the steps of `steps.json` and print their values, as the module describes."""
     with open("steps.json", encoding="utf-8") as file:
         job = json.load(file)
     scope = {"__name__": "solution"}

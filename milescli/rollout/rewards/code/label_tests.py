@@ -1,5 +1,5 @@
-"""The tests in a label of the reward `code`: programs with input and output, calls of a function,
-or asserts. Pure; used by the reward."""
+"""Reads the tests in a label of the reward `code`: programs with input and output, calls of a
+function, or asserts. Pure; used by the reward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """Tests of whole programs."""
+    """Holds tests of whole programs."""
 
     inputs: list[str]
     outputs: list[str]
@@ -35,7 +35,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Tests that call one function, or a method of `Solution`."""
+    """Holds tests that call one function, or a method of `Solution`."""
 
     name: str
     inputs: list[list[Any]]
@@ -48,7 +48,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asserts:
-    """Tests made of assert statements."""
+    """Holds tests made of assert statements."""
 
     split: SplitAsserts
 

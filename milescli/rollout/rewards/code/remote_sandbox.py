@@ -1,4 +1,4 @@
-"""A sandbox behind HTTP, as sandbox-fusion serves it: `POST /run_code`. The server contains the
+"""Calls a sandbox over HTTP, as sandbox-fusion serves it: `POST /run_code`. The server isolates the
 code; `endpoint` bounds and retries requests."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from milescli.rollout.rewards.math.spelling import WORD, normalized, trimmed
 
 MAX_DEPTH = 20
 MAX_ITEMS = 200
-"""Most items of an answer; a longer list is no answer."""
+"""Largest number of items of an answer; a longer list is no answer."""
 
 
 class Contradiction(ValueError):
@@ -21,7 +21,7 @@ class Contradiction(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One value."""
+    """Holds one value."""
 
     text: str
     """An expression, without name and unit."""
@@ -45,7 +45,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Several:
-    """More than one answer, in no order: 7 or 8; 1, 2; {1, 2}; plus-minus 3."""
+    """Holds more than one answer, in no order: 7 or 8; 1, 2; {1, 2}; plus-minus 3."""
 
     items: tuple[Answer, ...]
     is_set: bool = False
@@ -73,7 +73,7 @@ class Union:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Rows of entries."""
+    """Holds rows of entries."""
 
     rows: tuple[tuple[Answer, ...], ...]
 
@@ -89,7 +89,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """3:4, 1:2:3, or a time of day: 4:30 pm."""
+    """Holds 3:4, 1:2:3, or a time of day: 4:30 pm."""
 
     parts: tuple[str, ...]
     half: str | None = None

@@ -48,7 +48,8 @@ class Gsm8k:
     needs_label = True
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes. Raises ValueError if the label has no
+        number."""
         wanted = None if label is None else _of_label(label)
         if wanted is None:
             raise ValueError(f"the label does not contain a number: {label!r}")

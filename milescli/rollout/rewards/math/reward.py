@@ -89,7 +89,8 @@ class MathReward:
         """Responses that scored 0.0 because time or memory ran out."""
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes. Raises ValueError if the label cannot be
+        graded."""
         if label is None:
             raise ValueError("`math` needs a label")
         reply = _GRADERS.grade(
@@ -112,8 +113,7 @@ class MathReward:
         return "".join(stated_answer(response).split()) or None
 
     def check_label(self, label: str | None) -> str | None:
-        """Return why the label cannot be graded, found by grading it against itself; None: it
-        can."""
+        """Return why the label cannot be graded; None if it can. It is graded against itself."""
         if label is None:
             return "`math` needs a label"
         if PLAIN_NUMBER.fullmatch(label_result(label)):
@@ -139,9 +139,9 @@ class GraderPool:
         self, question: dict[str, str], *, limit_s: float, max_s: float = float("inf")
     ) -> dict[str, object] | None:
         """Return the reply; None if the process used at least half of `limit_s` of CPU time without
-        an end, or died of the question twice, and was replaced. Raises RewardError if no process
-        can start, or if on a busy machine it had less CPU time than that in WAITS times `limit_s`,
-        or in `max_s`."""
+        a result, or died of the question twice, and was replaced. Raises RewardError if no process
+        can start, or if a busy machine gave it less CPU time than that within MAX_SLOWDOWN times
+        `limit_s`, or within `max_s`."""
         deadline = time.monotonic() + max_s
         with self._places:
             for _ in range(2):

@@ -40,7 +40,7 @@ class Remote:
         return Remote(rollout.remote_reward)
 
     async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         reply = await self._endpoint.post({"prompt": prompt, "response": response, "label": label})
         return self._number(_field(reply, "reward"), reply)
 

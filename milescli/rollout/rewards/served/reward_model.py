@@ -11,7 +11,8 @@ from milescli.recipe.rewards import RewardModelSettings
 from milescli.recipe.schema import Rollout
 
 AT_ONCE = 4096
-"""Calls that may wait for a score: those that arrive meanwhile form the next batch."""
+"""Calls that may wait for a score at once: those that arrive while the model runs form the next
+batch."""
 
 
 class ScoreServer(Protocol):

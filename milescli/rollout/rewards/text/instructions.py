@@ -52,7 +52,8 @@ class Instructions:
         return Instructions(rollout.instructions)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes. Raises ValueError if the label cannot be
+        graded."""
         checks = _checks_of(label)
         text = after_thinking(response)
         texts = _loose_forms(text) if self._settings.mode == "loose" else [text]

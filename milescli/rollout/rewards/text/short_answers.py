@@ -57,7 +57,7 @@ class F1:
         return F1(rollout.match)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         if label is None:
             raise ValueError("`f1` needs a label")
         part = part_of(response, self._settings.answer)
@@ -103,7 +103,7 @@ class ExactMatch:
         return ExactMatch(rollout.match)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         if label is None:
             raise ValueError("`exact_match` needs a label")
         part = part_of(response, self._settings.answer)

@@ -45,7 +45,7 @@ class Format:
         return Format(rollout.format)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Score one response as the class describes."""
         answer = (
             answer_after_one_thinking(response) if self._settings.think_tags else response.strip()
         )
@@ -88,7 +88,7 @@ class Length:
     def __call__(
         self, *, prompt: str, response: str, label: str | None, num_tokens: int = 0
     ) -> float:
-        """See the class."""
+        """Score one response as the class describes; `num_tokens` is the n of the formula."""
         over = (num_tokens - self._target) / (self._limit - self._target)
         return -min(1.0, max(0.0, over))
 
