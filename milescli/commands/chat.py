@@ -46,7 +46,7 @@ def chat(
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
     from milescli.runtime.evaluation.chat import SETTINGS, Chat, next_line
-    from milescli.runtime.evaluation.sets import EvalWish
+    from milescli.runtime.evaluation.sets import EvalOptions
 
     output: Output = context.obj
     if find_measured(subject).endpoint is not None:
@@ -70,10 +70,12 @@ def chat(
 
     asked = Chat(
         read=lambda: next_line(output),
-        said=said,
+        show_reply=said,
         note=output.note,
         piece=output.piece if output.is_watched else None,
         system=system,
     )
-    wish = EvalWish(data=["task:seeds"], sets=changes)
-    measure.measured(subject, wish, measure.Options(ask=asked.ask), output=output)
+    eval_options = EvalOptions(data=["task:seeds"], sets=changes)
+    measure.measured(
+        subject, eval_options, measure.Options(use_engines=asked.use_engines), output=output
+    )

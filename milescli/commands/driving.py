@@ -72,13 +72,13 @@ def drive(work: Callable[[], None], *, output: Output, supervised: bool) -> None
     if not _IS_PROGRAM.get():
         work()
         return
-    from milescli.runtime.recovery.driver_process import MENDABLE, OTHER_NODES, Parent
+    from milescli.runtime.recovery.driver_process import NODE_ERRORS, RESTARTABLE, Parent
 
     parent = Parent(
         output=output,
-        again=shlex.join(typed()),
+        start_command=shlex.join(typed()),
         resume=partial(go_on_with, output=output),
-        mends=MENDABLE if supervised else OTHER_NODES,
+        restart_on=RESTARTABLE if supervised else NODE_ERRORS,
     )
     if code := parent.drive(work):
         raise typer.Exit(code)

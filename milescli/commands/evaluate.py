@@ -59,11 +59,11 @@ def evaluate(
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
     from milescli.commands.measure import show_comparisons, show_results
-    from milescli.runtime.evaluation.results import comparisons
-    from milescli.runtime.evaluation.sets import EvalWish
+    from milescli.runtime.evaluation.results import compare_results
+    from milescli.runtime.evaluation.sets import EvalOptions
 
     output: Output = context.obj
-    wish = EvalWish(
+    eval_options = EvalOptions(
         data=data or [],
         ks=k or [],
         domain=domain,
@@ -77,9 +77,9 @@ def evaluate(
     )
     if against is not None:
         find_measured(subject)  # or refused before the other is measured
-        wish = measure.against(against, wish, output=output)
+        eval_options = measure.against(against, eval_options, output=output)
     options = measure.Options(steps=steps if step is None else str(step), out=out)
-    folder, results = measure.measured(subject, wish, options, output=output)
+    folder, results = measure.measured(subject, eval_options, options, output=output)
     show_results(results, folder=folder, output=output)
     if against is not None:
-        show_comparisons(comparisons(results, wish.against), output=output)
+        show_comparisons(compare_results(results, eval_options.against), output=output)

@@ -22,16 +22,16 @@ from milescli.rollout.evaluation.statistics import LEVEL, Estimate
 from milescli.runtime.evaluation.results import (
     Comparison,
     SetResult,
+    find_result,
     folder_of,
     folder_of_endpoint,
-    kept_result,
     read_result,
-    results_of,
+    read_results,
 )
-from milescli.runtime.evaluation.sets import EvalWish, set_names
+from milescli.runtime.evaluation.sets import EvalOptions, set_names
 
 if TYPE_CHECKING:
-    from milescli.runtime.evaluation.evaluate import Ask
+    from milescli.runtime.evaluation.evaluate import EngineUse
 
 
 _CURVE_WIDTH = 40
@@ -111,7 +111,7 @@ def _show_curves(results: Sequence[SetResult], folder: Path, output: Output) -> 
     steps, now or earlier."""
     rows = []
     for latest in {result.set: result for result in results}.values():
-        stored = results_of(folder / "eval", folder_of(latest.set))
+        stored = read_results(folder / "eval", folder_of(latest.set))
         points = [one for one in stored if one.fingerprint == latest.fingerprint]
         if len(points) > 1:
             curve = theme.sparkline([one.accuracy for one in points], _CURVE_WIDTH)
@@ -138,7 +138,7 @@ class Options:
     """Steps of a run's checkpoints."""
     out: Path | None = None
     """Folder for `eval/`, unless a run is measured."""
-    ask: Ask | None = None
+    use_engines: EngineUse | None = None
     """What else to do with the engines, besides measuring; None: nothing. Must be None for an
     endpoint."""
     verb: str = "chat"
@@ -146,14 +146,14 @@ class Options:
 
 
 def measured(
-    subject: str, wish: EvalWish, options: Options, *, output: Output
+    subject: str, eval_options: EvalOptions, options: Options, *, output: Output
 ) -> tuple[Path, list[SetResult]]:
     """Measure a subject. Returns (the folder that contains `eval/`, the results). Raises
     MilesError; BadParameter for an option that belongs to another kind of subject."""
     try:
-        return _measured(subject, wish, options, output=output)
+        return _measured(subject, eval_options, options, output=output)
     except FitError as error:
-        if options.ask is None:
+        if options.use_engines is None:
             raise
         fixes = _of_verb(error.fixes, options.verb)
         raise type(error)(error.what, why=error.why, fix=fixes) from None
@@ -170,7 +170,7 @@ def _of_verb(fixes: Sequence[str], verb: str) -> list[str]:
 
 
 def _measured(
-    subject: str, wish: EvalWish, options: Options, *, output: Output
+    subject: str, eval_options: EvalOptions, options: Options, *, output: Output
 ) -> tuple[Path, list[SetResult]]:
     target = find_measured(subject)
     if target.run is not None:
@@ -184,10 +184,10 @@ def _measured(
         results = evaluate_run(
             target.run,
             steps=steps,
-            wish=wish,
+            eval_options=eval_options,
             environ=os.environ,
             output=output,
-            ask=options.ask,
+            use_engines=options.use_engines,
         )
         return target.run, results
     if options.steps is not None:
@@ -199,7 +199,7 @@ def _measured(
             target.endpoint,
             folder=options.out,
             runs=runs_folder() / FOLDER,
-            wish=wish,
+            eval_options=eval_options,
             environ=os.environ,
             output=output,
         )
@@ -210,30 +210,31 @@ def _measured(
     return folder, evaluate_model(
         target.model,
         folder=folder,
-        wish=wish,
+        eval_options=eval_options,
         environ=os.environ,
         output=output,
-        ask=options.ask,
+        use_engines=options.use_engines,
     )
 
 
-def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
-    """Return the wish with another model's results to compare with: those in a file, or those that
-    `miles eval` stored for a run, a checkpoint, a model or an endpoint. If a set is missing there,
-    measures the other model now and shows its results. Raises MilesError."""
+def against(other: str, eval_options: EvalOptions, *, output: Output) -> EvalOptions:
+    """Return the options with another model's results to compare with: those in a file, or those
+    that `miles eval` stored for a run, a checkpoint, a model or an endpoint. If a set is missing
+    there, measures the other model now and shows its results. Raises MilesError."""
     if other.endswith(".json"):
-        return replace(wish, against=[read_result(Path(other).expanduser())])
+        return replace(eval_options, against=[read_result(Path(other).expanduser())])
     target = find_measured(other)
     folder = target.run or _results_folder(target, other)
     stored = [
-        kept_result(folder, name, step=target.step) if folder else None for name in set_names(wish)
+        find_result(folder, name, step=target.step) if folder else None
+        for name in set_names(eval_options)
     ]
     if all(stored):
-        return replace(wish, against=[one for one in stored if one])
+        return replace(eval_options, against=[one for one in stored if one])
     output.note(f"{other} has no results for these prompts yet: evaluating it first")
-    where, results = measured(other, wish, Options(), output=output)
+    where, results = measured(other, eval_options, Options(), output=output)
     show_results(results, folder=where, output=output)
-    return replace(wish, against=results)
+    return replace(eval_options, against=results)
 
 
 def _results_folder(target: Measured, name: str) -> Path | None:

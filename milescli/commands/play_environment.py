@@ -56,7 +56,7 @@ class _Screen:
     turns: list[dict[str, Any]] = field(default_factory=list)
     has_ended: bool = False
 
-    def acted(self, action: str, step: Step) -> None:
+    def on_turn(self, action: str, step: Step) -> None:
         """Show one finished turn."""
         shown = text_of(step.observation)
         self.turns.append({"said": action, "shown": shown, "reward": step.reward})
@@ -109,7 +109,7 @@ def _play(game: Game, wish: Wish, runner: asyncio.Runner, *, output: Output) -> 
     screen = _Screen(output, player)
     while not screen.has_ended and len(screen.turns) < wish.max_turns:
         action = say(game.messages)
-        screen.acted(action, runner.run(game.act(action)))
+        screen.on_turn(action, runner.run(game.act(action)))
     screen.end(wish)
 
 
@@ -118,7 +118,7 @@ def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output:
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
     from milescli.runtime.evaluation.evaluate import WatchedEpisode
-    from milescli.runtime.evaluation.sets import EvalWish
+    from milescli.runtime.evaluation.sets import EvalOptions
 
     assert wish.model is not None, wish
     run = find_measured(wish.model).run
@@ -127,8 +127,8 @@ def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output:
         settings=settings,
         prompt=prompt,
         max_turns=wish.max_turns,
-        begun=output.text,
-        acted=screen.acted,
+        on_start=output.text,
+        on_turn=screen.on_turn,
     )
     sets = {
         "rollout.agent": "environment",
@@ -142,8 +142,10 @@ def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output:
         sets |= {"rollout.max_response_tokens": str(CONVERSATION)}
         sets |= {"rollout.max_turn_tokens": str(TURN)}
     sets |= {key: value for key, _, value in (text.partition("=") for text in wish.sets)}
-    request = EvalWish(data=["task:seeds"], sets=[f"{key}={value}" for key, value in sets.items()])
-    options = measure.Options(ask=watched.ask)
+    request = EvalOptions(
+        data=["task:seeds"], sets=[f"{key}={value}" for key, value in sets.items()]
+    )
+    options = measure.Options(use_engines=watched.use_engines)
     measure.measured(wish.model, request, options, output=output)
     screen.end(wish)
 

@@ -66,7 +66,7 @@ def serve_model(
     from milescli.recipe.resolved import load_resolved
     from milescli.rollout.base import SessionAddress
     from milescli.runtime.evaluation.serve import Serving, serve_settings
-    from milescli.runtime.evaluation.sets import EvalWish
+    from milescli.runtime.evaluation.sets import EvalOptions
 
     target = find_measured(subject)
     if target.endpoint is not None:
@@ -89,9 +89,9 @@ def serve_model(
             output.note("Ctrl-C stops the server; the key is new each time")
 
         serving = Serving(listener=listener, model=target.model, ready=ready)
-        wish = EvalWish(data=["task:seeds"], sets=[*changes, *(sets or ())])
-        options = measure.Options(ask=serving.ask, verb="serve")
-        measure.measured(subject, wish, options, output=output)
+        eval_options = EvalOptions(data=["task:seeds"], sets=[*changes, *(sets or ())])
+        options = measure.Options(use_engines=serving.use_engines, verb="serve")
+        measure.measured(subject, eval_options, options, output=output)
     output.note("the server has ended")
 
 
@@ -107,7 +107,7 @@ def serve_clients(
 ) -> None:
     """Train and sample for clients of the Tinker API until a signal arrives. `name`: name of the
     service; `keys`: file with the keys of its clients."""
-    from milescli.runtime.service.start import NUM_SLOTS, Wish, serve_training
+    from milescli.runtime.service.start import NUM_SLOTS, ServiceOptions, serve_training
 
     loaded = read_recipe(None, recipe, sets=sets, flags=flags, adapters=None, output=output)
     sole = f"{KEY_PREFIX}{secrets.token_hex(24)}"
@@ -123,14 +123,14 @@ def serve_clients(
             output.text(f"export TINKER_BASE_URL={url} TINKER_API_KEY={own.get('api_key', 'KEY')}")
             output.note("Ctrl-C stops the server; saved states stay")
 
-        wish = Wish(
+        service_options = ServiceOptions(
             name=name or loaded.recipe.name,
             num_slots=NUM_SLOTS,
             keys=tenants,
             listener=listener,
             ready=ready,
         )
-        serve_training(loaded, wish, output=output)
+        serve_training(loaded, service_options, output=output)
     output.note("the server has ended")
 
 

@@ -168,7 +168,7 @@ def check_material(recipe: Recipe, source: str) -> list[Finding]:
     from milescli.checkpoint.run_dir import RunDir
     from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport
-    from milescli.runtime.inputs.run_inputs import prepare
+    from milescli.runtime.inputs.run_inputs import prepare_inputs
 
     if too_large := _large_data(recipe):
         return skip("data", too_large)
@@ -182,7 +182,7 @@ def check_material(recipe: Recipe, source: str) -> list[Finding]:
             recipe = recipe.model_copy(
                 update={"model": model.model_copy(update={"path": path, "revision": None})}
             )
-        material = prepare(policy_alone(recipe), RunDir(path=Path(folder)))
+        material = prepare_inputs(policy_alone(recipe), RunDir(path=Path(folder)))
     if doubts := [doubt for made in material.checked for doubt in made.doubts]:
         look = f"miles data check {source}   # shows what the model reads"
         return warn("data", doubts[0], why="; ".join(doubts[1:]) or "the run would warn", fix=look)

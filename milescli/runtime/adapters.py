@@ -42,7 +42,7 @@ async def train_together(attempt: Attempt, ranks: HealingTrainer) -> None:
     """Train all adapters to their last steps."""
     fleets = attempt.engines.adapters
     everyone = AllFleets(fleets.values())
-    attempt.keep_engines(everyone, ROLLOUT, join=lambda start: _take_in(attempt, start))
+    attempt.keep_engines(everyone, ROLLOUT, join=lambda start: _admit_engine(attempt, start))
 
     async def live(one: Training) -> None:
         assert one.adapter is not None, "one of several adapters"
@@ -52,10 +52,10 @@ async def train_together(attempt: Attempt, ranks: HealingTrainer) -> None:
         await one.saver.settle()
         one.saver.require_saved(one.step)
 
-    await together(map(live, attempt.trainings))
+    await run_together(map(live, attempt.trainings))
 
 
-async def _take_in(attempt: Attempt, start: Start) -> None:
+async def _admit_engine(attempt: Attempt, start: Start) -> None:
     """Start a new engine, and let it answer for each adapter once it holds what the others do.
     Raises what any raises."""
     starting = asyncio.ensure_future(start())
@@ -144,7 +144,7 @@ class AllFleets:
         return await self._fleets[0].answers(url)
 
 
-async def together(loops: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def run_together(loops: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run all to their ends. One that is stopped lets the others come to their own stops; any other
     error ends all. Raises it, or Stopped."""
     tasks = [asyncio.ensure_future(one) for one in loops]

@@ -33,7 +33,7 @@ from milescli.platform.late import torch
 from milescli.recipe.schema import Recipe
 from milescli.runtime.collecting.process import JournalPart
 from milescli.runtime.collecting.share import collector_name, part_of, share_of
-from milescli.runtime.engine_start import engine_folder
+from milescli.runtime.engine_folder import engine_folder
 from milescli.runtime.planning import engine_spec
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recovery.engines import EngineActors, Engines
@@ -45,15 +45,15 @@ SCORER_TARGET = "milescli.backends.megatron.score_rank:ScoreRank"
 SCORER_NAME = "reward model"
 COLLECTOR_TARGET = "milescli.runtime.collecting.process:CollectorProcess"
 ENGINE_TARGET = "milescli.backends.sglang.launch.server:EngineServer"
-UntilStarted = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
+RetryStart = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
 """Calls the function that starts the process of a name, again each time the process is killed
 during its start: see `restarts.until_started`."""
 PLACE_TIMEOUT_S = 60.0
 """Time for our own Ray session on this computer to reserve the plan's resources."""
 
 
-async def _once(name: str, start: Callable[[], Awaitable[None]]) -> None:
-    """An `UntilStarted` that starts once and does not retry."""
+async def _start_once(name: str, start: Callable[[], Awaitable[None]]) -> None:
+    """An `RetryStart` that starts once and does not retry."""
     await start()
 
 
@@ -142,20 +142,20 @@ class Builder:
         return pids
 
     async def start_engines(
-        self, engines: Engines, *, until_started: UntilStarted = _once
+        self, engines: Engines, *, retry_start: RetryStart = _start_once
     ) -> SglangFleet:
         """Start all engines at once, the reward model if there is one, and the clients. `engines`
         is filled as processes start, so that a failure half-way can still stop them.
-        `until_started`: how to retry a start that is killed."""
+        `retry_start`: how to retry a start that is killed."""
         await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
         starting = [
-            until_started(engine.name, partial(self._start_engine, index, engines))
+            retry_start(engine.name, partial(self._start_engine, index, engines))
             for index, engine in engines.actors.items()
         ]
         if self.spec.inputs.reward_model_dir is not None:
-            starting.append(until_started(SCORER_NAME, partial(self._start_scorer, engines)))
+            starting.append(retry_start(SCORER_NAME, partial(self._start_scorer, engines)))
         await asyncio.gather(*starting)
         of_rollout = self.engine_addresses(engines)
         engines.fleet = self._fleet(of_rollout)
@@ -215,10 +215,12 @@ class Builder:
         """Return the client of a fleet's engines. `adapter`: its adapter, if there are several."""
         return SglangFleet(
             engines=engines,
-            **self._asking(serves_policy=serves_policy, adapter=adapter),
+            **self._client_arguments(serves_policy=serves_policy, adapter=adapter),
         )
 
-    def _asking(self, *, serves_policy: bool = True, adapter: str | None = None) -> dict[str, Any]:
+    def _client_arguments(
+        self, *, serves_policy: bool = True, adapter: str | None = None
+    ) -> dict[str, Any]:
         """Return the arguments of a client, except its engines."""
         inputs, bound_s = self.spec.inputs, self.recipe.machine.request_timeout_s
         facts = inputs.facts
@@ -276,12 +278,12 @@ class Builder:
                 "vocab_size": self.spec.inputs.facts.vocab_size,
                 "fleet": {
                     "engines": list(engines),
-                    **self._asking(adapter=adapter),
+                    **self._client_arguments(adapter=adapter),
                 },
                 "policies": {
                     name: {
                         "engines": list(served.engines),
-                        **self._asking(serves_policy=False),
+                        **self._client_arguments(serves_policy=False),
                     }
                     for name, served in policies.items()
                 },

@@ -140,7 +140,7 @@ def export_weights(
                 fix="remove --merge",
             )
         if role == "critic":
-            weights = _critic_of(weights, subject)
+            weights = _critic_weights(weights, subject)
         if weights.adapter is not None and not merge:
             output.note(f"reading {weights.what}")
             summary = _export_adapter(weights.adapter, to=to, base=base, format=format)
@@ -182,7 +182,7 @@ def _export_model(
             story=weights.story,
             base_model=weights.base_model,
         )
-        ends = _own_end(weights.base, weights.story)
+        ends = _own_generation_config(weights.base, weights.story)
         return {**made, **_own_template(weights.story, output), **ends}
 
     def watch(total_bytes: int) -> Transfer:
@@ -272,7 +272,7 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
     return {} if template is None else {"chat_template.jinja": template}
 
 
-def _own_end(base: Path, story: Story | None) -> dict[str, str]:
+def _own_generation_config(base: Path, story: Story | None) -> dict[str, str]:
     """Return generation_config.json with the tokens that a run taught to end a turn with, where the
     base model's does not name them: who serves the export must stop there, as the run did."""
     if story is None:
@@ -330,13 +330,15 @@ def _find(path: Path, *, step: int | None, base: Path | None, output: Output) ->
             fix="remove --step",
         )
     if is_adapter(path):
-        return _of_adapter(path, base=base, output=output)
+        return _adapter_weights(path, base=base, output=output)
     if not is_checkpoint and (path / CONFIG_NAME).is_file():
-        return _of_folder(path)
-    return _of_checkpoint(path, step=step, base=base, output=output)
+        return _folder_weights(path)
+    return _checkpoint_weights(path, step=step, base=base, output=output)
 
 
-def _of_checkpoint(path: Path, *, step: int | None, base: Path | None, output: Output) -> _Weights:
+def _checkpoint_weights(
+    path: Path, *, step: int | None, base: Path | None, output: Output
+) -> _Weights:
     checkpoint = find_checkpoint(path, model=base, step=step, model_option="--base", output=output)
     weights = _Weights(
         base=checkpoint.model_dir,
@@ -356,7 +358,7 @@ def _of_checkpoint(path: Path, *, step: int | None, base: Path | None, output: O
     )
 
 
-def _critic_of(weights: _Weights, subject: Path) -> _Weights:
+def _critic_weights(weights: _Weights, subject: Path) -> _Weights:
     """Return the critic that was saved beside a policy."""
     tensors = weights.checkpoint / CRITIC_PART if weights.checkpoint else None
     if tensors is None or not tensors.is_dir():
@@ -375,7 +377,7 @@ def _critic_of(weights: _Weights, subject: Path) -> _Weights:
     )
 
 
-def _of_folder(folder: Path) -> _Weights:
+def _folder_weights(folder: Path) -> _Weights:
     def opened(open_files: ExitStack) -> ReadTensors:
         source = open_files.enter_context(open_source(folder))
         on_disk = table_of(load_facts(folder)).as_on_disk(source.names(), source.shape)
@@ -384,7 +386,7 @@ def _of_folder(folder: Path) -> _Weights:
     return _Weights(base=folder, open=opened, what=f"Hugging Face folder {folder}")
 
 
-def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
+def _adapter_weights(path: Path, *, base: Path | None, output: Output) -> _Weights:
     adapter = read_adapter(path)
     if base is None and adapter.base_model is None:
         raise CheckpointError(
@@ -395,9 +397,9 @@ def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
     name = str(base or adapter.base_model)
     folder = Path(name).expanduser()
     if is_converted(folder):
-        below = _of_checkpoint(folder, step=None, base=None, output=output)
+        below = _checkpoint_weights(folder, step=None, base=None, output=output)
     else:
-        below = _of_folder(find_model(name, revision=None, output=output).absolute())
+        below = _folder_weights(find_model(name, revision=None, output=output).absolute())
 
     facts = load_facts(below.base)
     embedding = table_of(facts).by_megatron[EMBEDDING.megatron].hf[0]

@@ -16,13 +16,13 @@ from milescli.platform.memory_record import last_look
 from milescli.rollout.collect.prefetching import open_collector
 from milescli.rollout.collect.selectors import history_from_state
 from milescli.rollout.episode.episode import training_episodes
-from milescli.runtime import truth
+from milescli.runtime import engine_trainer_check
 from milescli.runtime.collecting.collectors import Collectors
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluator
+from milescli.runtime.inputs.auxiliary_models import served_teachers
 from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
 from milescli.runtime.inputs.episode_parts import episode_parts
-from milescli.runtime.inputs.given_models import served_teachers
 from milescli.runtime.loop import Run, learn, pack_here, packing_of
 from milescli.runtime.recording.sample_files import Place, SampleFiles
 from milescli.runtime.recording.sample_journal import open_journal
@@ -181,27 +181,29 @@ class GroupWork:
             Groups(recipe, collector),
             trainer,
             devices,
-            taken=self._taken,
+            taken=self._on_taken,
             pack=pack_here if self.collectors is None else self._pack,
-            trained=self._trained,
+            trained=self._on_trained,
             keep=self.files.keep,
             memory=self._memory,
-            done=self._done,
+            done=self._on_done,
         )
 
-    async def _taken(self, step: int, groups: list[Group]) -> None:
+    async def _on_taken(self, step: int, groups: list[Group]) -> None:
         """Tell the user's hooks which groups were taken, and which the filter refused."""
         assert self.collector is not None, "nothing runs yet"
         refused = self.collector.refused
-        await self.user.tell("all_samples", step=step, groups=groups, refused=refused)
-        await self.user.tell("before_step", step=step, groups=groups)
+        await self.user.call("all_samples", step=step, groups=groups, refused=refused)
+        await self.user.call("before_step", step=step, groups=groups)
 
-    async def _trained(self, step: int, report: StepReport) -> None:
+    async def _on_trained(self, step: int, report: StepReport) -> None:
         """Refuse a step that is not exact where the plan says that it is."""
-        truth.require_exact(self.spec.plan, report, step=step, run=self.spec.run.shown)
+        engine_trainer_check.require_exact(
+            self.spec.plan, report, step=step, run=self.spec.run.shown
+        )
 
-    async def _done(self, event: StepDone, groups: list[Group]) -> None:
-        await self.user.tell("after_step", step=event.step, report=event.report, groups=groups)
+    async def _on_done(self, event: StepDone, groups: list[Group]) -> None:
+        await self.user.call("after_step", step=event.step, report=event.report, groups=groups)
         await self.training.track(event)
 
     async def _join(self, run: Run, devices: Devices) -> None:
@@ -209,10 +211,12 @@ class GroupWork:
         the first step."""
         spec, recipe, attempt = self.spec, self.spec.recipe, self.attempt
         if (own := attempt.engines.evaluation) is not None:
-            apart = Devices(taking_turns=False, trainer=run.trainer, engines=own, fleet=EVALUATION)
-            self.beside = ConcurrentEvaluations(apart, self._measure, tell=self._warn)
+            evaluation_devices = Devices(
+                shares_memory=False, trainer=run.trainer, engines=own, fleet=EVALUATION
+            )
+            self.beside = ConcurrentEvaluations(evaluation_devices, self._measure, tell=self._warn)
             attempt.probes.append(self.beside.probe)
-            keeper = attempt.keep_engines(own, EVALUATION, join=apart.replace)
+            keeper = attempt.keep_engines(own, EVALUATION, join=evaluation_devices.replace)
             keeper.on_empty = self.beside.give_up
         if spec.checkpoint is None:
             await self.training.save(0)
@@ -223,8 +227,8 @@ class GroupWork:
             PhaseStarted(phase="check", detail="engine and trainer score the same samples")
         )
         assert spec.inputs.prompts is not None, "a run that samples has prompts"
-        prompts = spec.inputs.heldout or spec.inputs.prompts.first(truth.NUM_PROMPTS)
-        check = truth.TruthCheck(
+        prompts = spec.inputs.heldout or spec.inputs.prompts.first(engine_trainer_check.NUM_PROMPTS)
+        check = engine_trainer_check.EngineTrainerCheck(
             recipe=recipe,
             plan=spec.plan,
             num_layers=spec.inputs.facts.num_layers,
@@ -232,14 +236,16 @@ class GroupWork:
             devices=devices,
             run_shown=self.spec.run.shown,
         )
-        checked = await check.run(prompts[: truth.NUM_PROMPTS])
+        checked = await check.run(prompts[: engine_trainer_check.NUM_PROMPTS])
         if checked.agreement == Agreement.EXPLAINED:
-            checked = self._corrected(checked, run.objective)
+            checked = self._with_correction(checked, run.objective)
         self.bus.emit(checked)
         if run.step == 0:  # also of a run that died between its first checkpoint and here
             await attempt.stop.unless_set(self.evaluate(0))
 
-    def _corrected(self, checked: EngineTrainerChecked, objective: object) -> EngineTrainerChecked:
+    def _with_correction(
+        self, checked: EngineTrainerChecked, objective: object
+    ) -> EngineTrainerChecked:
         """Truncate ratios from now on, where the recipe's loss has no means of its own against
         engines that sample from another distribution. Says so, as does the verdict."""
         correct = getattr(objective, "truncate_mismatch", None)

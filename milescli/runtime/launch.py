@@ -30,7 +30,7 @@ from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.recovery.mirror import require_mirror
-from milescli.runtime.recovery.stops import stop_recorded
+from milescli.runtime.recovery.stops import recording_stop
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -45,20 +45,20 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     loaded, planned = recipes.loaded, recipes.planned
     facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
-    recipes.check_at_once(facts)
+    recipes.run_quick_checks(facts)
     nodes = find_nodes(loaded, output=output)
     plan = plan_without_plugins(planned, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
-    begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
-    with begun as engines_begun, ExitStack() as held:
+    prestart = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
+    with prestart as engines_begun, ExitStack() as stack:
         # torch is imported from here on, beside the warm process
-        recipes = recipes.looked_at(facts, output=output)
-        run = held.enter_context(_new_run(recipes))
+        recipes = recipes.checked(facts, output=output)
+        run = stack.enter_context(_new_run(recipes))
         try:
             require_mirror(loaded.recipe, run)
             ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
-            prestarted = held.enter_context(ray_begun)
-            runs = held.enter_context(adapter_runs(run, recipes))
+            prestarted = stack.enter_context(ray_begun)
+            runs = stack.enter_context(adapter_runs(run, recipes))
             made = prepare_all(
                 recipes, runs, run=run, plan=plan, nodes=nodes, checkpoints={}, output=output
             )
@@ -94,7 +94,7 @@ def _new_run(recipes: Recipes) -> Iterator[RunDir]:
         recipe_name=recipe.name,
         name=recipe.run.name,
     )
-    with lock(run), stop_recorded(run, num_steps=recipe.train.steps):
+    with lock(run), recording_stop(run, num_steps=recipe.train.steps):
         write_atomically(run.recipe_file, resolved)
         say(run=run.path)
         yield run

@@ -13,8 +13,8 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
 from milescli.core.types import ROLLOUT
 from milescli.runtime.evaluation.evaluator import Evaluator
+from milescli.runtime.inputs.auxiliary_models import served_teachers
 from milescli.runtime.inputs.episode_parts import episode_parts
-from milescli.runtime.inputs.given_models import served_teachers
 from milescli.runtime.inputs.row_caches import ReferenceCache, TeacherCache
 from milescli.runtime.loop import Run, learn, packed
 from milescli.runtime.saving import version_of
@@ -85,8 +85,8 @@ class RowWork:
             self.bus.emit(PhaseStarted(phase=phase, detail=f"{len(missing)} {detail}"))
             plan, stop = self.spec.plan, self.attempt.stop
             await cache.add(missing, trainer=trainer, plan=plan, stop=stop)
-        inputs.rows.items = [cache.known(row) for row in inputs.rows.items]
-        inputs.validation[:] = [cache.known(row) for row in inputs.validation]
+        inputs.rows.items = [cache.with_numbers(row) for row in inputs.rows.items]
+        inputs.validation[:] = [cache.with_numbers(row) for row in inputs.validation]
 
     async def learn(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """Take the steps to the last one."""

@@ -70,7 +70,7 @@ class Saver:
     store: CheckpointStore
     spec: RunSpec
     bus: EventBus
-    tell: Callable[..., Awaitable[None]]
+    call_hook: Callable[..., Awaitable[None]]
     """Calls a hook of the user's."""
     mirror: Mirror | None = None
     """Copies each complete checkpoint; None: no copies."""
@@ -172,8 +172,8 @@ class Saver:
             )
         )
         if self.mirror is not None:
-            self.mirror.tell(pending.step)
-        await self.tell("after_save", step=pending.step, folder=stored.path)
+            self.mirror.enqueue(pending.step)
+        await self.call_hook("after_save", step=pending.step, folder=stored.path)
 
     def _complete(self, pending: _PendingSave, sha256: dict[str, str]) -> StoredCheckpoint:
         layout, file = self.spec.plan.trainer, self.spec.run.recipe_file

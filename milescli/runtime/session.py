@@ -15,7 +15,7 @@ from milescli.checkpoint.run_dir import verdict_file
 from milescli.cluster.resources import NodeResources
 from milescli.cluster.watchdog import Watchdog
 from milescli.runtime.build import Builder, check_engines
-from milescli.runtime.engine_start import write_engine_folder
+from milescli.runtime.engine_folder import write_engine_folder
 from milescli.runtime.prestart import Prestarted, open_ray
 from milescli.runtime.recovery.orphans import write_note
 from milescli.runtime.recovery.supervise import CAUSE_GRACE_S

@@ -27,7 +27,7 @@ class RunSpec:
     inputs: RunInputs
     past: StoredCheckpoint | None = None
     """Newest checkpoint, from which the run continues; None: a new run."""
-    wished: LoadedRecipe | None = None
+    full_recipe: LoadedRecipe | None = None
     """The recipe with the number of nodes that the user wants, if the run continues with fewer
     because some are lost; None: it has all of them."""
 

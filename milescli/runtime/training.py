@@ -53,7 +53,9 @@ class Training:
         self.user = UserHooks(recipe)
         self.mirror = Mirror.of(recipe, spec.run, store)
         """None: the checkpoints are copied nowhere."""
-        self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell, mirror=self.mirror)
+        self.saver = Saver(
+            store=store, spec=spec, bus=bus, call_hook=self.user.call, mirror=self.mirror
+        )
         self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
         self.warm_up: Run | None = None
         """The warm-up in memory; None: there is none, or it has not begun."""
@@ -184,7 +186,7 @@ class Training:
 
     async def track(self, event: Event, *_: object) -> None:
         """Pass an event on to the user's tracker."""
-        await self.user.tell("tracker", event=event)
+        await self.user.call("tracker", event=event)
 
     async def _save_where_due(self, step: int) -> None:
         """Save as often as the recipe wants. Weights that become the reference are saved, too."""

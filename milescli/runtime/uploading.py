@@ -54,16 +54,16 @@ def destination(to: str, *, output: Output) -> Iterator[Destination]:
 
 
 def _require_unused(store: ObjectStore) -> None:
-    there = store.sizes().keys() - {RECORD}
-    is_whole = bool(there & {CONFIG_NAME, ADAPTER_CONFIG})
-    others = sorted(there - read_record(store).keys())
+    present = store.sizes().keys() - {RECORD}
+    is_whole = bool(present & {CONFIG_NAME, ADAPTER_CONFIG})
+    others = sorted(present - read_record(store).keys())
     if is_whole or others:
         raise CheckpointError(
             f"{store.url} already {'exists' if is_whole else f'holds `{others[0]}`'}",
             why="an export never overwrites existing files",
             fix=f"--to {store.url}-2",
         )
-    if not there:
+    if not present:
         store.write(RECORD, b"{}")  # hours before the first file is there: may it be written?
 
 

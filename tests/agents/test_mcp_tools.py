@@ -26,7 +26,7 @@ from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import ToolCall
 from milescli.rollout.episode.episode import load_agent
-from milescli.runtime.inputs.plugins import check_at_once
+from milescli.runtime.inputs.plugins import check_plugins_quickly
 from milescli.workers import guard
 from tests.agents.test_tools import PROMPT, Session, call
 from tests.waiting import assert_gone, runs, until
@@ -260,7 +260,7 @@ def test_without_the_package_the_recipe_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_a_dry_run_starts_no_server(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"open({str(tmp_path / 'begun')!r}, 'w')"]
-    check_at_once(Recipe(rollout=rollout_of({"command": command}, tools=["calculator"])))
+    check_plugins_quickly(Recipe(rollout=rollout_of({"command": command}, tools=["calculator"])))
     assert not [*tmp_path.iterdir()]
 
 

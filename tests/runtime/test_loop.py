@@ -90,7 +90,7 @@ def _run(
     events, trainer = list[Event](), _Trainer(notes)
     devices = None
     if engines is not None:
-        devices = Devices(taking_turns=False, trainer=trainer, engines=engines)  # type: ignore[arg-type]
+        devices = Devices(shares_memory=False, trainer=trainer, engines=engines)  # type: ignore[arg-type]
     run = Run(
         plan=PLAN,
         bus=EventBus(listeners=[events.append]),

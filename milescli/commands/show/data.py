@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport
     from milescli.runtime.inputs.data_check import DataCheck, Part
-    from milescli.runtime.inputs.file_looks import FileLook
+    from milescli.runtime.inputs.file_reports import FileReport
 
 BAR_WIDTH = 40
 MAX_ROWS = 20
@@ -99,7 +99,7 @@ def _lengths(part: Part) -> tuple[str, list[int]]:
     return "characters", sorted(length for look in part.files for length in look.lengths)
 
 
-def _show_file(title: str, look: FileLook, *, output: Output) -> None:
+def _show_file(title: str, look: FileReport, *, output: Output) -> None:
     whole = "row" if look.learned else "prompt"
     seen = {
         "columns": ", ".join(look.columns) or "none",
@@ -135,7 +135,7 @@ def _show_file(title: str, look: FileLook, *, output: Output) -> None:
     output.blank()
 
 
-def _beside(look: FileLook) -> str:
+def _beside(look: FileReport) -> str:
     """Return the columns that are read besides the prompt, the label and the learned ones."""
     named = (look.prompt_key, look.label_key, *(look.learned or "").split(", "))
     return ", ".join(
@@ -143,7 +143,7 @@ def _beside(look: FileLook) -> str:
     )
 
 
-def _left(look: FileLook) -> list[str]:
+def _left(look: FileReport) -> list[str]:
     """Return the columns that are not read; none if that is not known."""
     read = {name.partition(".")[0] for name in look.reads}
     return [name for name in look.columns if name not in read] if read else []

@@ -18,7 +18,7 @@ from milescli.core.units import format_count, format_duration
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe, load
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs.given_models import teacher_facts
+from milescli.runtime.inputs.auxiliary_models import teacher_facts
 from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.planning import plan_only
 from milescli.simulate.assumptions import assumptions, doubts

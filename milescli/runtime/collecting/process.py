@@ -33,12 +33,12 @@ from milescli.rollout.collect.collector import Collector, Progress
 from milescli.rollout.collect.group_record import GroupHead
 from milescli.rollout.collect.remote_groups import GroupNumbers, with_decisions
 from milescli.rollout.episode.episode import training_episodes
-from milescli.runtime.collecting.following import FollowedScorer
+from milescli.runtime.collecting.followers import FollowedScorer
 from milescli.runtime.collecting.share import Share, shared_recipe
+from milescli.runtime.inputs.auxiliary_models import policies_by_role, served_teachers
 from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
-from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
-from milescli.runtime.inputs.given_models import by_role, served_teachers
-from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
+from milescli.runtime.inputs.episode_parts import FirstWarnings, chat_form_of, scorer_of
+from milescli.runtime.recording.sample_journal import Identity, OldestCheckpoint, SampleJournal
 from milescli.runtime.recovery.engines import ScoreClient
 from milescli.train.advantages import Advantage
 from milescli.train.base import ShardPiece, TrainSequence
@@ -171,7 +171,7 @@ class CollectorProcess:
                 oldest_kept=lambda: self._oldest,
                 warn=self._warnings.append,
             )
-        self._oldest: Kept | None = None
+        self._oldest: OldestCheckpoint | None = None
         episodes = training_episodes(
             recipe,
             engine=self.engine,
@@ -180,8 +180,8 @@ class CollectorProcess:
             vocab_size=vocab_size,
             chat_form=chat_form_of(recipe, tokenizer),
             teachers=served_teachers(recipe, tokenizer),
-            policies=by_role(recipe, self._policies),
-            tell=FirstFew(self._warnings.append),
+            policies=policies_by_role(recipe, self._policies),
+            tell=FirstWarnings(self._warnings.append),
         )
         self._collector = Collector(
             cast("PromptSource", None),  # the driver draws
@@ -373,7 +373,7 @@ class CollectorProcess:
         if self._journal is not None:
             self._journal.distrust()
 
-    async def checkpoint(self, oldest: Kept | None) -> None:
+    async def checkpoint(self, oldest: OldestCheckpoint | None) -> None:
         """Begin the next file of the journal; `oldest`: from which a run may be resumed."""
         self._oldest = oldest
         if self._journal is not None:

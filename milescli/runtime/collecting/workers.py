@@ -1,5 +1,5 @@
 """The processes that collect, as the driver calls them: each by itself, or all that live. Owned by
-`collectors`; `following` uses them too."""
+`collectors`; `followers` uses them too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.core.types import Group, Prompt
 
 
 @dataclass(slots=True)
-class Asked:
+class GroupRequest:
     """A group that a process makes, or has made and holds."""
 
     position: int
@@ -39,13 +39,13 @@ class Worker:
     number: int
     handle: ActorHandle | None = None
     """None while a replacement starts."""
-    asked: dict[int, Asked] = field(default_factory=dict)
+    requests: dict[int, GroupRequest] = field(default_factory=dict)
     """Ticket -> group, until it is released."""
     orders: list[int] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     """Tickets that are released, until the process is told."""
-    again: set[int] = field(default_factory=set)
+    unreported: set[int] = field(default_factory=set)
     """Tickets of its predecessor that it has not reported yet."""
     engines: dict[str, tuple[int, float]] = field(default_factory=dict)
     """URL -> (number of open requests, time.monotonic of the last reply)."""
@@ -94,7 +94,7 @@ class Workers:
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
-    def tell(self, worker: Worker, method: str, *args: Any) -> None:
+    def send(self, worker: Worker, method: str, *args: Any) -> None:
         """Call one process, and do not wait for it: its successor begins with what there is
         then."""
 
@@ -102,15 +102,15 @@ class Workers:
             with suppress(WorkerDied):
                 await self.call(worker, method, *args)
 
-        self.later(call())
+        self.start_background(call())
 
-    def later(self, call: Awaitable[Any]) -> None:
+    def start_background(self, call: Awaitable[Any]) -> None:
         """Begin what nobody waits for."""
         task = asyncio.ensure_future(call)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
-    async def forget(self) -> None:
+    async def cancel_background(self) -> None:
         """Give up what was begun so."""
         for task in (later := list(self._later)):
             task.cancel()

@@ -16,7 +16,7 @@ from milescli.core.errors import ContextFull
 from milescli.core.files import parse_json
 from milescli.core.types import Prompt
 from milescli.rollout.base import Outcome, Reply, Session
-from milescli.runtime.evaluation.evaluate import episodes_of, parsing
+from milescli.runtime.evaluation.evaluate import episodes_of, parser_started
 
 if TYPE_CHECKING:
     from milescli.rollout.episode.text_pieces import OnPiece
@@ -41,7 +41,7 @@ SETTINGS = {
     "eval.samples_per_prompt": "1",
 }
 """Changes to a run's recipe, so that its model chats and nothing else is started."""
-Said = Callable[[Reply, Sequence[tuple[str, float]]], None]
+ShowReply = Callable[[Reply, Sequence[tuple[str, float]]], None]
 """Shows a reply: [tokens] (text, log-prob) stand beside it."""
 
 
@@ -51,7 +51,7 @@ class Chat:
 
     read: Callable[[], str | None]
     """Returns the person's next text; None at the end. May block."""
-    said: Said
+    show_reply: ShowReply
     note: Callable[[str], None]
     """Reports that a new conversation begins."""
     piece: Callable[[str], None] | None = None
@@ -76,7 +76,7 @@ class Chat:
         while text is not None:
             self.messages.append({"role": "user", "content": text})
             try:
-                reply = await next_reply(session, self.messages, **self._looked_on())
+                reply = await next_reply(session, self.messages, **self._piece_options())
             except ContextFull:
                 reply = None
             if reply is None:
@@ -85,11 +85,11 @@ class Chat:
             self.messages.append(dict(reply.message))
             turn = reply.turn
             tokens = zip(self.pieces(turn.response_ids), turn.logprobs, strict=False)
-            self.said(reply, list(tokens))
+            self.show_reply(reply, list(tokens))
             text = await in_thread(self._next)
         return Outcome(text="", reward=0.0)
 
-    def _looked_on(self) -> dict[str, OnPiece]:
+    def _piece_options(self) -> dict[str, OnPiece]:
         if (piece := self.piece) is None:
             return {}
         return {"on_piece": lambda part, text: piece(text) if part == "content" else None}
@@ -106,10 +106,10 @@ class Chat:
         self.has_ended = True
         return None
 
-    async def ask(
+    async def use_engines(
         self,
         spec: RunSpec,
-        asked: Sequence[LoadedSet],
+        loaded_sets: Sequence[LoadedSet],
         engines: Engines,
         *,
         name: str,
@@ -117,7 +117,7 @@ class Chat:
         output: Output,
     ) -> list[SetResult]:
         """Hold conversations until the person ends the last one (an `Ask`)."""
-        recipe = asked[0].set.recipe
+        recipe = loaded_sets[0].set.recipe
         self.pieces = spec.inputs.tokenizer.pieces
         self.system = self.system or recipe.data.system_prompt or ""
         episodes = episodes_of(spec, recipe, engines, output=output)
@@ -130,9 +130,9 @@ class Chat:
 
         async def play(number: int) -> object:
             seed = recipe.run.seed + number
-            return await episodes.play(asked[0].prompts[0], sample_index=number, seed=seed)
+            return await episodes.play(loaded_sets[0].prompts[0], sample_index=number, seed=seed)
 
-        async with parsing(episodes):
+        async with parser_started(episodes):
             await self.hold(play)
         return []
 

@@ -27,7 +27,7 @@ from milescli.rollout.evaluation.endpoint_episodes import (
 )
 from milescli.runtime.evaluation.evaluator import measure_set
 from milescli.runtime.evaluation.results import SetResult, folder_of_endpoint
-from milescli.runtime.evaluation.sets import EvalWish, LoadedSet, load_set, sets_of_model
+from milescli.runtime.evaluation.sets import EvalOptions, LoadedSet, load_set, sets_of_model
 from milescli.runtime.inputs.episode_parts import scorer_of
 
 
@@ -45,7 +45,7 @@ def evaluate_endpoint(
     *,
     folder: Path | None,
     runs: Path,
-    wish: EvalWish,
+    eval_options: EvalOptions,
     environ: Mapping[str, str],
     output: Output,
 ) -> tuple[Path, list[SetResult]]:
@@ -58,9 +58,9 @@ def evaluate_endpoint(
     from milescli.checkpoint.run_lock import lock
 
     url = checked_url(url)
-    loaded, sets = sets_of_model(url, wish, environ=environ)
+    loaded, sets = sets_of_model(url, eval_options, environ=environ)
     for one in sets:
-        _require_askable(one.recipe)
+        _require_text_only(one.recipe)
     settings = loaded.recipe.eval.endpoint
     if doubt := open_key(url, SECTION, settings):
         output.warn(doubt)
@@ -69,9 +69,9 @@ def evaluate_endpoint(
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder.absolute())
     with lock(run):
-        asked = [load_set(one, run, _Inputs(NoTokens()), output=output) for one in sets]
-        _require_messages(asked)
-        return folder, _evaluate(url, model, asked, run, output=output)
+        loaded_sets = [load_set(one, run, _Inputs(NoTokens()), output=output) for one in sets]
+        _require_text_prompts(loaded_sets)
+        return folder, _evaluate(url, model, loaded_sets, run, output=output)
 
 
 def checked_url(url: str) -> str:
@@ -89,7 +89,7 @@ def checked_url(url: str) -> str:
     return base_url(url)
 
 
-def _require_askable(recipe: Recipe) -> None:
+def _require_text_only(recipe: Recipe) -> None:
     """Raises RecipeError for a recipe that needs the tokens that are sampled, or an engine."""
     rollout, plain = recipe.rollout, Rollout()
     extra_fields(recipe.eval.endpoint)
@@ -111,9 +111,9 @@ def _require_askable(recipe: Recipe) -> None:
         )
 
 
-def _require_messages(asked: Sequence[LoadedSet]) -> None:
+def _require_text_prompts(loaded_sets: Sequence[LoadedSet]) -> None:
     """Raises DataError for a prompt that is given as tokens."""
-    for one in asked:
+    for one in loaded_sets:
         if as_tokens := next((prompt for prompt in one.prompts if prompt.token_ids), None):
             raise DataError(
                 f"row {as_tokens.index + 1} of `{one.set.name}` contains tokens",
@@ -123,23 +123,23 @@ def _require_messages(asked: Sequence[LoadedSet]) -> None:
 
 
 def _evaluate(
-    url: str, model: str, asked: Sequence[LoadedSet], run: RunDir, *, output: Output
+    url: str, model: str, loaded_sets: Sequence[LoadedSet], run: RunDir, *, output: Output
 ) -> list[SetResult]:
     from milescli.runtime.recovery.supervise import StopSignals, run_watched
 
     results = list[SetResult]()
 
     async def work() -> None:
-        for one in asked:
-            kept = ReplyCache(run.eval_dir / one.set.folder / "replies.jsonl")
-            told = f"; {len(kept)} replies are already stored" if len(kept) else ""
-            output.note(f"{model}: {one.set.name}, {len(one.prompts)} prompts{told}")
+        for one in loaded_sets:
+            cache = ReplyCache(run.eval_dir / one.set.folder / "replies.jsonl")
+            note = f"; {len(cache)} replies are already stored" if len(cache) else ""
+            output.note(f"{model}: {one.set.name}, {len(one.prompts)} prompts{note}")
             episodes = EndpointEpisodes(
                 one.set.recipe,
                 endpoint=endpoint_of(url, one.set.recipe.eval.endpoint),
                 model=model,
                 scorer=scorer_of(one.set.recipe, None),
-                kept=kept,
+                kept=cache,
             )
             try:
                 named = f"{model} at {url}"
@@ -148,15 +148,16 @@ def _evaluate(
                 )
             except BaseException:
                 output.note(
-                    f"{len(kept)} replies are stored: repeat the command to request only the others"
+                    f"{len(cache)} replies are stored: repeat the command to request only the "
+                    "others"
                 )
                 raise
             if doubt := episodes.score_warning():
                 output.warn(doubt)
-            kept.remove()
+            cache.remove()
 
     async def main() -> None:
-        signals = StopSignals(on_stop=lambda: False, again=lambda: f"miles eval {url}")
+        signals = StopSignals(on_stop=lambda: False, resume_command=lambda: f"miles eval {url}")
         await run_watched(work(), [], signals, cause_grace_s=0.0)
 
     asyncio.run(main())

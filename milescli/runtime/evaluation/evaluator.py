@@ -46,7 +46,7 @@ from milescli.runtime.evaluation.results import (
     write_result,
 )
 from milescli.runtime.evaluation.sets import LoadedSet
-from milescli.runtime.recording.sample_files import keep_images
+from milescli.runtime.recording.sample_files import write_images
 from milescli.runtime.recording.side_files import SideFiles
 from milescli.workers.isolated import resolve_isolated
 
@@ -93,7 +93,7 @@ class Evaluator:
         samples = [sample for group in groups for sample in group.samples]
         path = self.folder / self.set_name / f"step_{step}.jsonl"
         with self.side.writing(path) if self.side else nullcontext():
-            keep_images(RunDir(self.folder.parent), groups)
+            write_images(RunDir(self.folder.parent), groups)
             write_lines(path, groups)
         metrics = resolve_isolated(METRICS, settings.metrics)
         figures = await in_thread(lambda: compute_metrics(metrics, groups, settings=settings))

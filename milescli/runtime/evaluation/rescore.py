@@ -91,8 +91,8 @@ def compare_rewards(
     where no samples were kept, RecipeError or RewardError for a reward that cannot be used."""
     run = open_run(path)
     loaded = load_resolved(run.recipe_file)
-    kept = [one for step in sample_steps(run)[-(last or 0) :] for one in read_samples(run, step)]
-    grouped = [(step, members) for (step, _), members in by_group(kept).items()]
+    samples = [one for step in sample_steps(run)[-(last or 0) :] for one in read_samples(run, step)]
+    grouped = [(step, members) for (step, _), members in by_group(samples).items()]
     if not grouped:
         raise CheckpointError(
             f"run `{run.name}` kept no samples",
@@ -108,7 +108,7 @@ def compare_rewards(
         for name in rewards
     ]
     labels = (rewards[0] or "as recorded", rewards[1])
-    return _compared(
+    return _make_comparison(
         loaded.recipe, labels, [step for step, _ in grouped], groups, scored, right_above
     )
 
@@ -168,7 +168,7 @@ def _group(members: Sequence[KeptSample], run: RunDir) -> Group:
     return Group(prompt=prompt, samples=samples)
 
 
-def _compared(
+def _make_comparison(
     recipe: Recipe,
     names: tuple[str, str],
     steps: Sequence[int],

@@ -18,7 +18,7 @@ from milescli.core.types import Prompt
 from milescli.rollout.base import GenerateRequest, SessionAddress
 from milescli.rollout.episode.session import turn_seed
 from milescli.runtime.evaluation.chat import SETTINGS
-from milescli.runtime.evaluation.evaluate import episodes_of, parsing
+from milescli.runtime.evaluation.evaluate import episodes_of, parser_started
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -57,7 +57,9 @@ def serve_settings(*, tokens: int, has_stop: bool) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
 
 
-def sampled_as(settings: GenerateRequest, sampling: Mapping[str, Any]) -> GenerateRequest:
+def with_request_sampling(
+    settings: GenerateRequest, sampling: Mapping[str, Any]
+) -> GenerateRequest:
     """Return the settings with the fields of a request (`Asked.sampling`) in their place. Raises
     ValueError for one that is not supported or out of bounds."""
     for name, neutral in _NEUTRAL.items():
@@ -84,10 +86,10 @@ class Serving:
     ready: Callable[[str, SessionAddress], None]
     """Called once with the name of the model and the key, when requests can be answered."""
 
-    async def ask(
+    async def use_engines(
         self,
         spec: RunSpec,
-        asked: Sequence[LoadedSet],
+        loaded_sets: Sequence[LoadedSet],
         engines: Engines,
         *,
         name: str,
@@ -95,7 +97,7 @@ class Serving:
         output: Output,
     ) -> list[SetResult]:
         """Serve until a signal, which ends it without an error (an `Ask`)."""
-        recipe = asked[0].set.recipe
+        recipe = loaded_sets[0].set.recipe
         episodes = episodes_of(spec, recipe, engines, output=output)
         usual = episodes.settings
         if usual.stop == [NO_STOP]:
@@ -103,7 +105,7 @@ class Serving:
         numbers = itertools.count()
 
         def session_of(request: Asked) -> RecordingSession:
-            settings, number = sampled_as(usual, request.sampling), next(numbers)
+            settings, number = with_request_sampling(usual, request.sampling), next(numbers)
             seed = request.sampling.get("seed", turn_seed(recipe.run.seed, number))
             prompt = Prompt(index=number, token_ids=[], text="")
             return episodes.session(prompt, seed=seed, settings=settings)
@@ -118,7 +120,7 @@ class Serving:
         self.ready(proxy.model, proxy.open(session_of(Asked())))
         try:
             with suppress(asyncio.CancelledError):  # by the signal: the end that is expected
-                async with parsing(episodes):
+                async with parser_started(episodes):
                     await asyncio.Event().wait()
         finally:
             await proxy.stop()

@@ -22,14 +22,14 @@ from milescli.rollout.episode.session import ChatForm
 from milescli.rollout.rewards.role_rewards import RoleScorer
 from milescli.rollout.rewards.scoring import Scoring, SourceScorer
 from milescli.rollout.rewards.served.reward_model import ScoreServer
-from milescli.runtime.inputs.given_models import by_role
+from milescli.runtime.inputs.auxiliary_models import policies_by_role
 
 if TYPE_CHECKING:
     from milescli.backends.sglang.client.fleet import SglangFleet
     from milescli.runtime.inputs.run_inputs import RunInputs
     from milescli.runtime.recovery.engines import Engines
 
-OF_OUR_TEMPLATE = "qwen25"
+OWN_TEMPLATE_FORM = "qwen25"
 """How calls are written by our own template, of which SGLang knows nothing."""
 POLICY = "policy"
 """Name of the model in HTTP requests."""
@@ -45,7 +45,7 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
         return None
     tool_parser = rollout.tool_parser
     if tool_parser == "auto" and tokenizer.template in (CHAT_TEMPLATE, IMAGE_CHAT_TEMPLATE):
-        tool_parser = OF_OUR_TEMPLATE
+        tool_parser = OWN_TEMPLATE_FORM
     form = ReplyForm(
         tool_parser=tool_parser,
         reasoning_parser=rollout.reasoning_parser,
@@ -97,8 +97,8 @@ def episode_parts(
         "decode": inputs.tokenizer.decode,
         "vocab_size": inputs.facts.vocab_size,
         "chat_form": chat_form_of(recipe, inputs.tokenizer),
-        "policies": by_role(recipe, engines.policies),
-        "tell": FirstFew(warn) if warn is not None else None,
+        "policies": policies_by_role(recipe, engines.policies),
+        "tell": FirstWarnings(warn) if warn is not None else None,
     }
 
 
@@ -106,15 +106,15 @@ NUM_REPORTED = 3
 
 
 @dataclass(slots=True)
-class FirstFew:
+class FirstWarnings:
     """Passes on the first `NUM_REPORTED` warnings of failed episodes, which are played anew; the
     figure `failed_episodes` counts all."""
 
     say: Callable[[str], None]
-    num_heard: int = 0
+    num_received: int = 0
 
     def __call__(self, text: str) -> None:
         """Report one more."""
-        self.num_heard += 1
-        if self.num_heard <= NUM_REPORTED:
-            self.say(text + "; further ones are counted" * (self.num_heard == NUM_REPORTED))
+        self.num_received += 1
+        if self.num_received <= NUM_REPORTED:
+            self.say(text + "; further ones are counted" * (self.num_received == NUM_REPORTED))

@@ -23,7 +23,7 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import nearest_template, shipped_shape
-from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
+from milescli.runtime.inputs.auxiliary_models import checkpoint_of, is_checkpoint
 
 
 def facts_of_recipe(model: Model) -> ModelFacts:

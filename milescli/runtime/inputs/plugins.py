@@ -37,13 +37,13 @@ def load_plugins(recipe: Recipe) -> None:
     """Load the recipe's plug-ins; those of the trainer only where one of them is the user's, or may
     need what the recipe does not keep. Raises RecipeError where one cannot be had, does not have
     the signature of its kind, or needs a model that the run does not keep."""
-    check_at_once(recipe)
+    check_plugins_quickly(recipe)
     has_own = any(name not in point.builtin for point, name in _named(recipe, _OF_TRAINER))
     if has_own or recipe.train.reference is False:
         load_train_plugins(recipe)
 
 
-def check_at_once(recipe: Recipe) -> None:
+def check_plugins_quickly(recipe: Recipe) -> None:
     """Check what takes no time: the plug-ins of the driver, and whether those of the trainer's
     ranks have a name that is known. Raises as `load_plugins`."""
     _check_rollout(recipe.rollout)

@@ -17,7 +17,7 @@ from milescli.rollout.rewards import user_scorers
 from milescli.rollout.rewards.scoring import Response, Scorer, is_temporary
 from milescli.workers.worker import CallFailed
 
-MADE_UP = "Let me think.\n\nThe answer is \\boxed{42}.\n#### 42"
+TRIAL_RESPONSE = "Let me think.\n\nThe answer is \\boxed{42}.\n#### 42"
 """The response."""
 
 
@@ -32,7 +32,7 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
         for name in role.reward_weights
         if role.scores != "turn"
     }
-    said = [RoleTurn(role=name, message={"content": MADE_UP}) for name in rollout.roles]
+    turns = [RoleTurn(role=name, message={"content": TRIAL_RESPONSE}) for name in rollout.roles]
     with user_scorers(rollout) as scorers:
         for name, scorer in scorers.items():
             if name in but:
@@ -40,7 +40,7 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
             if scorer.takes_images and not prompt.images:
                 yield f"the reward `{name}` was not tried: the first prompt has no image to give it"
                 continue
-            text = episode_as_json(said) if name in whole else MADE_UP
+            text = episode_as_json(turns) if name in whole else TRIAL_RESPONSE
             try:
                 asyncio.run(_call(scorer, prompt, text))
             except RewardError as error:
@@ -54,7 +54,7 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
                     raise _refusal(name, error) from error
                 else:
                     yield (
-                        f"the reward `{name}` failed on a made-up response, {MADE_UP!r}: "
+                        f"the reward `{name}` failed on a made-up response, {TRIAL_RESPONSE!r}: "
                         f"{_last_line(cause)}; does `{rollout.agent}` give it other responses?"
                     )
 
@@ -69,11 +69,11 @@ async def _call(scorer: Scorer, prompt: Prompt, text: str) -> None:
 
 def _refusal(name: str, error: MilesError) -> RewardError:
     """Return the same error as of a trial: a run would stop at its first response."""
-    kept = [fix for fix in error.fixes if fix.startswith("--set rollout.reward_timeout_s")]
+    fixes = [fix for fix in error.fixes if fix.startswith("--set rollout.reward_timeout_s")]
     return RewardError(
         f"the reward `{name}` failed before the run, on a made-up response",
         why=error.why,
-        fix=kept or [f"fix the reward{place_of(name)}", f"miles plugins check {name}"],
+        fix=fixes or [f"fix the reward{place_of(name)}", f"miles plugins check {name}"],
     )
 
 

@@ -50,7 +50,7 @@ class RowCache(Generic[Row]):
         """Return the rows that the model has not scored."""
         return [row for row in rows if self._numbers(row) is None]
 
-    def known(self, row: Row) -> Row:
+    def with_numbers(self, row: Row) -> Row:
         """Return the row with its numbers, if the model has scored it."""
         numbers = self._numbers(row)
         return row if numbers is None else self._joined(row, numbers)
@@ -62,7 +62,7 @@ class RowCache(Generic[Row]):
         try:
             for chunk in chunks_of(rows):
                 stop.check()
-                lines = [line for row in chunk for line in lines_of(row)]
+                lines = [line for row in chunk for line in trajectories_of(row)]
                 scores = await self._score(lines, trainer, plan)
                 self._known.update(zip(map(fingerprint_of, lines), scores, strict=True))
         finally:
@@ -79,9 +79,11 @@ class RowCache(Generic[Row]):
 
     def _numbers(self, row: Row) -> list[Numbers] | None:
         numbers = [
-            self._known[name] for name in map(fingerprint_of, lines_of(row)) if name in self._known
+            self._known[name]
+            for name in map(fingerprint_of, trajectories_of(row))
+            if name in self._known
         ]
-        return numbers if len(numbers) == len(lines_of(row)) else None
+        return numbers if len(numbers) == len(trajectories_of(row)) else None
 
     def _write(self) -> None:
         """Replace the file, whole or not at all."""
@@ -150,7 +152,7 @@ class TeacherCache(RowCache[Trajectory]):
         ]
 
 
-def lines_of(row: Trajectory | Pair) -> Sequence[Trajectory]:
+def trajectories_of(row: Trajectory | Pair) -> Sequence[Trajectory]:
     """Return the lines of tokens of a row: the sides of a pair."""
     return row.sides if isinstance(row, Pair) else [row]
 
@@ -170,7 +172,7 @@ def chunks_of(rows: Sequence[Row]) -> list[list[Row]]:
             chunks.append([])
             tokens = 0
         chunks[-1].append(row)
-        tokens += sum(line.num_tokens for line in lines_of(row))
+        tokens += sum(line.num_tokens for line in trajectories_of(row))
     return [chunk for chunk in chunks if chunk]
 
 

@@ -34,22 +34,22 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.environments import require_environment
 from milescli.rollout.episode.agents import require_agent
 from milescli.rollout.rewards import load_all_rewards, needs_label
-from milescli.runtime.inputs.checks import HELD_OUT, INPUTS, Outcome, Subject, require
+from milescli.runtime.inputs.auxiliary_models import (
+    check_served_teachers,
+    checkpoint_of,
+    draft_folder,
+    is_checkpoint,
+    policy_folders,
+    reward_model_folder,
+    teacher_folders,
+)
+from milescli.runtime.inputs.checks import HELD_OUT, INPUTS, CheckSubject, Outcome, require_checks
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
     rollouts_of,
     texts_for_vocabulary,
     with_foreign_tasks,
     with_local_files,
-)
-from milescli.runtime.inputs.given_models import (
-    checkpoint_of,
-    draft_folder,
-    is_checkpoint,
-    met_teachers,
-    policy_folders,
-    reward_model_folder,
-    teacher_folders,
 )
 from milescli.runtime.inputs.run_data import load_data
 
@@ -114,7 +114,7 @@ class RunInputs:
         return {name: asdict(report) for name, report in self.reports.items()}
 
 
-def require_parts_of_episodes(recipe: Recipe) -> None:
+def require_episode_parts(recipe: Recipe) -> None:
     """Check what rollout needs of this machine, where episodes are played and scored. Raises
     MilesError."""
     for rollout in rollouts_of(recipe):
@@ -125,7 +125,7 @@ def require_parts_of_episodes(recipe: Recipe) -> None:
         require_environment(recipe.rollout.environment)
 
 
-def prepare(
+def prepare_inputs(
     recipe: Recipe, run: RunDir, *, output: Output | None = None, rewards_tried: bool = False
 ) -> RunInputs:
     """Make, find or fetch everything; raises DataError, RecipeError, RewardError, MachineError or
@@ -134,7 +134,7 @@ def prepare(
     `output`: where a download says how much it is, and how far; None: nowhere. `rewards_tried`:
     those of the user were called already.
     """
-    require_parts_of_episodes(recipe)
+    require_episode_parts(recipe)
     tools = offered(recipe.rollout)
     data = with_foreign_tasks(recipe.data, recipe.rollout, run)
     data = with_local_files(data, run, recipe.run.seed, output=output)
@@ -148,9 +148,9 @@ def prepare(
     tokenizer.num_embeddings = facts.vocab_size
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     loaded = load_data(recipe, data, run, tokenizer, output=output)
-    made = require(
+    made = require_checks(
         INPUTS,
-        Subject(
+        CheckSubject(
             recipe=recipe,
             facts=facts,
             tokenizer=tokenizer,
@@ -174,7 +174,7 @@ def prepare(
         rows=loaded.rows,
         validation=loaded.validation,
         teacher_dirs=tuple(teachers),
-        served=tuple(met_teachers(recipe, tokenizer, facts)),
+        served=tuple(check_served_teachers(recipe, tokenizer, facts)),
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
         reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
         draft_dir=draft_folder(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
@@ -191,7 +191,7 @@ def stop_ids_of_turns(tokenizer: ChatTokenizer, model_dir: Path) -> list[int]:
 
 def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
     """Return the inputs of a model that is only evaluated; prompts are loaded apart. Raises as
-    `prepare`."""
+    `prepare_inputs`."""
     model_dir = model_dir_of(recipe.model, run, output=output)
     return RunInputs(
         model_dir=model_dir,
@@ -212,7 +212,7 @@ def with_reward_model(
     inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
 ) -> RunInputs:
     """Return the inputs with the reward model that `recipe` asks, where it asks one. Raises as
-    `prepare`."""
+    `prepare_inputs`."""
     folder = reward_model_folder(recipe, run, inputs.tokenizer, output=output)
     return dataclasses.replace(inputs, reward_model_dir=folder)
 
@@ -220,7 +220,7 @@ def with_reward_model(
 def with_policies(
     inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
 ) -> RunInputs:
-    """Return the inputs with the models that play roles of `recipe`. Raises as `prepare`."""
+    """Return the inputs with the models that play roles of `recipe`. Raises as `prepare_inputs`."""
     folders = policy_folders(
         recipe, run, tokenizer=inputs.tokenizer, facts=inputs.facts, output=output
     )
@@ -249,15 +249,15 @@ def load_heldout(
         say=output.note if output else None,
     )
     source = loaded.source
-    subject = Subject(
+    subject = CheckSubject(
         recipe=recipe,
         trained=[(part, recipe.rollout) for part in trained],
         heldout=source,
         output=output,
     )
-    require([HELD_OUT], subject)
-    asked = source.first(recipe.eval.num_prompts)
-    check_labels_of(recipe.rollout, source, asked, output=output)
+    require_checks([HELD_OUT], subject)
+    prompts = source.first(recipe.eval.num_prompts)
+    check_labels_of(recipe.rollout, source, prompts, output=output)
     return source, loaded.report
 
 

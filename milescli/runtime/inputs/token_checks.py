@@ -49,7 +49,7 @@ def require_template(folder: Path) -> None:
         raise no_template(folder)
 
 
-def unembedded(subject: Tokens) -> Iterator[str]:
+def check_embedding(subject: Tokens) -> Iterator[str]:
     """Compare the tokenizer with the embedding. A row with a token beyond the embedding is refused
     when it is read."""
     tokenizer, rows = subject.tokenizer, subject.tokenizer.num_embeddings
@@ -64,7 +64,7 @@ def unembedded(subject: Tokens) -> Iterator[str]:
     )
 
 
-def unknown_ends(subject: Tokens) -> Iterator[str]:
+def check_end_tokens(subject: Tokens) -> Iterator[str]:
     """Compare the end of a turn with the tokens at which engines stop."""
     for token in subject.own_stop_ids:
         name = subject.tokenizer.inner.convert_ids_to_tokens(token)
@@ -74,7 +74,7 @@ def unknown_ends(subject: Tokens) -> Iterator[str]:
         )
 
 
-def foreign_markers(subject: Tokens) -> Iterator[str]:
+def check_markers(subject: Tokens) -> Iterator[str]:
     """Compare what the chat template writes with the vocabulary."""
     if parts := split_markers(subject.tokenizer):
         shown = ", ".join(f"`{name}` ({number} tokens)" for name, number in sorted(parts.items()))
@@ -84,7 +84,7 @@ def foreign_markers(subject: Tokens) -> Iterator[str]:
         )
 
 
-def dated(subject: Tokens) -> Iterator[str]:
+def check_template_date(subject: Tokens) -> Iterator[str]:
     """Look for today's date in what the chat template writes."""
     if "strftime_now" in (subject.tokenizer.template or ""):
         yield (
@@ -93,7 +93,7 @@ def dated(subject: Tokens) -> Iterator[str]:
         )
 
 
-def special_texts(subject: Tokens) -> Iterator[str]:
+def check_special_tokens(subject: Tokens) -> Iterator[str]:
     """Compare the texts of prompts with the special tokens."""
     prompts = (
         (prompt, part.files) for part, _ in subject.trained for prompt in part.first(NUM_LOOKED_AT)

@@ -44,7 +44,7 @@ LOOK_EVERY_S = 5.0
 """Seconds between two checks for a stall."""
 END_S = alerts.LONGEST_S + 5.0
 """Longest wait for the last alerts of a run, in seconds."""
-_UNSAID_S = 1.0
+_UNREPORTED_WAIT_S = 1.0
 """Shorter waits, in seconds, are not reported."""
 _MAX_TEXT = 600
 _MOMENT_OF = {"done": "end", "failed": "failure", "killed": "failure", "stopped": "stop"}
@@ -65,7 +65,7 @@ def alerting(
     try:
         yield
     except BaseException as error:
-        listener.tell_of_error(error)
+        listener.alert_of_error(error)
         raise
     finally:
         listener.close(output)
@@ -93,14 +93,14 @@ class Alerting:
         self._step, self._num_steps = 0, None
         self._headline, self._has_ended = "", False
         self._diagnosed = set[str]()
-        self._silence = Silence()
+        self._silence = SilenceMeter()
         self._is_over = threading.Event()
         if "stall" in self._wanted:
             threading.Thread(target=self._watch, name="alerts: stall", daemon=True).start()
 
     def __call__(self, event: Event) -> None:
         """Send what the event is worth; warn of an alert that was not delivered."""
-        self._silence.heard(event)
+        self._silence.record(event)
         if isinstance(event, OfAdapter):
             return
         if isinstance(event, StepDone | RowStepDone):
@@ -111,10 +111,10 @@ class Alerting:
             self._take_end(event)
         if self._has_ended:
             return  # `close` says the rest
-        for text in self._news():
+        for text in self._take_problems():
             self._bus.emit(Notice(text=text, level="warning"))
 
-    def tell_of_error(self, error: BaseException) -> None:
+    def alert_of_error(self, error: BaseException) -> None:
         """Tell of an error that ended the attempt before it could say so."""
         if self._has_ended or isinstance(error, GeneratorExit):
             return
@@ -130,14 +130,14 @@ class Alerting:
         for thread in self._threads:
             thread.close("")
         try:
-            is_sent = self._wait(_UNSAID_S)
+            is_sent = self._wait(_UNREPORTED_WAIT_S)
             if not is_sent:
                 who = ", ".join(one.name for one in self._threads if not one.wait(0.0))
                 output.note(f"sending the last alert to {who}: at most {END_S:g} s")
                 is_sent = self._wait(END_S)
         except (KeyboardInterrupt, SystemExit):  # the run is over, and has said how
             is_sent = False
-        missing = self._news()
+        missing = self._take_problems()
         for sender in self._senders:
             sender.gives_up.set()
         if not is_sent:
@@ -153,12 +153,12 @@ class Alerting:
         deadline = time.monotonic() + timeout_s
         return all(one.wait(deadline - time.monotonic()) for one in self._threads)
 
-    def _news(self) -> list[str]:
-        said = [text for one in self._threads for text in one.news()]
+    def _take_problems(self) -> list[str]:
+        problems = [text for one in self._threads for text in one.news()]
         for sender in self._senders:
             while not sender.failures.empty():
-                said.append(sender.failures.get())
-        return said
+                problems.append(sender.failures.get())
+        return problems
 
     def _take_verdict(self, verdict: VerdictGiven) -> None:
         self._headline = verdict.headline
@@ -187,7 +187,7 @@ class Alerting:
 
     def _watch(self) -> None:
         while not self._is_over.wait(LOOK_EVERY_S):
-            if silent_s := self._silence.news():
+            if silent_s := self._silence.take_silence():
                 text = f"the run has written nothing for {format_duration(silent_s)}"
                 self._send("stall", text, fix=f"miles why {self._run.shown}")
 
@@ -211,9 +211,9 @@ class Alerting:
             thread.tell(alert)
 
 
-class Silence:
-    """Measures how long a run has emitted no event, compared with its usual step. `heard` and
-    `news` are called from different threads."""
+class SilenceMeter:
+    """Measures how long a run has emitted no event, compared with its usual step. `record` and
+    `take_silence` are called from different threads."""
 
     def __init__(self) -> None:
         self._steps = deque[float](maxlen=MOST)
@@ -221,7 +221,7 @@ class Silence:
         self._last_s = time.monotonic()
         self._is_told = False
 
-    def heard(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Take in an event."""
         done = event.event if isinstance(event, OfAdapter) else event
         if isinstance(done, StepDone):
@@ -234,7 +234,7 @@ class Silence:
             self._phase = done.phase
         self._last_s, self._is_told = time.monotonic(), False
 
-    def news(self) -> float | None:
+    def take_silence(self) -> float | None:
         """Return the seconds of a silence that is too long, once; None where there is none, or no
         step was done yet."""
         steps, silent_s = tuple(self._steps), time.monotonic() - self._last_s

@@ -1,6 +1,6 @@
 """Listeners of a run's events. `EventLog` and `MetricLog` write events.jsonl and metrics.jsonl;
-`Judge` reads what was written, in a thread of its own, and says whether the run is learning. They
-never steer, stop or end a run. Trackers are in `tracking`."""
+`VerdictEmitter` reads what was written, in a thread of its own, and says whether the run is
+learning. They never steer, stop or end a run. Trackers are in `tracking`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ END_S = 10.0
 """Time limit of the last look, at the end of a run."""
 
 
-class Judge:
+class VerdictEmitter:
     """Judges while a run goes on whether it is learning, and emits the verdict where it has
     changed. A listener of one attempt; a listener before it writes the events file."""
 
@@ -48,7 +48,7 @@ class Judge:
         self._facts: RunFacts | None = None
         self._thread: threading.Thread | None = None
         self._verdict: Verdict | None = None
-        self._told: tuple[object, ...] | None = None
+        self._emitted: tuple[object, ...] | None = None
         self._headline: str | None = None
         self._due = 0.0
         self._fault: Exception | None = None
@@ -61,7 +61,7 @@ class Judge:
             return
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
-            self._tell()
+            self._emit_verdict()
         if self._thread is None and self._fault is None and time.monotonic() >= self._due:
             self._begin()
 
@@ -75,7 +75,7 @@ class Judge:
             self._begin()
             assert self._thread is not None, "it was begun"
             self._thread.join(END_S)
-        self._tell(is_last=True)
+        self._emit_verdict(is_last=True)
 
     def memory(self) -> list[DeviceMemory]:
         """Return the most that processes or devices held, beside what the plan said; empty where
@@ -102,7 +102,7 @@ class Judge:
         now = time.monotonic()
         self._due = now + max(EVERY_S, (now - began) / SHARE)
 
-    def _tell(self, *, is_last: bool = False) -> None:
+    def _emit_verdict(self, *, is_last: bool = False) -> None:
         """Emit the verdict where it has changed; at the end also where its figures alone have."""
         fault, verdict = self._fault, self._verdict
         if fault is not None and not self._is_fault_told:
@@ -112,13 +112,13 @@ class Judge:
         if fault is not None or verdict is None:
             return
         worse = [one for one in verdict.findings if one.level is not Level.HINT]
-        told = (verdict.is_learning, *(one.name for one in worse))
+        summary = (verdict.is_learning, *(one.name for one in worse))
         is_stale = is_last and self._headline not in (None, verdict.headline)
-        if (told == self._told and not is_stale) or (
-            self._told is None and verdict.is_learning is None and not worse
+        if (summary == self._emitted and not is_stale) or (
+            self._emitted is None and verdict.is_learning is None and not worse
         ):
             return
-        self._told, self._headline = told, verdict.headline
+        self._emitted, self._headline = summary, verdict.headline
         self._bus.emit(
             VerdictGiven(
                 step=verdict.step,

@@ -63,11 +63,11 @@ class SampleFiles:
             self._side.warn_once(f"samples are not stored: {type(error).__name__}: {error}")
             return
         with self._side.writing(self._run.images_dir / "a picture"):
-            keep_images(self._run, groups)
+            write_images(self._run, groups)
         self._side.write(self._run.rollouts_dir / f"step_{step}.jsonl", text)
 
 
-def keep_images(run: RunDir, groups: Sequence[Group]) -> None:
+def write_images(run: RunDir, groups: Sequence[Group]) -> None:
     """Write the pictures that groups show and that are not there yet. Raises OSError if the disk
     does not take them."""
     for sha256, png in images_of(groups).items():
@@ -170,13 +170,13 @@ def _detailed(
         **_line(trajectory, text),
         "lengths": lengths,
         "mask": run_lengths(mask),
-        "logprobs": _of_learned(trajectory.logprobs, mask),
-        **({"trainer_logprobs": _of_learned(trainer, mask)} if trainer is not None else {}),
+        "logprobs": _learned_values(trajectory.logprobs, mask),
+        **({"trainer_logprobs": _learned_values(trainer, mask)} if trainer is not None else {}),
         "versions": [[span.start, span.end, span.version] for span in trajectory.version_spans],
     }
 
 
-def _of_learned(values: array[float] | Sequence[float], mask: bytes) -> list[float]:
+def _learned_values(values: array[float] | Sequence[float], mask: bytes) -> list[float]:
     """Return [num learned tokens] rounded to 4 decimals."""
     return [round(float(v), 4) for v, learned in zip(values, mask, strict=True) if learned]
 

@@ -69,7 +69,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class OldestCheckpoint:
     """Describes the oldest checkpoint from which a run may be resumed."""
 
     step: int
@@ -128,7 +128,7 @@ class SampleJournal:
         identity: Identity,
         bound_bytes: float,
         max_staleness: int,
-        oldest_kept: Callable[[], Kept | None],
+        oldest_kept: Callable[[], OldestCheckpoint | None],
         warn: Callable[[str], None],
     ) -> None:
         """`oldest_kept`, `warn`: called in the journal's thread; the first may raise OSError."""
@@ -139,7 +139,7 @@ class SampleJournal:
         self._batches: dict[int, BatchRecord] = {}
         self._segments: list[_Segment] = []
         self._writer: RecordWriter | None = None
-        self._let_go = self._told = False
+        self._let_go = self._warned = False
         self.num_lost = 0
         """Records that could not be read."""
         self.on_checkpoint: Callable[[], None] | None = None
@@ -172,14 +172,14 @@ class SampleJournal:
                 "the journal belongs to another history (recipe, data or the form of records "
                 "changed): unfinished work is sampled again"
             )
-        is_same_line = found.identity.line == self.identity.line
+        is_reproduced = found.identity.line == self.identity.line
         take = select_usable(
             found.heads,
             [batch for batch, _ in found.batches.values()],
             step=step,
             version=version,
             position=position,
-            is_reproduced=is_same_line,
+            is_reproduced=is_reproduced,
         )
         self._remove_others(found, take)
         ahead = [place for place in take.groups - set(taken) if place >= position]
@@ -191,7 +191,7 @@ class SampleJournal:
             return None
         why = (
             "their steps are incomplete in it"
-            if is_same_line
+            if is_reproduced
             else "layout, versions or machine changed"
         )
         return (
@@ -362,8 +362,8 @@ class SampleJournal:
     def _give_up(self, why: str) -> None:
         """Write nothing until the next checkpoint."""
         self._let_go = True
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             self._warn(
                 f"{self._folder} stores no more samples until the next checkpoint ({why}); the "
                 "run continues, and samples that are not stored are sampled again after a resume"
@@ -403,7 +403,7 @@ class SampleJournal:
                 self._forget(oldest)
         self._let_go = False
 
-    def _forget(self, oldest: Kept) -> None:
+    def _forget(self, oldest: OldestCheckpoint) -> None:
         for segment in list(self._segments):
             if segment.last_position < oldest.position and segment.last_step <= oldest.step:
                 segment.path.unlink(missing_ok=True)
@@ -458,14 +458,14 @@ async def open_journal(
             journal.begin()
             return journal if bound_gib else None
         manifest = checkpoint.manifest
-        said = journal.load(
+        message = journal.load(
             step=manifest.step,
             version=manifest.version,
             position=manifest.prompt_position,
             taken=manifest.taken,
         )
-        if said is not None:
-            tell(said, "info")
+        if message is not None:
+            tell(message, "info")
         return journal
 
     try:
@@ -478,13 +478,13 @@ async def open_journal(
         ) from error
 
 
-def _oldest_kept(store: CheckpointStore) -> Kept | None:
+def _oldest_kept(store: CheckpointStore) -> OldestCheckpoint | None:
     """Return the oldest checkpoint that may be resumed from; None while no checkpoint is complete
     except the permanent ones."""
     if not (steps := [step for step in store.steps() if step not in store.protect]):
         return None
     record = read_json(store.path(steps[0]) / MANIFEST_NAME)
-    return Kept(step=steps[0], position=record["prompt_position"])
+    return OldestCheckpoint(step=steps[0], position=record["prompt_position"])
 
 
 def identity_of(spec: RunSpec) -> Identity:
@@ -504,7 +504,7 @@ def identity_of(spec: RunSpec) -> Identity:
             {
                 "steps": spec.recipe.train.steps,
                 "recipe": changing,
-                "surroundings": run_records.surroundings(spec.nodes.machine),
+                "surroundings": run_records.run_conditions(spec.nodes.machine),
                 "layout": run_records.layout_of(asdict(spec.plan)),
             }
         ),

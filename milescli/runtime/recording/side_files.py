@@ -21,7 +21,7 @@ class SideFiles:
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
-        self._told = set[str]()
+        self._warned = set[str]()
 
     def write(self, path: Path, text: str) -> None:
         """Write a file completely, or not at all."""
@@ -36,8 +36,8 @@ class SideFiles:
 
     def warn_once(self, text: str) -> None:
         """Emit a warning, unless the same text was emitted before."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             self._bus.emit(Notice(text=text, level="warning"))
 
     @contextmanager
@@ -46,8 +46,8 @@ class SideFiles:
         try:
             yield
         except OSError as error:
-            if (place := str(path.parent)) not in self._told:
-                self._told.add(place)
+            if (place := str(path.parent)) not in self._warned:
+                self._warned.add(place)
                 free = format_bytes(free_bytes(path.parent))
                 self._bus.emit(
                     Notice(

@@ -23,7 +23,7 @@ from milescli.trackers.prometheus import Exposition, MetricsServer, require_free
 
 CLOSE_S = 20.0
 """Time for all trackers to take in the rest after the run has ended."""
-_UNSAID_S = 1.0
+_UNREPORTED_WAIT_S = 1.0
 """Shorter waits, in seconds, are not reported."""
 FAILED = "failed"
 
@@ -37,7 +37,7 @@ def require_tracking(settings: RunSettings) -> None:
 
 
 @contextmanager
-def tracked(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Tracking]:
+def tracking_run(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Tracking]:
     """Give trackers and Prometheus what the bus emits inside. Raises as `require_tracking`."""
     with _metrics(spec, bus=bus, output=output):
         tracking = Tracking(spec, bus=bus, output=output)
@@ -78,15 +78,15 @@ class Tracking:
             return
         record = stamped(event)
         who = record.get("adapter")
-        told = self.trackers if who is None else self._by_adapter.get(str(who), [])
+        trackers = self.trackers if who is None else self._by_adapter.get(str(who), [])
         is_end = record["event"] == RunEnded.__name__
-        for tracker in told:
+        for tracker in trackers:
             tracker.tell(record)
             if is_end:
                 tracker.close(str(record["outcome"]))
         if is_end:
             return  # nothing comes after it: `close` says what is left to say
-        for text in self._news():
+        for text in self._take_problems():
             self._bus.emit(Notice(text=text, level="warning"))
 
     def __enter__(self) -> Tracking:
@@ -100,19 +100,19 @@ class Tracking:
         deadline = time.monotonic() + CLOSE_S
         for tracker in self.trackers:
             tracker.close(FAILED)
-        soon = time.monotonic() + _UNSAID_S
+        soon = time.monotonic() + _UNREPORTED_WAIT_S
         if slow := [one.name for one in self.trackers if not one.wait(soon - time.monotonic())]:
             who = ", ".join(dict.fromkeys(slow))
             self._output.note(f"waiting at most {CLOSE_S:g} s for {who} to store the rest")
         are_slow = [one for one in self.trackers if not one.wait(deadline - time.monotonic())]
-        self.missing += self._news() + [
+        self.missing += self._take_problems() + [
             f"tracker {one.name} had not finished {CLOSE_S:g} s after the run: it lacks "
             f"{one.num_waiting} records; events.jsonl and metrics.jsonl contain them"
             for one in are_slow
         ]
         self.trackers = []
 
-    def _news(self) -> list[str]:
+    def _take_problems(self) -> list[str]:
         """Pass on each event once, of several adapters."""
         return list(dict.fromkeys(text for one in self.trackers for text in one.news()))
 
@@ -149,8 +149,8 @@ def _metrics(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[None]:
     server = MetricsServer(*address, text)
     try:
         bus.listeners.append(lambda event: exposition.feed(stamped(event)))
-        output.note(said := f"metrics are served at {server.url}")
-        bus.emit(Notice(text=said))
+        output.note(message := f"metrics are served at {server.url}")
+        bus.emit(Notice(text=message))
         yield
     finally:
         server.close()

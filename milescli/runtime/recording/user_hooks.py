@@ -35,7 +35,7 @@ class UserHooks:
                     longer=f"--set run.hooks.timeout_s={2 * settings.timeout_s:g}",
                 )
 
-    async def tell(self, hook: str, *, event: Event | None = None, **told: Any) -> None:
+    async def call(self, hook: str, *, event: Event | None = None, **arguments: Any) -> None:
         """Call a hook; do nothing where the recipe names none, or where the `event` for a tracker
         has no scalars. Raises RecipeError where it raises, or takes longer than its bound."""
         if hook not in self._calls:
@@ -43,8 +43,8 @@ class UserHooks:
         if event is not None:
             if (scalars := scalars_of(event)) is None:
                 return
-            told = dict(zip(("step", "scalars"), scalars, strict=True))
-        await in_thread(lambda: self._calls[hook](**told))
+            arguments = dict(zip(("step", "scalars"), scalars, strict=True))
+        await in_thread(lambda: self._calls[hook](**arguments))
 
 
 def check_all_samples(hook: Callable[..., Any]) -> None:

@@ -37,7 +37,7 @@ def write_note(log_dir: Path, *, token: str, scratch_dir: Path) -> None:
 
 
 @contextmanager
-def taken_over(run: RunDir, *, output: Output) -> Iterator[None]:
+def locked_without_orphans(run: RunDir, *, output: Output) -> Iterator[None]:
     """Hold the run's lock, after ending the processes that earlier sessions have left on this
     computer. An attempt without a verdict gets that of a killed driver. Raises as `lock`, and
     MachineError if processes cannot be ended."""
@@ -75,8 +75,8 @@ def _end_left_behind(run: RunDir, *, output: Output) -> None:
 def _read(note: Path) -> tuple[str, list[Path]]:
     """Return the token, and our folders that exist; nothing if the note is incomplete."""
     try:
-        said = read_json(note)
-        token, folder = str(said["token"]), Path(str(said["scratch_dir"]))
+        fields = read_json(note)
+        token, folder = str(fields["token"]), Path(str(fields["scratch_dir"]))
     except (OSError, ValueError, KeyError, TypeError):
         return "", []
     try:

@@ -207,7 +207,7 @@ KEEPER_TARGET = "milescli.runtime.recovery.copy_keeper:CopyKeeper"
 def keepers_of_ranks(plan: Plan) -> list[int]:
     """Return [ranks] the keeper of each rank's copies, by its number."""
     nodes = _keeper_nodes(plan)
-    return [nodes.index(_after(slot.node, plan)) for slot in trainer_slots(plan)]
+    return [nodes.index(_next_node(slot.node, plan)) for slot in trainer_slots(plan)]
 
 
 async def start_keepers(builder: Builder) -> RankGroup:
@@ -234,10 +234,10 @@ async def start_keepers(builder: Builder) -> RankGroup:
 
 
 def _keeper_nodes(plan: Plan) -> list[int]:
-    return sorted({_after(slot.node, plan) for slot in trainer_slots(plan)})
+    return sorted({_next_node(slot.node, plan) for slot in trainer_slots(plan)})
 
 
-def _after(node: int, plan: Plan) -> int:
+def _next_node(node: int, plan: Plan) -> int:
     """Return the next node of the plan; after the last one the first."""
     nodes = sorted({slot.node for slot in plan.slots})
     return nodes[(nodes.index(node) + 1) % len(nodes)]

@@ -1,6 +1,7 @@
 """Notices that this machine will be taken away, and when: SLURM's signal before a time limit, and
-what the metadata service of a cloud says of a spot instance. A thread asks the service; `Pace`
-knows whether a step and a save still fit before the end. Steers nothing itself; see `Attempt`."""
+what the metadata service of a cloud says of a spot instance. A thread asks the service;
+`PaceEstimate` knows whether a step and a save still fit before the end. Steers nothing itself; see
+`Attempt`."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ GCE_GRACE_S = 30.0
 """Google gives so many seconds, and does not say when they began."""
 EVERY_S, ANSWER_S = 5.0, 2.0
 """Seconds between two requests; time limit of one."""
-MOST_BYTES = 1 << 20
+MAX_REPLY_BYTES = 1 << 20
 _TOKEN_S = 21_600
 _ENDING = ("Preempt", "Terminate", "Reboot", "Redeploy")
 """Scheduled events of Azure that end the processes of a machine."""
@@ -66,27 +67,27 @@ def of_signal(environ: Mapping[str, str]) -> Preemption:
     )
 
 
-Ask = Callable[[str, dict[str, str]], Preemption | None]
+NoticeQuery = Callable[[str, dict[str, str]], Preemption | None]
 """(base address, what to keep until the next question) -> the notice if there is one. Raises
 OSError, ValueError, LookupError, TypeError if the service says something else."""
 
 
-def _aws(base: str, kept: dict[str, str]) -> Preemption | None:
+def _aws(base: str, state: dict[str, str]) -> Preemption | None:
     """Ask EC2's metadata service, version 2, about a spot instance."""
-    if "token" not in kept:
+    if "token" not in state:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-        kept["token"] = _reply(f"{base}/latest/api/token", headers, method="PUT") or ""
-    headers = {"X-aws-ec2-metadata-token": kept["token"]}
+        state["token"] = _reply(f"{base}/latest/api/token", headers, method="PUT") or ""
+    headers = {"X-aws-ec2-metadata-token": state["token"]}
     try:
         text = _reply(f"{base}/latest/meta-data/spot/instance-action", headers, none_is_404=True)
     except PermissionError:
-        del kept["token"]  # it has expired
+        del state["token"]  # it has expired
         return None
     if text is None:
         return None
-    told = parse_json(text)
-    why = f"AWS will {told['action']} this spot instance at {told['time']}"
-    deadline_s = parse_time(told["time"])
+    notice = parse_json(text)
+    why = f"AWS will {notice['action']} this spot instance at {notice['time']}"
+    deadline_s = parse_time(notice["time"])
     return Preemption(
         why=why, deadline_s=time.time() + GRACE_S if math.isnan(deadline_s) else deadline_s
     )
@@ -96,30 +97,32 @@ def _gcp(base: str, _: dict[str, str]) -> Preemption | None:
     """Ask Google's metadata server whether this instance was preempted."""
     headers = {"Metadata-Flavor": "Google"}
     text = _reply(f"{base}/computeMetadata/v1/instance/preempted", headers)
-    if (told := (text or "").strip()) not in ("TRUE", "FALSE"):
-        raise ValueError(f"`preempted` is `{told[:20]}`")
+    if (answer := (text or "").strip()) not in ("TRUE", "FALSE"):
+        raise ValueError(f"`preempted` is `{answer[:20]}`")
     why = f"Google preempts this instance in {GCE_GRACE_S:g} s"
-    return Preemption(why=why, deadline_s=time.time() + GCE_GRACE_S) if told == "TRUE" else None
+    return Preemption(why=why, deadline_s=time.time() + GCE_GRACE_S) if answer == "TRUE" else None
 
 
-def _azure(base: str, kept: dict[str, str]) -> Preemption | None:
+def _azure(base: str, state: dict[str, str]) -> Preemption | None:
     """Ask Azure for scheduled events of this machine."""
     headers, instance = {"Metadata": "true"}, f"{base}/metadata/instance/compute/name"
-    if "name" not in kept:
-        kept["name"] = (
+    if "name" not in state:
+        state["name"] = (
             _reply(f"{instance}?api-version=2021-02-01&format=text", headers) or ""
         ).strip()
     text = _reply(f"{base}/metadata/scheduledevents?api-version=2020-07-01", headers)
     for event in parse_json(text or "")["Events"]:
-        if event["EventType"] in _ENDING and kept["name"] in event["Resources"]:
-            told = event.get("NotBefore")  # empty: it has begun
-            deadline_s = parsedate_to_datetime(told).timestamp() if told else time.time()
-            why = f"Azure: {event['EventType']} of this machine {told or 'now'}"
+        if event["EventType"] in _ENDING and state["name"] in event["Resources"]:
+            not_before = event.get("NotBefore")  # empty: it has begun
+            deadline_s = (
+                parsedate_to_datetime(not_before).timestamp() if not_before else time.time()
+            )
+            why = f"Azure: {event['EventType']} of this machine {not_before or 'now'}"
             return Preemption(why=why, deadline_s=deadline_s)
     return None
 
 
-_CLOUDS: dict[str, Ask] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
+_CLOUDS: dict[str, NoticeQuery] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
 _ADDRESS = "http://169.254.169.254"
 """Of the metadata service, in each of these clouds."""
 
@@ -132,7 +135,7 @@ def _reply(
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with _OPENER.open(request, timeout=ANSWER_S) as reply:
-            return reply.read(MOST_BYTES).decode(errors="replace")
+            return reply.read(MAX_REPLY_BYTES).decode(errors="replace")
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 401:
@@ -159,7 +162,7 @@ class PreemptionWatch:
         self._cloud, self._kept, self._every_s = _CLOUDS[cloud], dict[str, str](), every_s
         self._on_notice, self._on_trouble = on_notice, on_trouble
         self._is_over, self._is_told = threading.Event(), False
-        self._thread = threading.Thread(target=self._live, name="preemption", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="preemption", daemon=True)
 
     def start(self) -> None:
         """Ask at once, and then every few seconds."""
@@ -169,14 +172,14 @@ class PreemptionWatch:
         """Stop asking; never waits."""
         self._is_over.set()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         while not self._is_over.is_set():
-            if (notice := self._ask()) is not None and not self._is_over.is_set():
+            if (notice := self._poll()) is not None and not self._is_over.is_set():
                 self._on_notice(notice)
                 return
             self._is_over.wait(self._every_s)
 
-    def _ask(self) -> Preemption | None:
+    def _poll(self) -> Preemption | None:
         try:
             return self._cloud(self._base, self._kept)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, MilesError) as error:
@@ -190,7 +193,7 @@ class PreemptionWatch:
             return None
 
 
-class Pace:
+class PaceEstimate:
     """Knows how long steps, saves and copies of this attempt take. A listener of events."""
 
     def __init__(self) -> None:

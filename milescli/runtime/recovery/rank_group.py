@@ -132,7 +132,7 @@ class RankGroup(Trainer):
                 return Stepped(report=results[0].report, logprobs=logprobs, memory=memory)
             case "score" | "ask_teachers":
                 assert batch is not None, "models score a batch"
-                return self._whole(batch, results)
+                return self._join_results(batch, results)
             case "measure" | "finish_save":
                 return results[0]
             case "is_written":
@@ -141,7 +141,7 @@ class RankGroup(Trainer):
                 return dict(zip(numbers, results, strict=True))
         return results
 
-    def _whole(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
+    def _join_results(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
         """Join the ranks' results for the sequences of their shards, sequence by sequence."""
         whole: list[Any] = [None] * batch.num_sequences
         for rank, sequences in enumerate(results):
@@ -153,10 +153,10 @@ class RankGroup(Trainer):
         return whole
 
 
-WATCHED = ("step", "apply", "score", "measure", "ask_teachers", "publish", "verify")
+TIMED_METHODS = ("step", "apply", "score", "measure", "ask_teachers", "publish", "verify")
 """Methods that take about equally long each time for batches of similar size. A save waits for
 disks, and has its own time limit."""
-LONGER = 5.0
+MAX_SLOWDOWN = 5.0
 """The same call may take this many times the longest so far."""
 
 
@@ -176,12 +176,12 @@ class RankWatch:
         self._doing: tuple[str, Silence] | None = None
 
     @contextmanager
-    def during(self, method: str, size_bytes: int) -> Iterator[None]:
+    def timed(self, method: str, size_bytes: int) -> Iterator[None]:
         """Watch how long a call takes within the context. `size_bytes`: of its batch, or 0."""
         key, began = (method, size_bytes.bit_length()), time.monotonic()
-        if method in WATCHED and (longest_s := self._longest_of(*key)):
+        if method in TIMED_METHODS and (longest_s := self._longest_of(*key)):
             silence = Silence(
-                worker=self._name, bound_s=self._bound_s, longest_s=LONGER * longest_s
+                worker=self._name, bound_s=self._bound_s, longest_s=MAX_SLOWDOWN * longest_s
             )
             self._doing = method, silence
         try:
@@ -221,7 +221,7 @@ class RankWatch:
         if self._doing is None:
             return None
         method, silence = self._doing
-        usual = format_duration(silence.longest_s / LONGER)
+        usual = format_duration(silence.longest_s / MAX_SLOWDOWN)
         # where an engine hangs in a publish, it is the first to be ended
         silence.look(f"it is in `{method}`, which took at most {usual} before", times=UNSURE)
         self._report(silence)

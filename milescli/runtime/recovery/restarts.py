@@ -87,12 +87,12 @@ class Repairs:
         )
 
 
-def beyond(error: E, refusal: str) -> E:
+def with_refusal(error: E, refusal: str) -> E:
     """Return the error that ends the run because no restart is allowed."""
     return type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
 
 
-async def until_started(worker: str, start: Callable[[], Awaitable[T]], *, repairs: Repairs) -> T:
+async def retry_start(worker: str, start: Callable[[], Awaitable[T]], *, repairs: Repairs) -> T:
     """Return the result of `start`; call it again if a process is killed while it starts. Raises
     WorkerKilled if a limit is reached, and at once whatever else `start` raises, because that would
     happen again."""
@@ -103,7 +103,7 @@ async def until_started(worker: str, start: Callable[[], Awaitable[T]], *, repai
         except WorkerKilled as error:
             began = began or time.monotonic()
             if refusal := repairs.begin(worker, error):
-                raise beyond(error, refusal) from None
+                raise with_refusal(error, refusal) from None
         else:
             if began is not None:
                 repairs.done(worker, began=began)

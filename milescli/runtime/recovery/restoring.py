@@ -44,7 +44,7 @@ def restore(url: str, *, runs: Path, output: Output) -> Path:
     complete = _complete_steps(store)
     part = runs / f".{target.name}.fetched"
     part.mkdir(mode=0o700, parents=True, exist_ok=True)
-    step = _newest_whole(store, complete, part, output=output)
+    step = _newest_intact(store, complete, part, output=output)
     recipe = load_resolved(part / RECIPE_FILE).recipe
     needed = recipe.reference_step(step)
     if (recipe.keeps_reference or recipe.caches_reference) and needed != step:
@@ -79,7 +79,7 @@ def _complete_steps(store: ObjectStore) -> list[int]:
     )
 
 
-def _newest_whole(store: ObjectStore, steps: list[int], part: Path, *, output: Output) -> int:
+def _newest_intact(store: ObjectStore, steps: list[int], part: Path, *, output: Output) -> int:
     damages = []
     for step in steps:
         shutil.rmtree(RunDir(part).journal_dir, ignore_errors=True)  # of another checkpoint

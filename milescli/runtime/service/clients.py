@@ -24,7 +24,7 @@ from milescli.models import ModelFacts, table
 from milescli.models.adapter import LoraShape, adapter_table
 from milescli.rollout.base import GenerateRequest
 from milescli.runtime.service.datums import Limits, batch_of
-from milescli.runtime.service.futures import Answer
+from milescli.runtime.service.futures import JsonResult
 from milescli.runtime.service.samplers import Samplers
 from milescli.runtime.service.states import EPHEMERAL, Info, Kind, States
 from milescli.runtime.service.trainer import ServiceTrainer
@@ -32,7 +32,7 @@ from milescli.runtime.service.wire import (
     ClientError,
     PassRequest,
     PassResult,
-    Sampled,
+    SampledSequence,
     SampleResult,
 )
 from milescli.train.base import Stepped
@@ -49,7 +49,7 @@ KEEP_SAMPLERS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServiceModel:
     """Describes what a service trains."""
 
     name: str
@@ -90,7 +90,7 @@ class Session:
     """One client, from `create_session` on."""
 
     tenant: str
-    heard_at: float = field(default_factory=time.monotonic)
+    last_heartbeat: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class Clients:
     """All clients of a service. Belongs to one event loop. Methods raise ClientError for what a
     client cannot have, in words for it."""
 
-    served: Served
+    service_model: ServiceModel
     trainer: ServiceTrainer
     samplers: Samplers
     states: States
@@ -132,9 +132,9 @@ class Clients:
     sessions: dict[str, Session] = field(default_factory=dict)
     _models: dict[str, Model] = field(default_factory=dict)
     _sampling: dict[str, Sampler] = field(default_factory=dict)
-    _room: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _adapter_slot: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def fit_into(self, available_bytes: int) -> int:
+    async def limit_adapters(self, available_bytes: int) -> int:
         """Train at most as many adapters as main memory has room for between their turns, and at
         least one. Returns the bytes of each."""
         of_ranks: list[int] = await self.trainer.call("client_bytes")
@@ -151,7 +151,7 @@ class Clients:
 
     def record_heartbeat(self, session: str, tenant: str) -> None:
         """Take a heartbeat."""
-        self._session(session, tenant).heard_at = time.monotonic()
+        self._session(session, tenant).last_heartbeat = time.monotonic()
 
     def _session(self, number: str, tenant: str) -> Session:
         found = self.sessions.get(number)
@@ -170,20 +170,20 @@ class Clients:
 
     async def create(self, number: str, session: str, tenant: str, wanted: dict[str, Any]) -> Model:
         """Begin an adapter by a client's `lora_config`."""
-        rank = wanted.get("rank", self.served.shape.rank)
-        if rank != self.served.shape.rank:
+        rank = wanted.get("rank", self.service_model.shape.rank)
+        if rank != self.service_model.shape.rank:
             raise ClientError(
-                f"this server trains adapters of rank {self.served.shape.rank}, not {rank}: pass "
-                f"rank={self.served.shape.rank}, or start it with --lora {rank}"
+                f"this server trains adapters of rank {self.service_model.shape.rank}, not {rank}: "
+                f"pass rank={self.service_model.shape.rank}, or start it with --lora {rank}"
             )
         if not (wanted.get("train_mlp", True) and wanted.get("train_attn", True)):
-            notice = self.served.adapter_notice()
+            notice = self.service_model.adapter_notice()
             raise ClientError(f"train_mlp and train_attn must be True: {notice}")
         seed = wanted.get("seed")
         return await self._begin(number, session, tenant, seed=seed)
 
     async def _begin(self, number: str, session: str, tenant: str, *, seed: int | None) -> Model:
-        async with self._room:
+        async with self._adapter_slot:
             if number in self._models:
                 raise ClientError(f"there is a model {number} already")
             if len(self._models) >= self.max_adapters:
@@ -205,7 +205,7 @@ class Clients:
     async def compute(self, model: Model, request: PassRequest) -> PassResult:
         """Make a pass, which adds to the model's gradients unless it is only forward."""
         async with model.turn:
-            batch = await in_thread(lambda: batch_of(request, self.served.limits))
+            batch = await in_thread(lambda: batch_of(request, self.service_model.limits))
             each: list[Stepped] = await self.trainer.call(
                 "accumulate", batch, adapter=model.id, backward=not request.forward_only
             )
@@ -215,7 +215,7 @@ class Clients:
             metrics={"loss:sum": each[0].report.loss},
         )
 
-    async def step(self, model: Model, adam: dict[str, Any]) -> Answer:
+    async def step(self, model: Model, adam: dict[str, Any]) -> JsonResult:
         """Make an optimizer step."""
         step = AdamStep(
             lr=_number(adam, "learning_rate", 1e-4),
@@ -227,7 +227,7 @@ class Clients:
         )
         async with model.turn:
             norms: list[float] = await self.trainer.call("apply", step, adapter=model.id)
-        return Answer({"metrics": {"grad_norm:mean": norms[0]}})
+        return JsonResult({"metrics": {"grad_norm:mean": norms[0]}})
 
     def _info(self, model: Model, kind: Kind, name: str) -> Info:
         return Info(
@@ -235,14 +235,14 @@ class Clients:
             model_id=model.id,
             kind=kind,
             name=name,
-            base_model=self.served.name,
-            adapter=self.served.adapter,
-            rank=self.served.shape.rank,
+            base_model=self.service_model.name,
+            adapter=self.service_model.adapter,
+            rank=self.service_model.shape.rank,
             seed=model.seed,
             saved_at=time.time(),
         )
 
-    async def save(self, model: Model, name: str, *, overwrite: bool) -> Answer:
+    async def save(self, model: Model, name: str, *, overwrite: bool) -> JsonResult:
         """Save a training state."""
         info = self._info(model, "weights", name)
 
@@ -251,21 +251,21 @@ class Clients:
 
         async with model.turn:
             await self.states.add(info, fill, overwrite=overwrite)
-        return Answer({"type": "save_weights", "path": info.path})
+        return JsonResult({"type": "save_weights", "path": info.path})
 
-    async def load(self, model: Model, path: str, *, with_optimizer: bool) -> Answer:
+    async def load(self, model: Model, path: str, *, with_optimizer: bool) -> JsonResult:
         """Go on from a training state."""
         folder, info = self.states.find(path, tenant=model.tenant, kind="weights")
-        self.served.require_own(info)
+        self.service_model.require_own(info)
         async with model.turn:
             await self.trainer.call(
                 "load_adapter", folder, adapter=model.id, with_optimizer=with_optimizer
             )
-        return Answer({"type": "load_weights", "path": info.path, "model_id": model.id})
+        return JsonResult({"type": "load_weights", "path": info.path, "model_id": model.id})
 
     async def create_from(
         self, number: str, session: str, tenant: str, path: str, *, with_optimizer: bool
-    ) -> Answer:
+    ) -> JsonResult:
         """Begin an adapter with a training state."""
         _, info = self.states.find(path, tenant=tenant, kind="weights")
         model = await self._begin(number, session, tenant, seed=info.seed)
@@ -275,10 +275,10 @@ class Clients:
             await self.unload(model)
             raise
 
-    async def publish(self, model: Model, name: str | None, sampler: str | None) -> Answer:
+    async def publish(self, model: Model, name: str | None, sampler: str | None) -> JsonResult:
         """Save the current weights for sampling, under a name or for the new sampler of an id."""
         info = self._info(model, "sampler_weights", name or f"{EPHEMERAL}{secrets.token_hex(8)}")
-        served = self.served
+        served = self.service_model
 
         async def fill(folder: Path) -> None:
             found = await self.trainer.call("adapter_tensors", adapter=model.id)
@@ -296,7 +296,7 @@ class Clients:
             own = [n for n, each in self._sampling.items() if each.model == model.id]
             await self._drop_samplers(own[:-KEEP_SAMPLERS])
         place = {"path": info.path} if name is not None else {"sampling_session_id": sampler}
-        return Answer({"type": "save_weights_for_sampler", **place})
+        return JsonResult({"type": "save_weights_for_sampler", **place})
 
     def new_sampler(self, number: str, session: str, tenant: str, path: str | None) -> None:
         """Begin a sampling client of a saved adapter; None: of the base model."""
@@ -304,7 +304,7 @@ class Clients:
         folder = None
         if path is not None:
             folder, info = self.states.find(path, tenant=tenant, kind="sampler_weights")
-            self.served.require_own(info)
+            self.service_model.require_own(info)
         self._sampling[number] = Sampler(tenant=tenant, session=session, folder=folder, path=path)
 
     def sampler(self, number: str, tenant: str) -> Sampler:
@@ -319,12 +319,12 @@ class Clients:
     ) -> SampleResult:
         """Sample `count` sequences, each by a seed of its own."""
         seed = random.randrange(2**31) if request.seed is None else request.seed
-        async with self.samplers.holding(sampler.folder) as fleet:
-            asked = [fleet.generate(replace(request, seed=seed + i)) for i in range(count)]
+        async with self.samplers.fleet_with(sampler.folder) as fleet:
+            requests = [fleet.generate(replace(request, seed=seed + i)) for i in range(count)]
             scoring = [fleet.score(list(request.prompt_ids))] if scores_prompt else []
-            made, scores = await asyncio.gather(asyncio.gather(*asked), asyncio.gather(*scoring))
+            made, scores = await asyncio.gather(asyncio.gather(*requests), asyncio.gather(*scoring))
         sequences = [
-            Sampled(
+            SampledSequence(
                 tokens=each.response_ids,
                 logprobs=list(each.logprobs),
                 is_cut=each.stop_reason is StopReason.LENGTH,
@@ -334,10 +334,10 @@ class Clients:
         of_prompt = [math.nan, *scores[0]] if scores else None
         return SampleResult(sequences=sequences, prompt_logprobs=of_prompt)
 
-    async def forget_silent(self, note: Callable[[str], None]) -> None:
+    async def end_silent_sessions(self, note: Callable[[str], None]) -> None:
         """End sessions without a heartbeat, with their adapters and samplers."""
         past = time.monotonic() - SILENT_S
-        silent = {n for n, each in self.sessions.items() if each.heard_at < past}
+        silent = {n for n, each in self.sessions.items() if each.last_heartbeat < past}
         for number in silent:
             note(f"a session of {self.sessions.pop(number).tenant} has ended without a heartbeat")
         for model in [each for each in self._models.values() if each.session in silent]:

@@ -28,7 +28,7 @@ class Result(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JsonResult:
     """A result that is only JSON."""
 
     fields: dict[str, Any]
@@ -57,7 +57,7 @@ class _Future:
 class Futures:
     """All requests of a service. Belongs to one event loop."""
 
-    fault: Callable[[str], None]
+    on_fault: Callable[[str], None]
     """Called with a few lines about a fault that was not the client's."""
     num_ended: int = 0
     """Number of requests with a result so far."""
@@ -107,10 +107,10 @@ class Futures:
         except (NotFiniteError, CheckpointError) as error:
             return _failed(f"{error.what}: {error.why}", "user")
         except MilesError as error:
-            self.fault(str(error))
+            self.on_fault(str(error))
             return _failed(error.what, "server")
         except Exception as error:  # a request must not end the others
-            self.fault(traceback.format_exc())
+            self.on_fault(traceback.format_exc())
             return _failed(f"{type(error).__name__} in the server", "server")
 
     def _forget(self) -> None:
@@ -121,5 +121,5 @@ class Futures:
             del self._all[number]
 
 
-def _failed(text: str, category: str) -> Answer:
-    return Answer({"error": text, "category": category})
+def _failed(text: str, category: str) -> JsonResult:
+    return JsonResult({"error": text, "category": category})

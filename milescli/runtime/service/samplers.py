@@ -66,7 +66,7 @@ class Samplers:
         for fleet in self.fleets:
             await fleet.close()
 
-    async def take_in(self, engine: EngineAddress) -> None:
+    async def admit(self, engine: EngineAddress) -> None:
         """Let a new engine answer, in the place of one that died, once it holds all adapters."""
         async with self._filling:
             for slot in self._slots:
@@ -77,7 +77,7 @@ class Samplers:
                 await fleet.admit(engine, fleet.version)
 
     @asynccontextmanager
-    async def holding(self, folder: Path | None) -> AsyncIterator[SglangFleet]:
+    async def fleet_with(self, folder: Path | None) -> AsyncIterator[SglangFleet]:
         """Give who asks the engines for the adapter of a PEFT folder; None: for the model itself.
         Waits where all slots are in use. Raises EngineRefused, WaitTimeout or WorkerDied."""
         if folder is None:
@@ -99,7 +99,7 @@ class Samplers:
         async with self._changed:
             try:
                 async with asyncio.timeout(SLOT_TIMEOUT_S):
-                    while (slot := self._chosen(folder)) is None:
+                    while (slot := self._choose_slot(folder)) is None:
                         await self._changed.wait()
             except TimeoutError:
                 raise WaitTimeout(
@@ -114,7 +114,7 @@ class Samplers:
             slot.num_users, slot.used = slot.num_users + 1, self._uses
             return slot
 
-    def _chosen(self, folder: Path) -> _Slot | None:
+    def _choose_slot(self, folder: Path) -> _Slot | None:
         own = [slot for slot in self._slots if slot.wanted == folder]
         free = [slot for slot in self._slots if not slot.num_users]
         return min(own or free, key=lambda slot: slot.used, default=None)

@@ -89,9 +89,9 @@ class States:
             raise ClientError(f"there is a state at {info.path} already")
         fresh = folder.with_name(f".{folder.name}-{os.getpid()}")
         try:
-            await in_thread(lambda: _emptied(fresh))
+            await in_thread(lambda: _empty_folder(fresh))
             await fill(fresh)
-            await in_thread(lambda: _completed(fresh, info, folder))
+            await in_thread(lambda: _replace_folder(fresh, info, folder))
         except BaseException as error:
             await in_thread(lambda: shutil.rmtree(fresh, ignore_errors=True))
             if (why := _why_not_written(error)) is not None:
@@ -135,12 +135,12 @@ def _why_not_written(error: BaseException) -> str | None:
     return f"{type(error).__name__}: {error}" if is_of_disk else None
 
 
-def _emptied(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
 
-def _completed(fresh: Path, info: Info, folder: Path) -> None:
+def _replace_folder(fresh: Path, info: Info, folder: Path) -> None:
     """Give a folder its place; an older one of the name goes."""
     with open(fresh / _FILE, "w", encoding="utf-8") as file:
         json.dump({**asdict(info), "saved_at": time.time()}, file, indent=2)

@@ -199,12 +199,12 @@ class ServiceTrainer(HealingTrainer):
         known = self._adapters[adapter]
         if method == "load_adapter":
             if not await self._keep(adapter):
-                self._recorded.drop_of(adapter)
+                self._recorded.drop_adapter(adapter)
         elif known.work_s > max(REPEATED_S, known.write_s / WRITE_SHARE):
             await self._keep(adapter)
-        while self._recorded.is_too_much and (largest := self._recorded.largest()):
+        while self._recorded.exceeds_limit and (largest := self._recorded.largest()):
             if not await self._keep(largest):
-                self._recorded.drop_of(largest)
+                self._recorded.drop_adapter(largest)
 
     async def _keep(self, adapter: str) -> bool:
         """Write the adapter; False where that is not possible. It goes on without: only where ranks

@@ -87,7 +87,7 @@ class PassResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class SampledSequence:
     """One sequence that was sampled."""
 
     tokens: Sequence[int]
@@ -100,7 +100,7 @@ class Sampled:
 class SampleResult:
     """The result of a request for samples."""
 
-    sequences: Sequence[Sampled]
+    sequences: Sequence[SampledSequence]
     prompt_logprobs: Sequence[float] | None = None
     """[prompt tokens], NaN for the first; None if they were not requested."""
 

@@ -31,7 +31,7 @@ NUM_MEASURED = 4096
 
 
 @dataclass(slots=True, kw_only=True)
-class FileLook:
+class FileReport:
     """What one file holds, or some rows of it."""
 
     path: str
@@ -67,7 +67,7 @@ class FileLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageLook:
+class ImageReport:
     """The images of a part's rows that were measured, as the model sees them."""
 
     num_rows: int
@@ -85,7 +85,7 @@ class ImageLook:
     """Bytes of the different images, as they are stored in memory."""
 
 
-def look_at_images(rows: Iterable[Sequence[Image]]) -> ImageLook | None:
+def report_images(rows: Iterable[Sequence[Image]]) -> ImageReport | None:
     """Return what is known of the images of rows; None if there are none."""
     shown = [images for images in rows if images]
     every = [image for images in shown for image in images]
@@ -94,7 +94,7 @@ def look_at_images(rows: Iterable[Sequence[Image]]) -> ImageLook | None:
     by_size = sorted((image.width * image.height, image.width, image.height) for image in every)
     counts = [image.num_tokens for image in every]
     sizes = {image.sha256: len(image.png) for image in every}
-    return ImageLook(
+    return ImageReport(
         num_rows=len(shown),
         num_images=len(every),
         num_different=len(sizes),
@@ -119,20 +119,20 @@ def read_rows(
     """Read a file of prompts with a progress bar. Raises DataError as `read_file`."""
     size_bytes = table.path.stat().st_size
     label = f"reading {file.spelled()}"
-    with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
+    with Transfer(output, label=label, total=size_bytes, tells_quick=False) as progress:
         return read_file(
             table,
             file,
             form,
             folder=folder,
             first_index=first_index,
-            tick=lambda _: seen.reached(round(table.share_read * size_bytes)),
+            tick=lambda _: progress.reached(round(table.share_read * size_bytes)),
         )
 
 
-def unread(file: DataFile, first: dict[str, object], problem: DataError) -> FileLook:
+def report_unread_file(file: DataFile, first: dict[str, object], problem: DataError) -> FileReport:
     """Return what is known of a file whose rows are not read."""
-    return FileLook(
+    return FileReport(
         path=file.spelled(),
         columns=list(first),
         prompt_key=None,
@@ -145,7 +145,7 @@ def unread(file: DataFile, first: dict[str, object], problem: DataError) -> File
     )
 
 
-def look_of(rows: FileRows, first: dict[str, object]) -> FileLook:
+def report_file(rows: FileRows, first: dict[str, object]) -> FileReport:
     """Return what is known of a file whose rows were read. `first`: its first row."""
     problem = None
     try:
@@ -153,7 +153,7 @@ def look_of(rows: FileRows, first: dict[str, object]) -> FileLook:
     except DataError as error:
         problem = error
     columns = rows.columns or Columns(path=rows.path)
-    return FileLook(
+    return FileReport(
         path=rows.spelled,
         columns=list(first),
         prompt_key=columns.chat or columns.prompt,
@@ -175,7 +175,7 @@ def _has_images(row: DataRow | ExampleRow) -> bool:
     return any(side is not None and side.images for side in sides)
 
 
-def words_in(rows: FileRows) -> list[str]:
+def gap_words(rows: FileRows) -> list[str]:
     """Return the labels that are words for a gap."""
     if rows.columns is None or rows.columns.label is None:
         return []
@@ -183,7 +183,7 @@ def words_in(rows: FileRows) -> list[str]:
     return sorted(label for label in labels if label.strip().casefold() in GAP_WORDS)
 
 
-def duplicates_in(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
+def find_duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
     """Return how many rows repeat the prompt of an earlier row; and the first of them, its line and
     that of the earlier one."""
     import numpy as np
@@ -198,29 +198,29 @@ def duplicates_in(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
     return len(again), [(lines[place], lines[before]) for place, before in pairs]
 
 
-def look_at_rows(
+def report_example_files(
     data: Data, key: RowField, *, kind: Kind, folder: Path, images: PromptImages | None = None
-) -> list[FileLook]:
+) -> list[FileReport]:
     """Look at each file of rows to learn from that `data.<key>` names. `images`: how the model sees
     them. Raises DataError for a file that holds no such rows; reports bad rows."""
-    looks = []
+    reports = []
     for name in names_in(getattr(data, key)):
         file = file_named(name, key=f"data.{key}")
         try:
             rows = read_examples(file, data=data, key=key, kind=kind, folder=folder, images=images)
         except DataError as error:
-            looks.append(unread(file, first_row(Table(Path(file.name))), error))
+            reports.append(report_unread_file(file, first_row(Table(Path(file.name))), error))
             continue
         columns = rows.columns or Columns(path=rows.path)
-        look = look_of(rows, rows.first)
-        look.num_duplicates, look.duplicates = duplicates_in(rows)
+        look = report_file(rows, rows.first)
+        look.num_duplicates, look.duplicates = find_duplicates(rows)
         sides = (columns.chosen or columns.chat, columns.rejected)
         learned = columns.chat or columns.text or columns.response or columns.calls
         look.learned = ", ".join(filter(None, sides)) if columns.rejected else learned
         if look.problem is None and columns.rejected:
             look.problem = _equal_sides(rows)
-        looks.append(look)
-    return looks
+        reports.append(look)
+    return reports
 
 
 def _equal_sides(rows: FileRows) -> DataError | None:

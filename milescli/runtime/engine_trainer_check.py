@@ -25,13 +25,13 @@ from milescli.train.packing import images_of, pack
 
 NUM_PROMPTS = 8
 MAX_NEW_TOKENS = 32
-JUMP = 3.0
+BLAME_RATIO = 3.0
 """A layer is blamed if, with it, the difference is this many times further above the floor than
 without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TruthCheck:
+class EngineTrainerCheck:
     """Holds everything that the check needs."""
 
     recipe: Recipe
@@ -52,12 +52,12 @@ class TruthCheck:
         differ, if that can be found. Where the recipe gives them different number formats, any
         difference is explained.
         """
-        found = await self._compared(prompts)
+        found = await self._compare(prompts)
         if self.plan.formats_differ and math.isfinite(found.gap.max):
             found = replace(found, agreement=Agreement.EXPLAINED)
         if found.agreement is Agreement.WRONG:
             where = await self._blame(prompts, found)
-            raise _mismatch(found, where, run=self.run_shown)
+            raise _mismatch_error(found, where, run=self.run_shown)
         if self.devices.engines_asleep:
             await self.devices.publish(self.devices.version)
         return EngineTrainerChecked(
@@ -74,8 +74,8 @@ class TruthCheck:
             agreement=found.agreement.value,
         )
 
-    async def _compared(self, prompts: Sequence[Prompt]) -> Judgement:
-        trajectories = await self._sampled(prompts)
+    async def _compare(self, prompts: Sequence[Prompt]) -> Judgement:
+        trajectories = await self._sample(prompts)
         batch = self._batch_of(trajectories)
         async with self.devices.scoring():
             trainer = await self.devices.trainer.score(batch)
@@ -89,7 +89,7 @@ class TruthCheck:
         exact = self.plan.on_policy == "exact"
         return judge(*of_tokens, has_experts=self.has_experts, exact=exact)
 
-    async def _sampled(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
+    async def _sample(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         recipe = self.recipe
         sessions = [
             RecordingSession(
@@ -156,7 +156,7 @@ class TruthCheck:
                 last, wrong = middle, found
             else:
                 first, right = middle, found
-        if not wrong.times <= JUMP * right.times:  # NaN is a jump
+        if not wrong.times <= BLAME_RATIO * right.times:  # NaN is a jump
             return (
                 f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) is the "
                 f"first that computes differently: {wrong.times:.3g} times the floor with it, "
@@ -172,7 +172,7 @@ class TruthCheck:
         async with self.devices.training():
             await self.devices.trainer.silence_layers(count)
         await self.devices.publish(self.devices.version)
-        return await self._compared(prompts)
+        return await self._compare(prompts)
 
 
 def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> None:
@@ -180,7 +180,7 @@ def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> Non
     log-probs differ between engine and trainer. `run` is how commands call the run."""
     if plan.on_policy != "exact" or not report.logprob_diff_tokens:
         return
-    raise _inexact(
+    raise _inexact_error(
         f"step {step}: the log-probs of {report.logprob_diff_tokens} of {report.num_loss_tokens} "
         "trained tokens differ between engine and trainer, by at most "
         f"{report.logprob_diff_max:.2e}",
@@ -189,7 +189,7 @@ def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> Non
     )
 
 
-def _inexact(what: str, *, why: str, run: str) -> MismatchError:
+def _inexact_error(what: str, *, why: str, run: str) -> MismatchError:
     return MismatchError(
         what,
         why=why,
@@ -201,9 +201,9 @@ def _inexact(what: str, *, why: str, run: str) -> MismatchError:
     )
 
 
-def _mismatch(found: Judgement, where: str, *, run: str) -> MismatchError:
+def _mismatch_error(found: Judgement, where: str, *, run: str) -> MismatchError:
     if found.most_times == 0.0:
-        return _inexact(
+        return _inexact_error(
             f"engine and trainer are not equal: the log-probs of {found.gap.num_apart} of "
             f"{found.gap.num_tokens} tokens differ, by at most {found.gap.max:.2e}",
             why=f"`train.on_policy=exact` requires a difference of 0.0; {where}",
