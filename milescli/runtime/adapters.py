@@ -1,5 +1,5 @@
-"""Several adapters in one attempt: one set of ranks and engines, and for each adapter a training of
-its own, strictly on-policy. While one is trained, the engines sample for the others."""
+"""Trains several adapters in one attempt: one set of ranks and engines, and for each adapter a
+strictly on-policy training of its own. While one is trained, the engines sample for the others."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ async def train_together(attempt: Attempt, ranks: HealingTrainer) -> None:
 
 
 async def _admit_engine(attempt: Attempt, start: Start) -> None:
-    """Start a new engine, and let it answer for each adapter once it holds what the others do.
-    Raises what any raises."""
+    """Start a new engine, and let it answer for each adapter once it holds the same weights as the
+    other engines. Raises the first error of any adapter."""
     starting = asyncio.ensure_future(start())
 
     async def take_in(one: Training) -> None:
@@ -78,8 +78,8 @@ async def _admit_engine(attempt: Attempt, start: Start) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class AdapterDevices(Devices):
-    """Gives one of several adapters its turns on the devices. Its turn with the trainer lasts from
-    a step to the publish of that step: otherwise the next samples would wait for the steps of
+    """Gives one of several adapters its turn on the devices. Its turn with the trainer lasts from a
+    step to the publish of that step: otherwise the next samples would wait for the steps of
     others."""
 
     turn: asyncio.Lock
@@ -111,7 +111,7 @@ class AdapterDevices(Devices):
 
 
 class AllFleets:
-    """Implements WatchedFleet: the engines of all adapters' fleets, which are the same."""
+    """Implements WatchedFleet for the fleets of all adapters, which have the same engines."""
 
     def __init__(self, fleets: Iterable[SglangFleet]) -> None:
         self._fleets = list(fleets)
@@ -145,8 +145,8 @@ class AllFleets:
 
 
 async def run_together(loops: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all to their ends. One that is stopped lets the others come to their own stops; any other
-    error ends all. Raises it, or Stopped."""
+    """Run all loops to their ends. If one is stopped, the others continue to their own safe points;
+    any other error cancels all. Raises that error, or Stopped."""
     tasks = [asyncio.ensure_future(one) for one in loops]
     stopped: Stopped | None = None
     try:

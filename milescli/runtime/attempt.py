@@ -1,6 +1,5 @@
-"""One attempt at a run: its processes from the first actor to the last. It starts and supervises
-them, lets each `training` take its steps, saves, shuts down cleanly, and restarts when nodes
-join."""
+"""Runs one attempt at a run: starts and supervises its processes, lets each `training` take its
+steps, saves, shuts down cleanly, and restarts when nodes join."""
 
 from __future__ import annotations
 
@@ -416,7 +415,7 @@ def _failure_of(starting: asyncio.Future[SglangFleet | None]) -> Probe:
 
 
 LOOK_EVERY_S = 5.0
-"""Seconds between two looks; also how long a node must have been there before it is used."""
+"""Seconds between two checks; also how long a node must have been available before it is used."""
 
 
 class JoiningNodes:

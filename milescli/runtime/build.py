@@ -1,5 +1,5 @@
-"""The composition root: turns a spec into running actors, each of its vendor's class; also writes
-the initial adapter for the engines of a LoRA run."""
+"""Starts the processes of a run from its spec, each of its vendor's class (the composition root);
+also writes the initial adapter for the engines of a LoRA run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PLACE_TIMEOUT_S = 60.0
 
 
 async def _start_once(name: str, start: Callable[[], Awaitable[None]]) -> None:
-    """An `RetryStart` that starts once and does not retry."""
+    """Call `start` once, without a retry (a `RetryStart`)."""
     await start()
 
 
@@ -131,7 +131,7 @@ class Builder:
 
     async def _set_up(self, ranks: list[ActorHandle]) -> list[int]:
         """Wait until all ranks have loaded their models; return their pids by rank. If one fails,
-        all are killed."""
+        kill all."""
         timeout_s = self.recipe.machine.start_timeout_s
         try:
             pids = await start_all(ranks, timeout_s=timeout_s)
@@ -436,8 +436,8 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
 
 
 def check_engines(spec: RunSpec) -> None:
-    """Raise an error if an engine cannot serve this model, or cannot be started as the recipe
-    wants; called before any starts."""
+    """Raise MilesError if an engine cannot serve this model, or cannot be started as the recipe
+    says. Called before any engine starts."""
     engine = _engine_spec(spec, 0, 0, log_dir=Path())
     check_servable(engine)
     check_speculates(engine)

@@ -1,4 +1,4 @@
-"""Who uses the devices, and how weights reach the engines: trainer and engines take turns
+"""Decides who uses the devices, and how weights reach the engines: trainer and engines take turns
 (colocated) or run side by side (split). The loop does not know which."""
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Devices:
 
     @asynccontextmanager
     async def lend_to_ranks(self) -> AsyncIterator[None]:
-        """Let new ranks start in the place of dead ones: engines that take turns with them release
-        their memory within the context, and have the same state again afterwards."""
+        """Let new ranks start in the place of dead ones: engines that share devices with them
+        release their memory within the context, and have the same state again afterwards."""
         if self._weights_awake:
             await self.engines.sleep_weights()
             self._weights_awake, self._weights_due = False, True

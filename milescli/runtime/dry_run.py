@@ -1,5 +1,5 @@
-"""`miles launch --dry-run`: shows what would run, and every refusal of a launch that is known
-without starting it. Lists what was not checked."""
+"""Implements `miles launch --dry-run`: shows the plan of a run, and every refusal of a launch that
+is known without starting it. Lists the checks that were not made."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) ->
 
 
 def _report(made: Iterable[Outcome], machine: Machine | None, *, output: Output) -> None:
-    """Warn of doubts, and of refusals if the run is for another machine; else raise the first."""
+    """Warn of doubts, and of refusals if the run is for another machine; otherwise raise the first
+    refusal."""
     for outcome in made:
         for doubt in outcome.doubts:
             output.warn(doubt)

@@ -1,5 +1,5 @@
-"""Checks that the engine computes what the trainer computes, before the first step of every
-attempt: a run on wrong engines never starts. `agreement` judges the figures."""
+"""Checks that the engine computes the same log-probs as the trainer, before the first step of every
+attempt: a run with wrong engines never starts. `train.agreement` judges the figures."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from milescli.train.packing import images_of, pack
 NUM_PROMPTS = 8
 MAX_NEW_TOKENS = 32
 BLAME_RATIO = 3.0
-"""A layer is blamed if, with it, the difference is this many times further above the floor than
-without it."""
+"""A layer is blamed if the difference with it, in multiples of rounding, is more than this many
+times the difference without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTrainerCheck:
-    """Holds everything that the check needs."""
+    """Compares the log-probs of engine and trainer."""
 
     recipe: Recipe
     plan: Plan
@@ -47,11 +47,10 @@ class EngineTrainerCheck:
         """Let the engine respond to the prompts and the trainer score the responses, twice. Both
         hold the same weights afterwards, and the engines answer.
 
-        Raises MismatchError where they differ by more than rounding explains, or at all under
-        `train.on_policy: exact`; it says by how much, and which weight or layer is the first to
-        differ, if that can be found. Where the recipe gives them different number formats, any
-        difference is explained.
-        """
+        Raises MismatchError if they differ by more than rounding explains, or at all under
+        `train.on_policy: exact`; the error says by how much, and which weight or layer is the first
+        to differ, if that can be found. If the recipe gives them different number formats, any
+        difference is explained."""
         found = await self._compare(prompts)
         if self.plan.formats_differ and math.isfinite(found.gap.max):
             found = replace(found, agreement=Agreement.EXPLAINED)
@@ -130,8 +129,8 @@ class EngineTrainerCheck:
         )
 
     async def _blame(self, prompts: Sequence[Prompt], whole: Judgement) -> str:
-        """Return what differs first: a weight, else a layer, found by halving the number of layers
-        that are not silent; or that it was not found."""
+        """Return a text that names the first weight that differs; else the first layer, found by
+        bisection over the number of layers that are not silent; or that none was found."""
         sends_adapter = self.recipe.train.lora.is_on and not self.plan.merges_adapter
         if self.recipe.weights.format != "hf" or sends_adapter:
             return (

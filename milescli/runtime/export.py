@@ -1,6 +1,6 @@
-"""`miles export`: a run, a checkpoint, a converted model, a Hugging Face folder or a LoRA adapter
-as a Hugging Face folder. Needs no device and no port. Finds where the weights come from and says
-what was made of them; the work is the export room's."""
+"""Implements `miles export`: writes a run, a checkpoint, a converted model, a Hugging Face folder
+or a LoRA adapter as a Hugging Face folder. Needs no device and no port. Finds the weights and
+reports what was written; the package `export` does the work."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from milescli.recipe.resolved import load_resolved
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSummary:
-    """The result of an export."""
+    """Holds the result of an export."""
 
     path: str
     format: str
@@ -79,7 +79,7 @@ class ExportSummary:
     """Error of the quantised weights, read back: root mean square of the differences to bfloat16,
     relative to the weights'."""
     worst_share_of_bound: float | None
-    """The largest difference, as a part of what the format's rounding allows."""
+    """The largest difference, as a fraction of the bound of the format's rounding."""
     copied: list[str]
     """Parts of the base model that were not trained."""
     notes: list[str]
@@ -89,7 +89,7 @@ class ExportSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
-    """The weights that are exported."""
+    """Describes the weights that are exported."""
 
     base: Path
     """Folder with config, tokenizer and untrained parts."""
@@ -122,10 +122,10 @@ def export_weights(
     output: Output,
     deliver: Deliver | None = None,
 ) -> ExportSummary:
-    """Write `subject` to the folder `to`, which must not exist or be empty. `format` None: as the
-    base model's config.json says. `role`: which of a run's models. `base`: the model of an adapter,
-    or of a checkpoint that has no config. `push`: ORG/NAME on the hub. `deliver` takes the files of
-    weights away one by one (`write_folder`); with `push`, all are written first."""
+    """Write `subject` to the folder `to`, which must not exist or must be empty. `format`: None: as
+    the base model's config.json says. `role`: which of a run's models. `base`: the model of an
+    adapter, or of a checkpoint that has no config. `push`: ORG/NAME on the hub. `deliver` receives
+    the files of weights one by one (`write_folder`); with `push`, all are written first."""
     began = time.monotonic()
     refuse_used(to)
     hub = Hub(push) if push else None
@@ -238,8 +238,8 @@ _VOCABULARIES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
 
 
 def _choices_of(weights: _Weights) -> Choose:
-    """Return what chooses the tensors that are quantised: in a format of a run, as its trainer and
-    engines do."""
+    """Return the function that chooses which tensors are quantised: for the format of a run, the
+    choices of its trainer and engines."""
     story = weights.story
     if story is None or weights.checkpoint is None:
         return choose
@@ -258,8 +258,8 @@ def _choices_of(weights: _Weights) -> Choose:
 
 
 def _own_template(story: Story | None, output: Output) -> dict[str, str]:
-    """File name -> text of the chat template that a run put in the place of its model's: who loads
-    the export must prompt as the run did."""
+    """Return file name -> text of the chat template that a run used instead of its model's: users
+    of the export must prompt as the run did. Empty if there is none."""
     if story is None:
         return {}
     try:
@@ -273,8 +273,8 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
 
 
 def _own_generation_config(base: Path, story: Story | None) -> dict[str, str]:
-    """Return generation_config.json with the tokens that a run taught to end a turn with, where the
-    base model's does not name them: who serves the export must stop there, as the run did."""
+    """Return generation_config.json with the tokens that a run taught to end a turn, if the base
+    model's does not name them: servers of the export must stop there, as the run did."""
     if story is None:
         return {}
     try:
@@ -320,7 +320,7 @@ def _export_adapter(
 
 
 def _find(path: Path, *, step: int | None, base: Path | None, output: Output) -> _Weights:
-    """Find the weights at `path`. Raises CheckpointError where it is nothing that has weights."""
+    """Find the weights at `path`. Raises CheckpointError if it has no weights."""
     marks = (RECIPE_FILE, METADATA_NAME, TRACKER_NAME)
     is_checkpoint = any((path / mark).is_file() for mark in marks)
     if not is_checkpoint and step is not None:

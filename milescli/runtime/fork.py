@@ -1,6 +1,7 @@
-"""`miles fork`: a new run that begins with a checkpoint of another one, as `miles resume` would go
-on from it. Large files are shared by hard links, so that either run may be deleted; everything that
-a run writes on (events, journal, logs, ids of trackers) is the fork's own. Starts nothing."""
+"""Implements `miles fork`: creates a new run that begins with a checkpoint of another one, as
+`miles resume` would continue it. Large files are shared by hard links, so that either run may be
+deleted; everything that a run writes (events, journal, logs, ids of trackers) is the fork's own.
+Starts nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EAC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """A fork that was made."""
+    """Describes a fork that was made."""
 
     run: RunDir
     step: int
@@ -90,9 +91,9 @@ def fork(
     sets: list[str],
     output: Output,
 ) -> Fork:
-    """Make a run beside the one in `path` that goes on from its checkpoint of `step`, or the
-    newest. The trunk may be running. Raises CheckpointError where there is no such checkpoint or
-    it is damaged, RecipeError where `sets` change what must stay, or the name is taken."""
+    """Make a run beside the one in `path` that continues from its checkpoint of `step`, or from the
+    newest. The original run may be running. Raises CheckpointError if there is no such checkpoint
+    or it is damaged, RecipeError if `sets` change keys that must stay, or the name is taken."""
     trunk = open_run(path)
     recorded = load_resolved(trunk.recipe_file)
     if recorded.recipe.adapters or trunk.path.parent.name == ADAPTERS:
@@ -122,7 +123,7 @@ def fork(
 
 
 def _require_same_tensors(recorded: LoadedRecipe, loaded: LoadedRecipe) -> None:
-    """Raises RecipeError where the checkpoint does not fit the fork's recipe."""
+    """Raise RecipeError if the checkpoint does not fit the fork's recipe."""
     before, now = values_of(recorded.recipe), values_of(loaded.recipe)
     names = [key for key in now if before[key] != now[key] and is_below(key, MUST_STAY)]
     if recorded.recipe.has_critic != loaded.recipe.has_critic:

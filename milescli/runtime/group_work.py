@@ -1,5 +1,5 @@
-"""Reinforcement learning from what engines sample: the journal and the parts of the loop are put
-together, engine and trainer are checked to agree, then the loop runs."""
+"""Trains on groups that engines sample: sets up the journal and the parts of the loop, checks that
+engine and trainer agree, then runs the loop."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class GroupWork:
             await self.beside.finish()
 
     async def settle(self) -> None:
-        """End what runs beside the steps. May be called more than once."""
+        """Stop the evaluations and collecting processes that run beside the steps. May be called
+        more than once."""
         if self.beside is not None:
             await self.beside.drop()
         if (run := self.training.run) is not None:
@@ -101,7 +102,7 @@ class GroupWork:
             await self.files.finish()
 
     def _collectors(self, fleet: SglangFleet) -> Collectors | None:
-        """Return the processes that collect, where the plan has some."""
+        """Return the processes that collect; None if the plan has none."""
         training, session, engines = self.training, self.attempt.session, self.attempt.engines
         recipe, adapter = self.spec.recipe, training.adapter
         if not (count := self.spec.plan.collectors):
@@ -134,8 +135,8 @@ class GroupWork:
         return collectors
 
     async def _pack(self, run: Run, items: list[Group]) -> tuple[TrainBatch, dict[Place, int]]:
-        """Pack groups whose tokens other processes have; those that are written to disk come
-        here."""
+        """Pack groups whose tokens other processes hold, and fetch the tokens of those that are
+        written to disk."""
         collectors, objective = self.collectors, cast("Policy", run.objective)
         assert collectors is not None and self.collector is not None, "nothing is elsewhere"
         number = self.spec.recipe.run.keep_groups
@@ -152,7 +153,7 @@ class GroupWork:
         return batch, shown
 
     def _run(self, trainer: Trainer, fleet: SglangFleet, devices: Devices) -> Run:
-        """Return the run in memory."""
+        """Return the Run for the loop."""
         spec, training, engines = self.spec, self.training, self.attempt.engines
         recipe, inputs, checkpoint = spec.recipe, spec.inputs, spec.checkpoint
         assert inputs.prompts is not None, "a run that samples has prompts"
@@ -190,14 +191,15 @@ class GroupWork:
         )
 
     async def _on_taken(self, step: int, groups: list[Group]) -> None:
-        """Tell the user's hooks which groups were taken, and which the filter refused."""
+        """Call the user's hooks with the groups that were taken, and those that the filter
+        refused."""
         assert self.collector is not None, "nothing runs yet"
         refused = self.collector.refused
         await self.user.call("all_samples", step=step, groups=groups, refused=refused)
         await self.user.call("before_step", step=step, groups=groups)
 
     async def _on_trained(self, step: int, report: StepReport) -> None:
-        """Refuse a step that is not exact where the plan says that it is."""
+        """Raise MismatchError if the plan says that steps are exact and this one was not."""
         engine_trainer_check.require_exact(
             self.spec.plan, report, step=step, run=self.spec.run.shown
         )
@@ -207,7 +209,7 @@ class GroupWork:
         await self.training.track(event)
 
     async def _join(self, run: Run, devices: Devices) -> None:
-        """Give the engines the trainer's weights, and make sure that both compute the same, before
+        """Send the trainer's weights to the engines, and check that both compute the same, before
         the first step."""
         spec, recipe, attempt = self.spec, self.spec.recipe, self.attempt
         if (own := attempt.engines.evaluation) is not None:
@@ -246,8 +248,8 @@ class GroupWork:
     def _with_correction(
         self, checked: EngineTrainerChecked, objective: object
     ) -> EngineTrainerChecked:
-        """Truncate ratios from now on, where the recipe's loss has no means of its own against
-        engines that sample from another distribution. Says so, as does the verdict."""
+        """Return the event with the correction of the difference, and warn the user. If the
+        objective can, truncate its importance ratios from now on."""
         correct = getattr(objective, "truncate_mismatch", None)
         correction = (
             "the difference is too small to need a correction"
@@ -276,8 +278,8 @@ class GroupWork:
         return replace(checked, correction=correction)
 
     def _memory(self, stepped: Stepped) -> tuple[WorkerMemory, ...]:
-        """Return the memory of the ranks; on a CPU also that of engines, as the watchdog saw it
-        last."""
+        """Return the memory of the ranks; on a CPU also that of engines, as the watchdog last
+        measured it."""
         if self.spec.plan.device_kind != "cpu":
             return stepped.memory
         sizes = last_look(self.attempt.session.log_dir)
@@ -291,8 +293,8 @@ class GroupWork:
         self.bus.emit(Notice(text=text, level="warning"))
 
     async def evaluate(self, step: int) -> None:
-        """Measure the weights of `step` on held-out prompts, where there are any; on engines of its
-        own this goes on beside the next steps."""
+        """Evaluate the weights of `step` on held-out prompts, if there are any; with separate
+        engines the evaluation continues beside the next steps."""
         if self.beside is None:
             await self._measure(step)
         elif self.spec.inputs.heldout:

@@ -1,6 +1,6 @@
-"""`miles launch`: make the run directory, write what the run needs into it, and train. Paths that
-the recipe names are made absolute first: resume, eval and export may be called from another
-folder."""
+"""Implements `miles launch`: creates the run directory, writes the files that the run needs into
+it, and trains. Paths that the recipe names are made absolute first: resume, eval and export may be
+called from another folder."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
-    """Make the run directory, check everything that can be checked, then train. Raises MilesError;
-    Stopped where the user asked for the end and the run was saved."""
+    """Create the run directory, make all checks that need no device, then train. Raises MilesError;
+    Stopped if the user stopped the run and it was saved."""
     refuse_two_lengths(loaded)
     recipes = Recipes.of(with_absolute_paths(loaded))
     loaded, planned = recipes.loaded, recipes.planned
@@ -86,8 +86,8 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
 @contextmanager
 def _new_run(recipes: Recipes) -> Iterator[RunDir]:
-    """Make the run's directory, locked. It holds the recipe, by which `miles resume` begins again
-    what is stopped before it has begun."""
+    """Create and lock the run's directory, and write the recipe into it, so that `miles resume` can
+    start a run that was stopped before its first attempt."""
     recipe, resolved = recipes.loaded.recipe, resolved_yaml(recipes.loaded)
     run = create(
         base=Path(recipe.run.dir).expanduser(),
@@ -113,12 +113,12 @@ _KEYS = frozenset(
         "corpus",
     )
 )
-"""Last parts of the keys that may name a file or a folder of this computer."""
+"""Last parts of the keys that may name a local file or folder."""
 
 
 def with_absolute_paths(loaded: LoadedRecipe) -> LoadedRecipe:
-    """Return the same recipe with absolute paths; what names nothing that is here (a task, a name
-    on the hub, a file that is missing) stays as it is."""
+    """Return the same recipe with absolute paths. Values that do not name an existing local file (a
+    task, a name on the hub, a missing file) stay as they are."""
     recipe = _anchored(loaded.recipe, key="")
     return loaded if recipe is loaded.recipe else replace(loaded, recipe=recipe)
 

@@ -97,8 +97,8 @@ def _make_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
 
 @contextmanager
 def naming_memory_users(recipe: Recipe, machine: Machine) -> Iterator[None]:
-    """Add the processes that use memory of this computer to an error about memory that others have
-    taken, if it is raised within the context."""
+    """If an error about memory that others have taken is raised within the context, add the
+    processes that use memory of this computer to it."""
     try:
         yield
     except MemoryTaken as error:
@@ -126,7 +126,7 @@ def refuse_plain_updates(config: Mapping[str, object]) -> None:
 
 def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adapter: bool) -> None:
     """Raise MachineError or RecipeError if the plan's engines cannot serve this model, or cannot
-    use speculative decoding as the recipe wants."""
+    use the recipe's speculative decoding."""
     on_cpu, guessing = plan.device_kind == "cpu", speculation_of(recipe, plan)
     if not plan.engines.num:
         return

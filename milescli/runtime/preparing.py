@@ -49,30 +49,30 @@ class Recipes:
         return cls(loaded=loaded, each=each_of(loaded, steps=steps))
 
     def without(self, names: Collection[str]) -> Recipes:
-        """Return the recipes without these adapters."""
+        """Return the recipes except those of these adapters."""
         left = {name: one for name, one in self.each.items() if name not in names}
         return replace(self, each=left)
 
     @property
     def planned(self) -> LoadedRecipe:
-        """Return the recipe that decides how much memory is planned."""
+        """Return the recipe by which memory is planned."""
         return planned(self.loaded, self.each)
 
     @property
     def learned(self) -> list[LoadedRecipe]:
-        """Return the recipes that are trained: the adapters', or else the run's own."""
+        """Return the recipes that are trained: the adapters', or the run's own if it has none."""
         return [*self.each.values()] if self.each else [self.loaded]
 
     def run_quick_checks(self, facts: ModelFacts) -> None:
-        """Make the checks that take no time. `facts`: of the model. Raises MilesError."""
+        """Make the checks that take no time. `facts`: of the model. Raises the first refusal."""
         for outcome in run_quick_checks(self.loaded, self.each, facts=facts):
             if outcome.refusal is not None:
                 raise outcome.refusal
 
     def checked(self, facts: ModelFacts, *, output: Output) -> Recipes:
-        """Check data, tokenizer and rewards as the dry run does, and load the plug-ins of the
-        trainer's ranks in the meantime. Return the recipes, with `rewards_tried` set. Raises
-        MilesError."""
+        """Check data, tokenizer and rewards in processes, as the dry run does, and load the
+        plug-ins of the trainer's ranks in the meantime. Return the recipes, with `rewards_tried`
+        set. Raises MilesError."""
         recipes = [one.recipe for one in self.learned]
         # without a tokenizer it is quicker than a process
         checks = (
@@ -117,7 +117,7 @@ def adapter_runs(run: RunDir, recipes: Recipes) -> Iterator[dict[str, RunDir]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The parts of a run whose inputs are checked."""
+    """Holds the parts of a run whose inputs are checked."""
 
     inputs: RunInputs
     plan: Plan
@@ -137,7 +137,7 @@ def prepare_all(
     output: Output,
 ) -> Prepared:
     """Prepare the run, or each adapter in its own directory of `runs`. Raises as
-    `inputs.prepare_inputs`. `checkpoints`: from which each adapter continues."""
+    `run_inputs.prepare_inputs`. `checkpoints`: from which each adapter continues."""
     check_stopped()
     each = recipes.each or {ITSELF: recipes.loaded}
     if recipes.each:

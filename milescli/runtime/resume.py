@@ -1,5 +1,5 @@
-"""`miles resume`: continues from the newest complete checkpoint, on this machine's layout, as if
-nothing had happened."""
+"""Implements `miles resume`: continues a run from its newest complete checkpoint, on this machine's
+layout, as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def resume(
     environ: Mapping[str, str],
     output: Output,
 ) -> RunSummary:
-    """Train on. `address`: of the Ray cluster, where it is another than before; `environ` may name
-    it too. Raises CheckpointError where the run cannot be continued faithfully, RecipeError where
-    nothing is left to do."""
+    """Continue to train. `address`: of the Ray cluster, if it has changed; `environ` may name it
+    too. Raises CheckpointError if the run cannot be continued faithfully, RecipeError if all steps
+    are done."""
     run = open_run(path)
     recorded = load_resolved(run.recipe_file)
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
@@ -115,8 +115,9 @@ def resume(
 def _start_checkpoints(
     run: RunDir, runs: Mapping[str, RunDir], recipes: Recipes, *, output: Output
 ) -> tuple[dict[str, StoredCheckpoint | None], list[str]]:
-    """Return the checkpoint that the run, or each of its adapters, goes on from; and the adapters
-    that have done all their steps. Raises as `_checkpoint_of`, and where all have."""
+    """Return the checkpoint from which the run, or each of its adapters, continues; and the
+    adapters that have done all their steps. Raises as `_checkpoint_of`, and RecipeError if all
+    adapters have."""
     learned = recipes.each or {ITSELF: recipes.loaded}
     pasts = {
         name: _checkpoint_of(runs.get(name, run), one.recipe, output=output)
@@ -146,8 +147,8 @@ def _look_at_mirror(recipe: Recipe, run: RunDir, *, output: Output) -> None:
 
 
 def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> None:
-    """Raises CheckpointError where the run would go on with other inputs than it learned from.
-    `name`: of the adapter, of a run of several."""
+    """Raise CheckpointError if the inputs differ from those that the run has learned from. `name`:
+    of the adapter, if the run has several."""
     if (checkpoint := spec.past) is None:
         return
     _refuse_other_prompts(checkpoint.manifest, spec.inputs, path)
@@ -160,8 +161,8 @@ def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> No
 
 
 def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:
-    """Return the newest one that is whole; None where none was ever complete. Raises
-    CheckpointError where none is whole any more."""
+    """Return the newest intact checkpoint; None if none was ever complete. Raises CheckpointError
+    if none is intact any more."""
     store = store_of(run.checkpoints, output=output)
     checkpoint, damages = store.newest_whole()
     if checkpoint is None:

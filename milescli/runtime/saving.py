@@ -1,5 +1,5 @@
-"""Checkpoints of a run: when one is started, when it is complete, and what its manifest says. The
-trainer writes the tensors."""
+"""Saves checkpoints of a run: decides when one is started and when it is complete, and writes its
+manifest. The trainer writes the tensors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Saver:
     spec: RunSpec
     bus: EventBus
     call_hook: Callable[..., Awaitable[None]]
-    """Calls a hook of the user's."""
+    """Calls a hook of the user."""
     mirror: Mirror | None = None
     """Copies each complete checkpoint; None: no copies."""
     newest: Path | None = None
@@ -131,7 +131,7 @@ class Saver:
             await self.settle()
 
     async def close(self) -> None:
-        """Stop, and leave what is unfinished."""
+        """Stop, and leave an unfinished checkpoint as it is."""
         if self._finishing is not None:
             self._finishing.cancel()
             await asyncio.gather(self._finishing, return_exceptions=True)
@@ -143,7 +143,7 @@ class Saver:
                 await in_thread(lambda: self.store.discard(step))
 
     async def completed(self) -> None:
-        """Wait for a manifest that is being written, if one is."""
+        """Wait until a manifest is written, if one is being written."""
         async with self._completing:
             pass
 

@@ -1,5 +1,5 @@
-"""One period of work on a run: its log folder, its Ray session and the builder of its processes.
-Opened by launch, resume and eval, which hold the run's lock."""
+"""Opens one period of work on a run: its log folder, its Ray session and the builder of its
+processes. Used by launch, resume and eval, which hold the run's lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.runtime.spec import RunSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSession:
-    """The log folder, Ray session and builder of one period of work."""
+    """Holds the log folder, Ray session and builder of one period of work."""
 
     log_dir: Path
     cluster: Cluster

@@ -1,6 +1,6 @@
-"""What a run learns from: groups that engines sample, rows of files, or demonstrations before the
-first RL step. Each source defines the items of a step, its learning rate, and its report; `loop`
-runs the steps."""
+"""Defines what a run learns from: groups that engines sample, rows of files, or demonstrations
+before the first RL step. Each source defines the items of a step, its learning rate, and its
+report; `loop` runs the steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ or it does not change)."""
 
 
 class Source:
-    """Base class: supervised steps by the recipe's `train`."""
+    """Supplies the items of supervised steps, with the settings of the recipe's `train`: the base
+    class."""
 
     phase = "train"
     """Phase of the steps, as an event names it."""
@@ -60,10 +61,12 @@ class Source:
         raise NotImplementedError
 
     def on_published(self, version: WeightVersion) -> None:
-        """Continue what waits for these weights: the engines hold `version` now."""
+        """Record that the engines hold `version`, so that items that wait for these weights can be
+        sampled."""
 
     def shown(self, items: list[Any], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
-        """Return the sequences whose trainer log-probs are written to disk."""
+        """Return place -> sequence for the sequences whose trainer log-probs are written to
+        disk."""
         return {}
 
     def rates(self, step: int) -> Rates:
@@ -81,11 +84,11 @@ class Source:
         return Progress()
 
     async def stop(self) -> None:
-        """End what runs ahead of the steps."""
+        """Stop the tasks that run ahead of the steps."""
 
 
 class Groups(Source):
-    """Groups of samples, which engines generate from prompts: reinforcement learning."""
+    """Supplies groups of samples, which engines generate from prompts: reinforcement learning."""
 
     samples = True
 
@@ -146,7 +149,7 @@ class Groups(Source):
 
 
 class Rows(Source):
-    """Rows of files, in their order."""
+    """Supplies rows of files, in their order."""
 
     def __init__(self, recipe: Recipe, rows: Examples[Any]) -> None:
         super().__init__(recipe)
@@ -175,8 +178,8 @@ class Rows(Source):
 
 
 class Demonstrations(Source):
-    """Demonstrations, in an order fixed by the run's seed: the warm-up, by the recipe's
-    `warmup`."""
+    """Supplies demonstrations, in an order fixed by the run's seed: the warm-up, with the settings
+    of the recipe's `warmup`."""
 
     phase = "warmup"
 

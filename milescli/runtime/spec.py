@@ -1,5 +1,5 @@
-"""Everything that launch, resume or eval pass on to the processes of a run: the run, its plan and
-its inputs."""
+"""Holds everything that launch, resume or eval pass on to the processes of a run: the run, its plan
+and its inputs."""
 
 from __future__ import annotations
 

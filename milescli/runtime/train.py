@@ -1,4 +1,4 @@
-"""Training a run, from a spec to a verdict: one attempt, with its listeners, and a summary at the
+"""Trains a run, from a spec to a verdict: one attempt, with its listeners, and a summary at the
 end. Called by launch and resume."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from milescli.runtime.spec import RunSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSummary:
-    """The results of one of several adapters; see RunSummary."""
+    """Holds the results of one of several adapters; see RunSummary."""
 
     path: str
     steps: int
@@ -53,7 +53,7 @@ class AdapterSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """The results of a run."""
+    """Holds the results of a run."""
 
     path: str
     """The run directory."""

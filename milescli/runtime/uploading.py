@@ -1,6 +1,6 @@
-"""Where `miles export` writes: the folder that the user named, or an object store. Files of weights
-go to the store one by one, from a temporary folder, and the others at the end. Called by the
-command."""
+"""Chooses where `miles export` writes: the folder that the user named, or an object store. Files of
+weights go to the store one by one, from a temporary folder, and the others at the end. Called by
+the command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Holds the folder to write to, and what takes its files of weights away."""
+    """Holds the folder to write to, and the function that takes its files of weights away."""
 
     folder: Path
     deliver: Deliver | None
@@ -33,9 +33,9 @@ class Destination:
 
 @contextmanager
 def destination(to: str, *, output: Output) -> Iterator[Destination]:
-    """Give the folder to write to, and upload it afterwards if `--to` names a store. That is
-    checked before anything is written: it must be writable, and hold nothing but what an upload to
-    the same URL has left. Raises RecipeError, CheckpointError, StoreError."""
+    """Provide the folder to write to, and upload it afterwards if `--to` names a store. The store
+    is checked before anything is written: it must be writable, and contain nothing but what an
+    earlier upload to the same URL has left. Raises RecipeError, CheckpointError, StoreError."""
     if not is_store_url(to):
         yield Destination(folder=Path(to), deliver=None)
         return

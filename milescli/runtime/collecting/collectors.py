@@ -1,5 +1,5 @@
-"""The driver's side of processes that collect (`process`): which prompt goes to which, one order
-and one report for many groups, and another process in the place of one that dies. Order, seeds,
+"""Drives the processes that collect (`process`): decides which process samples which prompt, sends
+many orders and receives many reports at once, and replaces a process that dies. Order, seeds,
 filters and batches stay the work of `rollout.collect`."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from milescli.train.packing import lay_out
 BYTES_PER_TOKEN = 13
 """Approximate size of a sequence on its way to a rank; the watch of the ranks compares it."""
 Start = Callable[[int, list[EngineAddress]], Awaitable[ActorHandle]]
-"""Starts the process with this number, which asks these engines."""
+"""Starts the process with this number, which sends its requests to these engines."""
 
 
 class Collectors:
@@ -57,9 +57,9 @@ class Collectors:
         policies: Mapping[str, SglangFleet] | None = None,
         scorer: Callable[[], ActorHandle | None] = lambda: None,
     ) -> None:
-        """`adapter`: the one of several that they collect for. `policies`: who plays roles that are
-        not trained, by their names in `rollout.policies`. `scorer` returns the process that holds
-        the reward model now."""
+        """Set up collection. `adapter`: the one of several for which they collect. `policies`: the
+        clients of the models that play untrained roles, by their names in `rollout.policies`.
+        `scorer` returns the process that holds the reward model now."""
         self._start, self._kill = start, kill
         self._fleet, self._journal, self._repairs, self._warn = fleet, journal, repairs, warn
         self._timeout_s, self._run = recipe.machine.step_timeout_s, recipe.run.name or "RUN"
@@ -81,7 +81,7 @@ class Collectors:
         again since."""
 
     async def open(self) -> None:
-        """Start all processes. Raises what ends the start of one."""
+        """Start all processes. Raises the error of the first one that cannot start."""
         await asyncio.gather(*(self._begin(worker) for worker in self._workers))
         for following in (self._following, *self._frozen.values()):
             following.begin()
@@ -103,7 +103,8 @@ class Collectors:
         worker.ready.set()
 
     def use_scorer(self, process: ActorHandle) -> None:
-        """Let all ask this process for scores from now on: another has died."""
+        """Let all processes send requests to this process of the reward model, which replaces a
+        dead one."""
         for worker in self._workers:
             self._workers.send(worker, "use_scorer", process)
 
@@ -166,8 +167,8 @@ class Collectors:
             worker.orders.remove(ticket)
 
     def release(self, groups: Sequence[Group], *, before: int) -> None:
-        """Forget these groups, and all finished ones of prompts before that position of the source:
-        no step takes them any more."""
+        """Drop these groups, and all finished ones of prompts before position `before` of the
+        source: no step takes them any more."""
         gone = {self._ticket(group) for group in groups}
         for worker in self._workers:
             own = [
@@ -187,7 +188,8 @@ class Collectors:
     async def _serve_forever(
         self, worker: Worker, serve: Callable[[Worker], Awaitable[None]]
     ) -> None:
-        """Serve as long as the run lasts, by one process after the other."""
+        """Call `serve` with the worker as long as the run lasts; continue with its replacement if
+        it dies."""
         while True:
             await worker.ready.wait()
             handle = worker.handle
@@ -246,7 +248,7 @@ class Collectors:
             self._note(worker, report.numbers)
 
     def _distrust(self, worker: Worker, journal: SampleJournal) -> None:
-        """Let no process use what was recorded, of which this one could not read a part."""
+        """Let no process use recorded groups, because this one could not read some of its own."""
         if num_groups := journal.distrust():
             self._warn(f"{num_groups} groups of the journal are sampled again, too")
         for other in self._workers:
@@ -279,8 +281,8 @@ class Collectors:
                     request.future.set_exception(error)
 
     async def _replace(self, worker: Worker, error: WorkerDied, handle: ActorHandle | None) -> None:
-        """Start another process in the place of one that died, and ask it for all that is not
-        released: what the journal has is not sampled again, and the rest has the same seeds."""
+        """Start another process in the place of a dead one, and order all groups that are not
+        released again: the journal supplies recorded ones, and the rest have the same seeds."""
         name, began = collector_name(worker.number, self._adapter), time.monotonic()
         if refusal := self._repairs.begin(name, error):
             raise with_refusal(error, refusal)
@@ -300,7 +302,8 @@ class Collectors:
         self._repairs.done(name, began=began, source=source, lost_samples=lost)
 
     def _count_complete(self, worker: Worker) -> tuple[int, int]:
-        """Count complete samples that are not released: those in the journal, and others."""
+        """Return the numbers of complete samples that are not released: those in the journal, and
+        others."""
         recorded = lost = 0
         for one in worker.requests.values():
             if (group := one.group) is not None:
@@ -315,7 +318,7 @@ class Collectors:
     # ------------------------------------------------------------------ batches
 
     async def batch(self, items: Sequence[Group], policy: Policy, **settings: Any) -> TrainBatch:
-        """Return the batch of a step, whose sequences go from those who have them to the ranks.
+        """Return the batch of a step; the processes that hold its sequences send them to the ranks.
         `settings`: see `packing.lay_out`."""
 
         in_driver = not policy.advantages_read_tokens
@@ -375,7 +378,7 @@ class Collectors:
         )
 
     def _require_known(self, items: Sequence[Group], tickets: Sequence[int]) -> None:
-        """Raise WorkerDied where a shaped or sifted copy is of samples that are lost."""
+        """Raise WorkerDied if a group is a shaped or filtered copy of samples that are lost."""
         gone = 0
         for group, ticket in zip(items, tickets, strict=True) if self._changed else ():
             known = self._workers.of(ticket).requests[ticket].group
@@ -405,8 +408,8 @@ class Collectors:
         return pieces
 
     async def _call_when_complete(self, worker: Worker, tickets: set[int], call: Any) -> Any:
-        """Call what needs these groups; where the process dies meanwhile, once more when its
-        successor has made them again."""
+        """Call the process once it has these groups. If it dies meanwhile, repeat the call when its
+        replacement has sampled them again."""
         while True:
             await worker.ready.wait()
             if self._failure is not None:
@@ -423,7 +426,7 @@ class Collectors:
                     await asyncio.sleep(NOTICE_S)
 
     async def whole(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups with their tokens, and what the driver decided of them."""
+        """Return the groups with their tokens and with the driver's decisions about them."""
         whole = list[Group]()
         for ticket, group in ((self._ticket(group), group) for group in groups):
             fetch = partial(_fetch_whole, decided={ticket: group}, timeout_s=self._timeout_s)
@@ -448,7 +451,7 @@ async def _fetch_whole(
 
 
 MAX_REPORT_SLOWDOWN = 4.0
-"""A busy process may take this many times `machine.silence_s` for a report."""
+"""Multiple of `machine.silence_s` that a busy process may take for a report."""
 CLOSE_TIMEOUT_S = 60.0
 """Time for a process to write its queued journal records, and to end what it has started: packages
 may have containers to clean up."""

@@ -1,7 +1,7 @@
-"""A process that collects: it plays the episodes of its share of prompts, scores them, writes them
-to its part of the journal, and keeps their tokens until a step is trained on them. The driver
-(`collectors`) decides everything else from numbers. An actor hosts it, on whose event loop its
-methods run."""
+"""Collects the groups of its share of prompts, in a process of its own: plays episodes, scores
+them, writes them to its part of the journal, and keeps their tokens until a step is trained on
+them. The driver (`collectors`) makes all other decisions from numbers. An actor hosts it; its
+methods run on the actor's event loop."""
 
 from __future__ import annotations
 
@@ -148,9 +148,9 @@ class CollectorProcess:
         with_greedy: bool,
         journal: JournalPart | None,
     ) -> None:
-        """`name`: of this process; `share`: its part of the run's resources. `fleet`: arguments of
-        SglangFleet; `policies`: those of each policy that plays a role; `version`: of the engines'
-        weights. `is_paused`: weights are being sent to the engines."""
+        """Set up the process. `name`: of this process; `share`: its part of the run's resources.
+        `fleet`: arguments of SglangFleet; `policies`: those of each policy that plays a role;
+        `version`: of the engines' weights. `is_paused`: True if a weight update is in progress."""
         origin.adopt()
         self._name, self._share, self._cluster = name, share, cluster
         self._recipe = recipe = shared_recipe(recipe, share)
@@ -294,7 +294,8 @@ class CollectorProcess:
             await self._made.wait()
 
     async def cut(self, cut: Cut) -> tuple[Any, ...]:
-        """Return (None, [dp] what each rank gets of the groups that this process has)."""
+        """Return (None, [dp] the pieces that each rank gets of the groups that this process
+        has)."""
         return None, *(await in_thread(lambda: self._pieces(cut)))
 
     def _pieces(self, cut: Cut) -> list[ShardPiece]:

@@ -1,5 +1,5 @@
-"""A conversation with a model that engines are started for: an agent whose user is a person. Called
-by `miles chat`. Nothing is measured, kept or learned."""
+"""Holds a conversation between a person and a model that engines are started for: the agent's user
+is the person. Called by `miles chat`. Nothing is measured, stored or learned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from milescli.runtime.spec import RunSpec
 
 NEW, SYSTEM = "/new", "/system"
-"""Begin a new conversation; do so with a system message, which follows."""
+"""Commands of the person: begin a new conversation; begin one with a system message, which
+follows."""
 PLACEHOLDER = "hello"
 """The agent `chat` of a recipe needs a user; the person takes its place."""
 SETTINGS = {
@@ -42,12 +43,12 @@ SETTINGS = {
 }
 """Changes to a run's recipe, so that its model chats and nothing else is started."""
 ShowReply = Callable[[Reply, Sequence[tuple[str, float]]], None]
-"""Shows a reply: [tokens] (text, log-prob) stand beside it."""
+"""Shows a reply, given with [tokens] (text, log-prob)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Chat:
-    """The agent, and an `Ask` of the engines."""
+    """Plays the agent whose user is a person; `use_engines` is an `EngineUse`."""
 
     read: Callable[[], str | None]
     """Returns the person's next text; None at the end. May block."""
@@ -65,7 +66,7 @@ class Chat:
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Forget what was said."""
+        """Clear the messages of the conversation."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
@@ -95,7 +96,7 @@ class Chat:
         return {"on_piece": lambda part, text: piece(text) if part == "content" else None}
 
     def _next(self) -> str | None:
-        """Return what the person says next in this conversation; None at its end. Blocks."""
+        """Return the person's next message in this conversation; None at its end. Blocks."""
         while (text := self.read()) is not None:
             word, _, rest = text.strip().partition(" ")
             if word in (NEW, SYSTEM):
@@ -116,7 +117,7 @@ class Chat:
         step: int,
         output: Output,
     ) -> list[SetResult]:
-        """Hold conversations until the person ends the last one (an `Ask`)."""
+        """Hold conversations until the person ends the last one (an `EngineUse`)."""
         recipe = loaded_sets[0].set.recipe
         self.pieces = spec.inputs.tokenizer.pieces
         self.system = self.system or recipe.data.system_prompt or ""
@@ -138,7 +139,7 @@ class Chat:
 
     async def hold(self, play: Callable[[int], Awaitable[object]]) -> None:
         """Hold conversations until the person ends the last one. `play` holds one, by its number;
-        one in which nothing is said is not held."""
+        it is not called for a conversation without a message."""
         number = 0
         while not self.has_ended:
             if (first := await in_thread(self._next)) is not None:

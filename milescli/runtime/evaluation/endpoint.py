@@ -1,5 +1,5 @@
-"""`miles eval URL`: a model behind an OpenAI-compatible endpoint, measured from here: no device is
-taken, and nothing is started."""
+"""Implements `miles eval URL`: evaluates a model behind an OpenAI-compatible endpoint. No device is
+used, and no process is started."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from milescli.runtime.inputs.episode_parts import scorer_of
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Says how prompts of an endpoint are read: without a tokenizer, and without rows that were
+    """Provides the inputs for reading an endpoint's prompts: no tokenizer, and no rows that were
     trained on."""
 
     tokenizer: NoTokens
@@ -49,12 +49,10 @@ def evaluate_endpoint(
     environ: Mapping[str, str],
     output: Output,
 ) -> tuple[Path, list[SetResult]]:
-    """Put each set to the model at `url`, an endpoint up to its version: http://HOST:PORT/v1. The
-    folder that `eval/` is in, and one result for each set.
-
-    `folder`: None: one for the model, below that of the endpoint in `runs`. Replies are kept as
-    they come: who is stopped goes on where they end. Raises MilesError.
-    """
+    """Evaluate each set with the model at `url`, an endpoint up to its version:
+    http://HOST:PORT/v1. Return the folder that `eval/` is in, and one result for each set.
+    `folder`: None: one for the model, below that of the endpoint in `runs`. Replies are written to
+    disk as they arrive, so that a repeated call requests only the others. Raises MilesError."""
     from milescli.checkpoint.run_lock import lock
 
     url = checked_url(url)
@@ -75,7 +73,7 @@ def evaluate_endpoint(
 
 
 def checked_url(url: str) -> str:
-    """Return the address without what the program adds itself. Raises RecipeError for an address
+    """Return the URL without the path that the program appends itself. Raises RecipeError for a URL
     that cannot receive requests, and for a key in it, which would be written to disk."""
     parts = urlsplit(url)
     if not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
@@ -90,7 +88,7 @@ def checked_url(url: str) -> str:
 
 
 def _require_text_only(recipe: Recipe) -> None:
-    """Raises RecipeError for a recipe that needs the tokens that are sampled, or an engine."""
+    """Raise RecipeError if the recipe needs sampled tokens, or an engine."""
     rollout, plain = recipe.rollout, Rollout()
     extra_fields(recipe.eval.endpoint)
     needs = [
@@ -112,7 +110,7 @@ def _require_text_only(recipe: Recipe) -> None:
 
 
 def _require_text_prompts(loaded_sets: Sequence[LoadedSet]) -> None:
-    """Raises DataError for a prompt that is given as tokens."""
+    """Raise DataError if a prompt is given as tokens."""
     for one in loaded_sets:
         if as_tokens := next((prompt for prompt in one.prompts if prompt.token_ids), None):
             raise DataError(

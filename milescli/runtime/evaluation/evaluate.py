@@ -1,6 +1,6 @@
-"""`miles eval` with engines alone: evaluates checkpoints of a run that is not running, a model that
-no run made, or a converted checkpoint. `miles env play --model` starts engines in the same way to
-watch one episode."""
+"""Implements `miles eval` with engines alone: evaluates checkpoints of a run that is not running, a
+model that no run made, or a converted checkpoint. `miles env play --model` starts engines in the
+same way to watch one episode."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
 Models = Iterator[tuple[int, Path]]
 """(step, Hugging Face folder) of each model of one shape; the folder is written on demand."""
 EngineUse = Callable[..., Awaitable[Sequence[SetResult]]]
-"""What to do with engines that are ready; called like `_all_sets`."""
+"""Uses engines that are ready; called like `_all_sets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedModels:
-    """The weights that are evaluated with one start of the engines."""
+    """Holds the weights that are evaluated with one start of the engines."""
 
     name: str
     """Name as the user would type it."""
@@ -209,8 +209,8 @@ def _roles_served(plan: Plan, recipe: Recipe) -> int:
 
 
 def _trained_on(recipe: Recipe) -> Recipe:
-    """Return the recipe that reads the run's training data, without teachers and reward model: they
-    take no part here, and those of the run may be gone."""
+    """Return the recipe that reads the run's training data, without teachers and reward model: an
+    evaluation does not use them, and those of the run may no longer exist."""
     recipe = without_speculation(without_policies(unscored(untaught(recipe))))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
@@ -328,7 +328,7 @@ def serve_and_evaluate(
 
 
 def smaller_engines(spec: RunSpec, name: str) -> list[str]:
-    """Return fixes that need less memory than the engines of an evaluation did. `name`: what is
+    """Return fixes that need less memory than the engines of an evaluation needed. `name`: what is
     evaluated, as the user would type it."""
     number = max(1, spec.plan.engines.max_running_requests // 4)
     fewer = f"--set engines.max_running_requests={number}   # fewer at once, slower"

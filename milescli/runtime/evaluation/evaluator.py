@@ -1,5 +1,5 @@
 """Evaluates the engines' current weights: plays held-out prompts with the run's own agent, scores
-the samples, and writes them. Used by training, where separate engines may evaluate while it
+the samples, and writes them. Used by training, in which separate engines may evaluate while it
 continues, and by `miles eval`."""
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ from milescli.runtime.recording.side_files import SideFiles
 from milescli.workers.isolated import resolve_isolated
 
 Watch = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-"""Number of samples -> a context whose function is called with the number of new ones."""
+"""Takes the number of samples; returns a context whose function is called with the number of new
+ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class Evaluator:
         return (await self.measure(step))[0]
 
     async def measure(self, step: int) -> tuple[EvalDone, list[Group]]:
-        """Do the same as `run`; also return the scored samples."""
+        """Evaluate like `run`; also return the scored samples."""
         began, settings = time.monotonic(), self.recipe.eval
         count = len(self.prompts) * settings.samples_per_prompt
         with self.watch(count) as progress:

@@ -1,6 +1,6 @@
-"""`miles rewards`: scores the samples that a run kept with another reward, and says what would
-change. Needs no engine and no device; a reward of the user's runs in a process of its own, as in a
-run."""
+"""Implements `miles rewards`: scores the samples that a run stored with another reward, and reports
+what would change. Needs no engine and no device; a user's reward runs in a process of its own, as
+in a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SERVED = "reward_model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """One sample under both rewards."""
+    """Holds one sample with its scores under both rewards."""
 
     step: int
     prompt: Prompt
@@ -56,7 +56,7 @@ class Rescored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How two rewards score the samples of a run."""
+    """Describes how two rewards score the samples of a run."""
 
     names: tuple[str, str]
     samples: list[Rescored]
@@ -68,8 +68,8 @@ class Comparison:
     no_advantages: str
     """Why there are no advantages; empty if there are."""
     without_label: tuple[int, int]
-    """Samples that only the second reward calls right: in how many the label does not stand, of
-    how many with a label in one line."""
+    """(number of samples that only the second reward calls right and that do not contain the label,
+    number of such samples whose label is one line)."""
 
     @property
     def flips(self) -> list[Rescored]:
@@ -86,9 +86,9 @@ def compare_rewards(
     last: int | None = None,
     right_above: float = 0.0,
 ) -> Comparison:
-    """Score the kept samples of the run in `path`, of its `last` steps. `rewards`: names as
-    `rollout.reward` takes them; None, the rewards that the run recorded. Raises CheckpointError
-    where no samples were kept, RecipeError or RewardError for a reward that cannot be used."""
+    """Score the stored samples of the run in `path`, of its `last` steps. `rewards`: names as
+    `rollout.reward` takes them; None: the rewards that the run recorded. Raises CheckpointError if
+    no samples were stored, RecipeError or RewardError for a reward that cannot be used."""
     run = open_run(path)
     loaded = load_resolved(run.recipe_file)
     samples = [one for step in sample_steps(run)[-(last or 0) :] for one in read_samples(run, step)]
@@ -212,8 +212,8 @@ def _make_comparison(
 def _advantages(
     recipe: Recipe, steps: Sequence[int], groups: Sequence[Group], rewards: Sequence[list[float]]
 ) -> tuple[list[list[float]], str]:
-    """Return one number for each sample, as the recipe's estimator gives it to the groups of a
-    step; or none, and why."""
+    """Return [groups][samples of the group] advantages, as the recipe's estimator computes them for
+    the groups of a step, and an empty text; or no advantages, and the reason."""
     estimator = resolve_isolated(ADVANTAGES, recipe.train.advantage)
     name = recipe.train.advantage
     needs_more = any(getattr(estimator, f"needs_{what}", False) for what in ("greedy", "weights"))

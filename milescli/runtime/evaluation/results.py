@@ -1,4 +1,4 @@
-"""Results of evaluations on disk: writes what `miles eval` found for each set, reads it back, and
+"""Stores results of evaluations: writes those of `miles eval` for each set, reads them back, and
 compares two models by a paired test."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetResult:
-    """One set of prompts, answered by one model."""
+    """Holds the result of one set of prompts, answered by one model."""
 
     model: str
     """Name as the user typed it."""

@@ -1,6 +1,6 @@
-"""The sets of prompts that `miles eval` measures: the run's own held-out prompts, files of the
-user's, and published benchmarks, which are fetched from the hub or read from a local copy. Made
-before any device is taken."""
+"""Defines the sets of prompts that `miles eval` measures: the run's own held-out prompts, files of
+the user, and published benchmarks, which are downloaded from the hub or read from a local copy.
+They are prepared before any device is taken."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<file>.+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    """The user's options of an evaluation, besides the model."""
+    """Holds the user's options of an evaluation, besides the model."""
 
     data: Sequence[str] = ()
     """NAME=FILE or FILE; empty: the recipe's own held-out prompts."""
@@ -67,7 +67,7 @@ class EvalOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSet:
-    """Some prompts, and how they are sampled and scored."""
+    """Describes a set of prompts, and how they are sampled and scored."""
 
     name: str
     recipe: Recipe
@@ -81,7 +81,7 @@ class EvalSet:
 
     @property
     def folder(self) -> str:
-        """Name of the set's folder in `eval/`."""
+        """Return the name of the set's folder in `eval/`."""
         return folder_of(self.name)
 
 
@@ -101,8 +101,9 @@ def set_names(eval_options: EvalOptions) -> list[str]:
 
 
 def sets_of(recipe: Recipe, eval_options: EvalOptions) -> list[EvalSet]:
-    """Return the sets that the options name. Raises DataError or RecipeError where two are called
-    alike, a file is not there, or more is asked of the samples than there are; opens no file."""
+    """Return the sets that the options name, without opening a file. Raises DataError or
+    RecipeError if two have the same name, a file does not exist, or a k is larger than the number
+    of samples."""
     named = [_named(text) for text in eval_options.data]
     if not named:
         named = [(HELDOUT, None)]
@@ -123,7 +124,8 @@ def sets_of(recipe: Recipe, eval_options: EvalOptions) -> list[EvalSet]:
 def sets_of_model(
     model: str, eval_options: EvalOptions, *, environ: Mapping[str, str]
 ) -> tuple[LoadedRecipe, list[EvalSet]]:
-    """Return the recipe of a model that no run made, and what it is asked. Raises MilesError."""
+    """Return the recipe of a model that no run made, and the sets to evaluate. Raises
+    MilesError."""
     from milescli.recipe.load import load_model
 
     loaded = load_model(
@@ -139,8 +141,8 @@ def sets_of_model(
 
 
 def _named(text: str) -> tuple[str, str | None]:
-    """NAME=FILE -> both; the name of a benchmark -> the name alone; FILE -> its stem, and the
-    file."""
+    """Return (name, file) of NAME=FILE; (name, None) of the name of a benchmark; (stem, file) of
+    FILE."""
     if text in BENCHMARKS and not Path(text).is_file():
         return text, None
     match = _NAMED.fullmatch(text)
@@ -203,21 +205,21 @@ _ONLY_EVAL = dict.fromkeys(("prompts", "mix", "demonstrations", "train", "valida
 
 
 def _absolute(file: str) -> str:
-    """Return a path as seen from this folder; leaves what is no path as it is."""
+    """Return a path as an absolute path; return any other text unchanged."""
     if file.startswith(("hf:", "task:")):
         return file
     return str(Path(file).expanduser().absolute())
 
 
 def reward_model_recipe(sets: Sequence[EvalSet]) -> Recipe:
-    """Return the recipe of the set that a reward model scores, where one does; else of the
-    first."""
+    """Return the recipe of the first set that a reward model scores; if there is none, that of the
+    first set."""
     asking = (one.recipe for one in sets if one.recipe.asks_reward_model)
     return next(asking, sets[0].recipe)
 
 
 class SetInputs(Protocol):
-    """The parts of RunInputs that a set is read with."""
+    """Lists the parts of RunInputs with which a set is read."""
 
     @property
     def tokenizer(self) -> PromptEncoder:
@@ -270,7 +272,8 @@ def _warn_of_dropped(one: EvalSet, report: SourceReport, output: Output) -> None
 
 
 def _domains_of(source: FilePrompts, column: str | None) -> dict[int, str]:
-    """Raises DataError where a column that was named is not there."""
+    """Return the domains by the index of a prompt. Raises DataError if the named column does not
+    exist."""
     domains: dict[int, str] = {}
     for file in source.files:
         columns: list[str] = []
@@ -295,8 +298,8 @@ _KEY = "eval"
 def with_benchmark_settings(
     recipe: Recipe, name: str, *, sets: Sequence[str], flags: Mapping[str, str]
 ) -> Recipe:
-    """Return the recipe as the benchmark is asked, but for what the user set: `sets` and `flags` as
-    `load` takes them. Raises RecipeError."""
+    """Return the recipe with the benchmark's settings, except those that the user set: `sets` and
+    `flags` as `load` takes them. Raises RecipeError."""
     mine = set(from_command_line(sets, flags))
     wanted = {**COMMON_SETTINGS, **BENCHMARKS[name].settings, "data.eval": BENCHMARKS[name].hub}
     values = recipe.model_dump()
@@ -312,9 +315,9 @@ def with_benchmark_settings(
 
 
 def write_benchmark(name: str, given: str | None, run: RunDir, *, output: Output | None) -> Path:
-    """Write a benchmark's questions as JSONL of prompt, label and domain. `given`: a local copy, a
-    folder with the files of the hub's data set, or the one file of its split; None: fetched. Raises
-    DataError where rows are not of the published form."""
+    """Write a benchmark's questions as JSONL of prompt, label and domain. `given`: a local copy,
+    either a folder with the files of the hub's data set or the one file of its split; None:
+    download it. Raises DataError if rows do not have the published form."""
     benchmark = BENCHMARKS[name]
     folder = run.data_dir / "eval" / name
     file = _file_of(name, benchmark.hub, given, folder / "rows", output=output)

@@ -1,7 +1,7 @@
-"""The models of a run besides its policy, before any process starts: teachers, a reward model, a
-draft model, policies of roles, an adapter. Each is found, downloaded, or written from a run's
-checkpoint, and its tokenizer is compared with the policy's. Called by `run_inputs`, `planning` and
-`evaluate`."""
+"""Finds the models of a run besides its policy, before any process starts: teachers, a reward
+model, a draft model, policies of roles, an adapter. Each is found, downloaded, or written from a
+run's checkpoint, and its tokenizer is compared with the policy's. Called by `run_inputs`,
+`planning` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NUM_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuxiliaryModel:
-    """The location of such a model, as the recipe names it."""
+    """Describes the location of such a model, as the recipe names it."""
 
     what: str
     """Name for errors: `teacher`, `reward model`."""

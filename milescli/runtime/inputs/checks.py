@@ -1,6 +1,6 @@
-"""The table of what is compared before a device is taken: each check has a name, says what it
-compares, and ends as ok, with doubts, as a refusal, or as not checked with the reason. `launch`,
-`launch --dry-run`, `data check` and `doctor --recipe` all run this table."""
+"""Lists the checks that are made before a device is taken: each has a name, says what it compares,
+and ends as ok, with doubts, with a refusal, or as skipped with the reason. `launch`, `launch
+--dry-run`, `data check` and `doctor --recipe` all run this table."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from milescli.runtime.inputs.reward_trial import try_rewards
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSubject:
-    """The parts of a run's inputs that are compared. A caller that could not load one says why in
-    `missing`."""
+    """Holds the parts of a run's inputs that are compared. If the caller could not load a part,
+    `missing` says why."""
 
     recipe: Recipe
     loaded: LoadedRecipe | None = None
@@ -53,7 +53,7 @@ class CheckSubject:
     rewards_tried: bool = False
     """True if the user's rewards were called already."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Part -> why it is not here."""
+    """Name of a part -> why it could not be loaded."""
     output: Output | None = None
 
     @property
@@ -65,23 +65,23 @@ class CheckSubject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One comparison."""
+    """Describes one comparison."""
 
     name: str
     compares: str
     run: Callable[[Any], Iterable[str] | None]
-    """Yields what the user should know; raises the MilesError with which a run would be refused."""
+    """Yields doubts for the user; raises the MilesError with which a run would be refused."""
     needs: tuple[str, ...] = ()
     """Parts of the subject that it needs."""
 
 
 class CheckSkipped(Exception):
-    """A check could not be made; says why."""
+    """Reports why a check could not be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of one check."""
+    """Holds the result of one check."""
 
     name: str
     compares: str
@@ -111,7 +111,7 @@ class Outcome:
 
 
 def run_checks(checks: Iterable[Check], subject: CheckSubject) -> Iterator[Outcome]:
-    """Make each check in order."""
+    """Make each check in order, and yield its outcome."""
     for check in checks:
         made = partial(Outcome, name=check.name, compares=check.compares)
         reasons = [subject.missing[part] for part in check.needs if part in subject.missing]
@@ -127,7 +127,7 @@ def run_checks(checks: Iterable[Check], subject: CheckSubject) -> Iterator[Outco
 
 
 def require_checks(checks: Iterable[Check], subject: CheckSubject) -> list[Outcome]:
-    """Make each check, and warn of doubts. Raises the first refusal."""
+    """Make each check, warn of doubts, and return the outcomes. Raises the first refusal."""
     made = []
     for outcome in run_checks(checks, subject):
         if outcome.refusal is not None:

@@ -1,5 +1,5 @@
-"""`miles data check`: shows what a run would see of its data. Leaves no files; called by the
-command."""
+"""Implements `miles data check`: shows how a run would read its data. Leaves no files; called by
+the command."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ from milescli.runtime.inputs.run_inputs import stop_ids_of_turns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """One prompt as the model sees it, token by token."""
+    """Holds one prompt as the model sees it, token by token."""
 
     place: str
-    """Where its row stands: `row 3 of train.jsonl`."""
+    """Location of its row: `row 3 of train.jsonl`."""
     tokens: list[str]
     loss_mask: list[int]
     """[num_tokens] 1 for tokens that are learned, as in a demonstration's response. A prompt has no
@@ -81,7 +81,7 @@ class Rendered:
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """The files that one key of the recipe, or one source of its mix, names."""
+    """Describes the files that one key of the recipe, or one source of its mix, names."""
 
     name: str
     """prompts, eval, demonstrations, train, validation; or the name of a source of the mix."""
@@ -109,7 +109,7 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class DataCheck:
-    """The findings of a check."""
+    """Holds the findings of a check."""
 
     parts: list[Part]
     problems: list[MilesError] = field(default_factory=list)
@@ -201,7 +201,7 @@ def _compare(
     *,
     output: Output,
 ) -> None:
-    """Make the checks of a run."""
+    """Make the checks of a run, and add the outcomes to `check`."""
     loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
     subject = CheckSubject(
         recipe=recipe,
@@ -338,7 +338,7 @@ def _check_parts(
 
 
 def _unknown_without_model(part: Part) -> list[str]:
-    """Return what is not known without a model."""
+    """Return warnings that list what cannot be checked without a model."""
     return [
         f"{look.path} has images: only models that accept images can use it, and `--model "
         "FOLDER` counts their tokens"
@@ -355,7 +355,8 @@ def _check_rows(
     *,
     folder: Path,
 ) -> None:
-    """Check the rows of `data.train` or `data.validation`, as a run takes them."""
+    """Read the rows of `data.train` or `data.validation` as a run does, and add the findings to
+    `check`."""
     key: RowField = part.field  # type: ignore[assignment]
     try:
         sees = tokenizer.images if tokenizer is not None else OF_ANY_MODEL
@@ -393,8 +394,8 @@ def report_prompt_files(
     images: PromptImages | None = None,
 ) -> tuple[list[FileReport], list[FileRows]]:
     """Read each file that `data.<field>` names, and report bad rows. `folder`: where Arrow files
-    are written; `images`: how the model sees them. Raises DataError for what is no file of rows, or
-    lacks the columns."""
+    are written; `images`: how the model sees them. Raises DataError if a file has no rows, or lacks
+    the columns."""
     form = form_of(data, field, needs_label=needs_label, images=images)  # type: ignore[arg-type]
     reports, files, first_index = list[FileReport](), list[FileRows](), 0
     for name in names_in(getattr(data, field)):
@@ -430,8 +431,9 @@ def render_prompt(
     roles: Mapping[str, Role],
     files: Sequence[FileRows],
 ) -> list[Rendered]:
-    """Render a prompt as text, token by token; a demonstration with its response. Of an episode of
-    several `roles` what each sees; a prompt as the first does. Raises as `worked_trajectories`."""
+    """Render a prompt as text, token by token; a demonstration with its response. In an episode of
+    several `roles`, render the conversation of each role of a worked episode, and a prompt as the
+    first role sees it. Raises as `worked_trajectories`."""
     lines = {"": unsampled(prompt.token_ids, bytes(len(prompt.token_ids)))}
     worked = field == "demonstrations" and prompt.demonstration is not None
     if worked:
@@ -453,7 +455,8 @@ def render_prompt(
 
 
 def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, int]]:
-    """Return (from, up to, how many) of at most so many equal ranges. `lengths` ascending."""
+    """Return (from, up to, how many) of at most `most` ranges of equal width. `lengths` must be in
+    ascending order."""
     least = lengths[0]
     width = (lengths[-1] - least) // most + 1
     counts = Counter((length - least) // width for length in lengths)
@@ -465,8 +468,8 @@ def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, 
 def render_rows(
     rows: Sequence[Trajectory | Pair], tokenizer: ChatTokenizer, *, places: Sequence[str]
 ) -> Iterator[Rendered]:
-    """Render the first sequences that are learned from, token by token; of a pair each side.
-    `places`: where the rows of these sequences stand."""
+    """Yield the first sequences that are trained on, rendered token by token; both sides of a pair.
+    `places`: the locations of their rows."""
     for place, row in zip(places, rows, strict=False):
         sides = {"": row} if isinstance(row, Trajectory) else _sides(row)
         for name, side in sides.items():

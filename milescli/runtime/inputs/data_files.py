@@ -1,6 +1,6 @@
-"""The data of a run, before any process starts: finds or downloads files, writes tasks of other
-packages' environments as rows (`task:verifiers`, `task:harbor`), checks labels and leaks, and makes
-demonstrations. Called by `run_inputs`."""
+"""Prepares the data of a run, before any process starts: finds or downloads files, writes tasks of
+other packages' environments as rows (`task:verifiers`, `task:harbor`), checks labels and leaks, and
+makes demonstrations. Called by `run_inputs`."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def refuse_leak(
 def _pairs(
     leaks: Sequence[Leak], heldout: FilePrompts, prompts: FilePrompts, *, joined: str
 ) -> str:
-    """Name the rows of the first leaks."""
+    """Return a text that lists the rows of the first leaks."""
     pairs = [
         f"{row_named(leak.heldout, heldout.files)}{joined}{row_named(leak.prompts, prompts.files)}"
         for leak in leaks[:NUM_LEAKS_SHOWN]
@@ -367,7 +367,7 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
 
 HELDOUT = "-heldout"
 HELDOUT_EVERY = 16
-"""One prompt in sixteen is held out, whatever the seed."""
+"""One prompt in this number is held out, whatever the seed."""
 TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
     "verifiers": tasks_of_verifiers,
     "harbor": tasks_of_harbor,
@@ -376,9 +376,9 @@ TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
 
 
 def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:
-    """Return the same data, with the tasks of another package written as files of the run. The
-    recipe's `rollout` determines these tasks, so they are written before other tasks. Raises
-    RecipeError or MachineError if the package does not return them."""
+    """Return the same data, with tasks of other packages written as files of the run. The recipe's
+    `rollout` determines these tasks, so they are written before other tasks. Raises RecipeError or
+    MachineError if the package does not return them."""
     made: dict[str, str] = {}
     return data.model_copy(
         update=_with_names(

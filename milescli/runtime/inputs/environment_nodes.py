@@ -57,15 +57,15 @@ def _lives_on_nodes(rollout: Rollout) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadEnvironments:
-    """The processes that hold environments on other nodes."""
+    """Holds the processes that host environments on other nodes."""
 
     agent: EnvironmentAgent
     nodes: Sequence[NodeProcesses]
     """All nodes except the driver's."""
 
     def end(self) -> None:
-        """Play later episodes beside the driver. Call it when none is in progress; it may be called
-        more than once."""
+        """Play later episodes on the driver's node. Call it when no episode is in progress; it may
+        be called more than once."""
         self.agent.fleet.leave_nodes()
         for node in self.nodes:
             node.close()

@@ -1,6 +1,6 @@
-"""What the episodes of a run are played with, in training and in evaluation alike: how an agent
-chats (the tokenizer, SGLang's parsers of what the model writes), who scores responses, and how
-users are warned of episodes that failed."""
+"""Builds the parts that play and score episodes, in training and in evaluation alike: the chat form
+(the tokenizer, SGLang's parsers of the model's replies), the scorers of responses, and the warnings
+of episodes that failed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from milescli.runtime.recovery.engines import Engines
 
 OWN_TEMPLATE_FORM = "qwen25"
-"""How calls are written by our own template, of which SGLang knows nothing."""
+"""The form in which miles's own template writes tool calls, which SGLang does not know."""
 POLICY = "policy"
 """Name of the model in HTTP requests."""
 _PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = weakref.WeakValueDictionary()
@@ -38,8 +38,8 @@ _PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = weakref.WeakVa
 
 
 def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
-    """Return how the recipe's agent chats; None for the agent `single_turn`, which gives token ids:
-    nobody chats."""
+    """Return how the recipe's agent converts messages to tokens; None for the agent `single_turn`,
+    which passes token ids."""
     rollout = recipe.rollout
     if rollout.agent == "single_turn":
         return None
@@ -61,15 +61,15 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
 
 
 def rollout_of_source(recipe: Recipe, source: MixSource) -> Rollout:
-    """Return the recipe's `rollout`, with the reward of the source where it has one."""
+    """Return the recipe's `rollout`, with the source's own reward if it has one."""
     reward = source.reward or recipe.rollout.reward
     return recipe.rollout.model_copy(update={"reward": reward})
 
 
 def scorer_of(recipe: Recipe, server: ScoreServer | None) -> Scoring:
-    """Return the recipe's reward, bounded and retried as the recipe says; those of its mix, each
-    for the prompts of its source; and those of its roles. `server`: who holds the reward model;
-    None: the recipe names none."""
+    """Return the scorer of the recipe's reward, bounded and retried as the recipe says, with the
+    rewards of sources of its mix and of its roles. `server`: scores with the reward model; None:
+    the recipe names none."""
     usual = rewards.scorer_of(recipe.rollout, server)
     own = {
         source.called: rewards.scorer_of(rollout_of_source(recipe, source), server)
@@ -107,14 +107,14 @@ NUM_REPORTED = 3
 
 @dataclass(slots=True)
 class FirstWarnings:
-    """Passes on the first `NUM_REPORTED` warnings of failed episodes, which are played anew; the
-    figure `failed_episodes` counts all."""
+    """Passes on the first `NUM_REPORTED` warnings of failed episodes, which are repeated; the
+    metric `failed_episodes` counts all."""
 
     say: Callable[[str], None]
     num_received: int = 0
 
     def __call__(self, text: str) -> None:
-        """Report one more."""
+        """Pass on the warning if it is one of the first."""
         self.num_received += 1
         if self.num_received <= NUM_REPORTED:
             self.say(text + "; further ones are counted" * (self.num_received == NUM_REPORTED))

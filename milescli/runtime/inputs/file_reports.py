@@ -1,5 +1,5 @@
-"""What one data file holds, for `miles data check`: its layout, columns, bad and repeated rows.
-`data_check` puts the files of a recipe together."""
+"""Reports what one data file contains, for `miles data check`: its layout, columns, bad and
+repeated rows. `data_check` combines the reports of a recipe's files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from milescli.rollout.rewards.label_check import MAX_LABELS
 
 NUM_SHOWN = 5
 GAP_WORDS = frozenset(("null", "none", "nan", "na", "n/a", "nil", "<na>"))
-"""Labels that other programs write for a gap."""
+"""Labels that other programs write for a missing value."""
 NUM_MEASURED = 4096
-"""Rows that are looked at, evenly spread."""
+"""Number of rows that are inspected, evenly spaced."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FileReport:
-    """What one file holds, or some rows of it."""
+    """Describes one file, or some rows of it."""
 
     path: str
     columns: list[str]
@@ -44,7 +44,8 @@ class FileReport:
     bad: list[BadRow]
     """The first bad rows."""
     layout: str = ""
-    """Whose layout the first row has; empty: none that is known, columns are found by name."""
+    """Name of the known layout of the first row; empty if it is unknown, so that columns are found
+    by name."""
     reads: dict[str, str] = field(default_factory=dict)
     """Column that is read -> what it is."""
     learned: str | None = None
@@ -57,7 +58,7 @@ class FileReport:
     lengths: list[int] = field(default_factory=list)
     """Number of characters of some prompts, ascending; empty if tokens are counted."""
     words: list[str] = field(default_factory=list)
-    """Labels that other programs write for a gap, as `NA`; they are read as texts."""
+    """Labels that other programs write for a missing value, as `NA`; they are read as texts."""
     unit: str = "line"
     """Unit that names a row: line or row."""
     has_images: bool = False
@@ -68,7 +69,7 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageReport:
-    """The images of a part's rows that were measured, as the model sees them."""
+    """Describes the measured images of a part's rows, as the model sees them."""
 
     num_rows: int
     """Rows that have images."""
@@ -86,7 +87,7 @@ class ImageReport:
 
 
 def report_images(rows: Iterable[Sequence[Image]]) -> ImageReport | None:
-    """Return what is known of the images of rows; None if there are none."""
+    """Return a report on the images of rows; None if there are none."""
     shown = [images for images in rows if images]
     every = [image for images in shown for image in images]
     if not every:
@@ -131,7 +132,7 @@ def read_rows(
 
 
 def report_unread_file(file: DataFile, first: dict[str, object], problem: DataError) -> FileReport:
-    """Return what is known of a file whose rows are not read."""
+    """Return a report on a file whose rows are not read."""
     return FileReport(
         path=file.spelled(),
         columns=list(first),
@@ -146,7 +147,7 @@ def report_unread_file(file: DataFile, first: dict[str, object], problem: DataEr
 
 
 def report_file(rows: FileRows, first: dict[str, object]) -> FileReport:
-    """Return what is known of a file whose rows were read. `first`: its first row."""
+    """Return a report on a file whose rows were read. `first`: its first row."""
     problem = None
     try:
         rows.require_good()
@@ -176,7 +177,7 @@ def _has_images(row: DataRow | ExampleRow) -> bool:
 
 
 def gap_words(rows: FileRows) -> list[str]:
-    """Return the labels that are words for a gap."""
+    """Return the labels of the rows that are words for a missing value."""
     if rows.columns is None or rows.columns.label is None:
         return []
     labels = {row.label for row in rows.different_labels(MAX_LABELS)[0] if row.label is not None}
@@ -184,8 +185,8 @@ def gap_words(rows: FileRows) -> list[str]:
 
 
 def find_duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
-    """Return how many rows repeat the prompt of an earlier row; and the first of them, its line and
-    that of the earlier one."""
+    """Return the number of rows that repeat the prompt of an earlier row, and the first such pairs:
+    (line of the row, line of the earlier one)."""
     import numpy as np
 
     hashes = rows.rows.hashes("key")
@@ -201,8 +202,8 @@ def find_duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
 def report_example_files(
     data: Data, key: RowField, *, kind: Kind, folder: Path, images: PromptImages | None = None
 ) -> list[FileReport]:
-    """Look at each file of rows to learn from that `data.<key>` names. `images`: how the model sees
-    them. Raises DataError for a file that holds no such rows; reports bad rows."""
+    """Return a report on each file of rows to train on that `data.<key>` names. `images`: how the
+    model sees them. Raises DataError for a file without such rows; bad rows are only reported."""
     reports = []
     for name in names_in(getattr(data, key)):
         file = file_named(name, key=f"data.{key}")

@@ -1,6 +1,6 @@
-"""The dry run's check of data, tokenizer and reward: finds within seconds, in a process of its own,
-what a launch would refuse after reading them. All rows are read, and some are tokenised; nothing is
-downloaded, nothing is left behind. Called by `dry_run`."""
+"""Checks the data, tokenizer and reward of a dry run: finds within seconds, in a process of its
+own, the errors with which a launch would refuse them. All rows are read, and some are tokenised;
+nothing is downloaded, and no file remains. Called by `dry_run`."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from milescli.runtime.inputs.run_inputs import require_episode_parts, stop_ids_o
 from milescli.workers.worker import UserWorker
 
 TIMEOUT_S = 120.0
-"""Time for the process to read the data, besides the time of a reward."""
+"""Seconds for the process to read the data, in addition to the time of a reward."""
 NUM_TOKENISED = 512
 """Number of rows of a file that are tokenised; all are read."""
 
 
 class InputCheckProcess:
-    """A process that checks the inputs of one recipe; it starts at once."""
+    """Checks the inputs of one recipe in a process, which starts at once."""
 
     def __init__(self, recipe: Recipe, facts: ModelFacts) -> None:
-        """`facts`: of the recipe's model."""
+        """Start the process. `facts`: of the recipe's model."""
         self._recipe = recipe
         self._worker = UserWorker(f"{__name__}:check_inputs")
         _, self._reply = self._worker.call(recipe, facts)
 
     def outcomes(self) -> list[Outcome]:
-        """Wait for the outcomes. A check that takes too long counts as not made."""
+        """Wait for the outcomes, and return them. A check that takes too long counts as skipped."""
         bound_s = TIMEOUT_S + 2 * self._recipe.rollout.reward_timeout_s
         try:
             if not concurrent.futures.wait([self._reply], timeout=bound_s).done:
@@ -64,8 +64,8 @@ class InputCheckProcess:
 
 
 def check_inputs(recipe: Recipe, facts: ModelFacts) -> list[Outcome]:
-    """Make all checks whose inputs are on this machine. `InputCheckProcess` calls it in its
-    process."""
+    """Return the outcomes of all checks whose inputs are on this machine. `InputCheckProcess` calls
+    it in its process."""
     with tempfile.TemporaryDirectory(prefix="miles-look-") as folder:
         return list(_check_outcomes(recipe, facts, RunDir(path=Path(folder))))
 
@@ -109,7 +109,8 @@ def _check_subject(
     missing: dict[str, str],
     run: RunDir,
 ) -> tuple[CheckSubject, Outcome]:
-    """Read the data. Return what the checks compare, and whether rows and columns are valid."""
+    """Read the data. Return the inputs of the checks, and the outcome that says whether rows and
+    columns are valid."""
     own = Outcome(name="rows", compares="columns and rows of the data with what the recipe reads")
     subject = CheckSubject(recipe=recipe, facts=facts, tokenizer=tokenizer, missing=missing)
     if why := why_unread(recipe.data):

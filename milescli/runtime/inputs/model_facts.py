@@ -1,5 +1,5 @@
-"""Facts about a recipe's model from its config.json alone, before a run is planned: no weights are
-downloaded, made or loaded. `run_inputs` later reads the real files."""
+"""Reads the facts about a recipe's model from its config.json alone, before a run is planned: no
+weights are downloaded, made or loaded. `run_inputs` later reads the real files."""
 
 from __future__ import annotations
 

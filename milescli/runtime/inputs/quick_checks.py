@@ -1,6 +1,6 @@
-"""The part of the table of `checks` that takes no time: it reads the recipe, names and headers, and
-imports nothing heavy. `launch` makes these comparisons before it starts any process, the dry run
-before it plans."""
+"""Makes those checks of `checks` that take no time: they read the recipe, names and headers, and
+import nothing heavy. `launch` makes them before it starts any process, the dry run before it
+plans."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ STALLED = "stalled"
 def run_quick_checks(
     loaded: LoadedRecipe, each: Mapping[str, LoadedRecipe], *, facts: ModelFacts
 ) -> Iterator[Outcome]:
-    """Make the checks of a run, or of each of its adapters. `facts`: of its model."""
+    """Make the quick checks of a run, or of each of its adapters, and yield the outcomes. `facts`:
+    of its model."""
     for one in each.values() or [loaded]:
         yield from run_checks(RECIPE_CHECKS, CheckSubject(recipe=one.recipe))
     yield from run_checks(
@@ -132,7 +133,7 @@ RECIPE_CHECKS = (
         run=_template,
     ),
 )
-"""Checks made at once, for each adapter of a run."""
+"""Quick checks that are made for each adapter of a run."""
 RUN_CHECKS = (
     Check(
         name="weights",
@@ -161,4 +162,4 @@ RUN_CHECKS = (
         run=_name,
     ),
 )
-"""Checks made at once, for a run."""
+"""Quick checks that are made once for a run."""

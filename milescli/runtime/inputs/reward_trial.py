@@ -1,6 +1,6 @@
-"""Calls each reward of the user's once before anything starts, on the first prompt and a response
-that is made up, so that a mistake in it does not wait for the first step. Rewards that ship are not
-called: they are tested, and may cost money. Called by `checks`."""
+"""Calls each of the user's rewards once before anything starts, with the first prompt and a made-up
+response, so that a mistake in it is found before the first step. Built-in rewards are not called:
+they are tested, and may cost money. Called by `checks`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from milescli.rollout.rewards.scoring import Response, Scorer, is_temporary
 from milescli.workers.worker import CallFailed
 
 TRIAL_RESPONSE = "Let me think.\n\nThe answer is \\boxed{42}.\n#### 42"
-"""The response."""
+"""The made-up response."""
 
 
 def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) -> Iterator[str]:
-    """Call each reward, `but` those that were tried. Yield what the user should know: that a
-    service did not answer, or that an agent of the user's may give it other responses. Each call is
+    """Call each reward, except those in `but`, which were called already. Yield warnings for the
+    user: a service did not answer, or the user's agent may pass other responses. Each call is
     bounded by `rollout.reward_timeout_s`. Raises RewardError for a reward that raises, does not
     return a finite number (or one for each response), or does not return in time."""
     whole = {
@@ -68,7 +68,7 @@ async def _call(scorer: Scorer, prompt: Prompt, text: str) -> None:
 
 
 def _refusal(name: str, error: MilesError) -> RewardError:
-    """Return the same error as of a trial: a run would stop at its first response."""
+    """Return the error of the trial: a run would stop at its first response."""
     fixes = [fix for fix in error.fixes if fix.startswith("--set rollout.reward_timeout_s")]
     return RewardError(
         f"the reward `{name}` failed before the run, on a made-up response",

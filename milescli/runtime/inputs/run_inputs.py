@@ -1,5 +1,5 @@
-"""The inputs of a run, before any process starts: model folder, tokenizer, prompts, demonstrations.
-Refuses bad input."""
+"""Prepares the inputs of a run, before any process starts: model folder, tokenizer, prompts,
+demonstrations. Refuses bad input."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from milescli.runtime.inputs.run_data import load_data
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInputs:
-    """Inputs of a run, checked and tokenised."""
+    """Holds the inputs of a run, checked and tokenised."""
 
     model_dir: Path
     """A Hugging Face folder with config.json, safetensors and a tokenizer."""
@@ -84,7 +84,7 @@ class RunInputs:
     """Hugging Face folders of `rollout.policies`, which play roles, in order: engines of their own,
     the last ones of the plan, are started on them."""
     served: tuple[str, ...] = ()
-    """Served teachers of the run: address, and what is served there."""
+    """Served teachers of the run: URL and name of the model that it serves."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out rows; empty without `data.validation`."""
     checked: list[Outcome] = dataclasses.field(default_factory=list)
@@ -97,9 +97,9 @@ class RunInputs:
 
     @property
     def own_stop_ids(self) -> list[int]:
-        """Return the token that ends a turn of the chat template, where config.json and
-        generation_config.json do not have it: the run teaches it, so engines must stop at it; and
-        the tokens of images, behind which an engine would want an image."""
+        """Return the token that ends a turn of the chat template, if config.json and
+        generation_config.json do not have it: the run teaches it, so engines must stop at it. Also
+        return the tokens of images, because an engine would expect an image after one."""
         images = self.tokenizer.images
         ends = stop_ids_of_turns(self.tokenizer, self.model_dir)
         return ends if images is None else [*ends, *images.reserved_ids]
@@ -115,8 +115,8 @@ class RunInputs:
 
 
 def require_episode_parts(recipe: Recipe) -> None:
-    """Check what rollout needs of this machine, where episodes are played and scored. Raises
-    MilesError."""
+    """Raise MilesError if this machine, which plays and scores episodes, cannot run the recipe's
+    agent or rewards."""
     for rollout in rollouts_of(recipe):
         load_all_rewards(rollout)
     require_agent(recipe.rollout)
@@ -128,12 +128,9 @@ def require_episode_parts(recipe: Recipe) -> None:
 def prepare_inputs(
     recipe: Recipe, run: RunDir, *, output: Output | None = None, rewards_tried: bool = False
 ) -> RunInputs:
-    """Make, find or fetch everything; raises DataError, RecipeError, RewardError, MachineError or
-    CheckpointError before any device is taken.
-
-    `output`: where a download says how much it is, and how far; None: nowhere. `rewards_tried`:
-    those of the user were called already.
-    """
+    """Create, find or download all inputs. Raises DataError, RecipeError, RewardError, MachineError
+    or CheckpointError before any device is taken. `output`: shows size and progress of downloads;
+    None: they are not shown. `rewards_tried`: True if the user's rewards were called already."""
     require_episode_parts(recipe)
     tools = offered(recipe.rollout)
     data = with_foreign_tasks(recipe.data, recipe.rollout, run)
@@ -184,14 +181,14 @@ def prepare_inputs(
 
 
 def stop_ids_of_turns(tokenizer: ChatTokenizer, model_dir: Path) -> list[int]:
-    """Return the tokens that end a turn of the chat template, where the model's own files do not
-    have them."""
+    """Return the tokens that end a turn of the chat template and that the model's own files do not
+    list."""
     return sorted(turn_end_ids(tokenizer) - engine_stop_ids(model_dir))
 
 
 def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
-    """Return the inputs of a model that is only evaluated; prompts are loaded apart. Raises as
-    `prepare_inputs`."""
+    """Return the inputs of a model that is only evaluated; its prompts are loaded separately.
+    Raises as `prepare_inputs`."""
     model_dir = model_dir_of(recipe.model, run, output=output)
     return RunInputs(
         model_dir=model_dir,
@@ -211,7 +208,7 @@ def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None
 def with_reward_model(
     inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
 ) -> RunInputs:
-    """Return the inputs with the reward model that `recipe` asks, where it asks one. Raises as
+    """Return the inputs with the reward model of `recipe`, if it uses one. Raises as
     `prepare_inputs`."""
     folder = reward_model_folder(recipe, run, inputs.tokenizer, output=output)
     return dataclasses.replace(inputs, reward_model_dir=folder)
@@ -236,9 +233,9 @@ def load_heldout(
     base_dir: Path,
     output: Output | None,
 ) -> tuple[FilePrompts, SourceReport]:
-    """Return the prompts of `data.eval`, whose files are here, of which the first
-    `eval.num_prompts` will be asked: with labels that the recipe's reward can grade, and none that
-    was `trained` on. Raises DataError, or warns of one that nearly was."""
+    """Return the prompts of `data.eval`, whose files are local. Of the first `eval.num_prompts`,
+    which are evaluated, the reward must be able to grade the labels, and none may be in `trained`.
+    Raises DataError, or warns of a prompt that nearly equals a training prompt."""
     loaded = load_source(
         data,
         "eval",
@@ -270,8 +267,8 @@ def _critic_folder(
     *,
     output: Output | None,
 ) -> Path | None:
-    """Return the critic's model, made of the policy's folder or of `train.critic.path`. Raises
-    RecipeError where it reads other tokens than the policy."""
+    """Return the folder of the critic's model, made from the policy's folder or from
+    `train.critic.path`. Raises RecipeError if its tokenizer differs from the policy's."""
     if not recipe.has_critic:
         return None
     source = model_dir
@@ -289,7 +286,7 @@ def _critic_folder(
 
 
 def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> Path:
-    """Return the Hugging Face folder of a run's model, fetched where it is on the hub. The trainer
+    """Return the Hugging Face folder of a run's model; download it if it is on the hub. The trainer
     and the engines read it as it is: nothing is converted."""
     if model.scratch is not None:
         return run.own_model_dir

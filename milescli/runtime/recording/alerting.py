@@ -1,6 +1,6 @@
-"""Decides which events of a run are alerts, and hands them to `trackers.alerts`, in one thread per
-target of `run.alerts`. It only observes: it never changes, delays or ends a run. Entered by
-`train`; when a driver died, its parent process sends the alert by `alert_of_death`."""
+"""Decides which events of a run are alerts, and passes them to `trackers.alerts`, in one thread per
+target of `run.alerts`. It only observes: it never changes, delays or ends a run. `train` uses it;
+if a driver died, its parent process sends the alert by `alert_of_death`."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ Alert = dict[str, Any]
 def alerting(
     run: RunDir, settings: RunSettings, *, bus: EventBus, output: Output
 ) -> Iterator[None]:
-    """Send the alerts of the attempt inside; at its end wait for them within a bound. One that is
-    not delivered is a line in events.jsonl and a warning."""
+    """Send the alerts of the attempt within the context; at its end wait for them within a bound.
+    An alert that is not delivered becomes a line in events.jsonl and a warning."""
     if not told_of(settings):
         yield
         return
@@ -81,7 +81,8 @@ def alert_of_death(
 
 
 class Alerting:
-    """Sends the alerts of one attempt. A listener: what events and silence say becomes alerts."""
+    """Sends the alerts of one attempt: a listener that turns events, and long silence, into
+    alerts."""
 
     def __init__(self, run: RunDir, settings: RunSettings, *, bus: EventBus) -> None:
         self._run, self._bus, self._wanted = run, bus, frozenset(settings.alerts_on)
@@ -99,7 +100,7 @@ class Alerting:
             threading.Thread(target=self._watch, name="alerts: stall", daemon=True).start()
 
     def __call__(self, event: Event) -> None:
-        """Send what the event is worth; warn of an alert that was not delivered."""
+        """Send an alert if the event requires one; warn of an alert that was not delivered."""
         self._silence.record(event)
         if isinstance(event, OfAdapter):
             return
@@ -115,7 +116,7 @@ class Alerting:
             self._bus.emit(Notice(text=text, level="warning"))
 
     def alert_of_error(self, error: BaseException) -> None:
-        """Tell of an error that ended the attempt before it could say so."""
+        """Send the alert of an error that ended the attempt before it could emit its end."""
         if self._has_ended or isinstance(error, GeneratorExit):
             return
         cause = error.as_dict() if isinstance(error, MilesError) else {"error": repr(error)}
@@ -124,8 +125,8 @@ class Alerting:
         self._take_end(RunEnded(outcome=outcome, step=self._step, seconds=0.0, error=cause))
 
     def close(self, output: Output) -> None:
-        """Wait for what is being sent, within the bound; then say what was not delivered. A signal
-        ends the wait."""
+        """Wait for the alerts that are being sent, within the bound; then warn of those that were
+        not delivered. A signal ends the wait."""
         self._is_over.set()
         for thread in self._threads:
             thread.close("")
@@ -222,7 +223,7 @@ class SilenceMeter:
         self._is_told = False
 
     def record(self, event: Event) -> None:
-        """Take in an event."""
+        """Record an event: its time ends the current silence."""
         done = event.event if isinstance(event, OfAdapter) else event
         if isinstance(done, StepDone):
             self._steps.append(done.seconds.step_s)
@@ -235,8 +236,8 @@ class SilenceMeter:
         self._last_s, self._is_told = time.monotonic(), False
 
     def take_silence(self) -> float | None:
-        """Return the seconds of a silence that is too long, once; None where there is none, or no
-        step was done yet."""
+        """Return the seconds of a silence that is too long, once per silence; None if there is
+        none, or no step was done yet."""
         steps, silent_s = tuple(self._steps), time.monotonic() - self._last_s
         if not steps or self._is_told:
             return None

@@ -53,7 +53,8 @@ _LAYOUT = ("tp", "pp", "cp", "ep", "etp", "dp")
 
 
 def run_conditions(machine: Machine) -> dict[str, object]:
-    """Return what a run's figures depend on besides its recipe, by name, for manifest.json."""
+    """Return the conditions besides the recipe on which a run's figures depend, by name, for
+    manifest.json."""
     return {
         "miles": milescli.__version__,
         "commit": _commit(),
@@ -64,8 +65,8 @@ def run_conditions(machine: Machine) -> dict[str, object]:
 
 
 def describe_machine(machine: Machine) -> str:
-    """Describe a machine in a few words: what affects numerical results, but not how much memory is
-    free today."""
+    """Describe a machine in a few words: the properties that affect numerical results, without the
+    memory that is free today."""
     nodes, devices = len(machine.nodes), machine.nodes[0].devices
     what = f"{len(devices)} x {devices[0].name}" if devices else _processor()
     return what if nodes == 1 else f"{nodes} nodes, {what} each"

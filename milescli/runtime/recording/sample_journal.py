@@ -79,7 +79,7 @@ class OldestCheckpoint:
 
 @dataclass(slots=True)
 class _Segment:
-    """One file: the groups that finished between two checkpoints."""
+    """Describes one file, which has the groups that finished between two checkpoints."""
 
     path: Path
     size: int = 0
@@ -89,7 +89,7 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Contents:
-    """The groups in the files."""
+    """Holds what the files contain."""
 
     heads: dict[int, GroupHead] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
@@ -159,10 +159,10 @@ class SampleJournal:
     def load(
         self, *, step: int, version: int, position: int, taken: Collection[int] = ()
     ) -> str | None:
-        """Find the groups that a run may take when it continues from the checkpoint of `step`,
-        whose weights are `version`, with the source at `position` and some later positions `taken`;
-        remove the rest. Returns a sentence for the user, if there is anything to say. Raises
-        OSError if something cannot be removed."""
+        """Find the groups that a run may use when it continues from the checkpoint of `step`, whose
+        weights are `version`, with the source at `position` and some later positions `taken`;
+        remove the rest. Return a sentence for the user, or None. Raises OSError if something cannot
+        be removed."""
         found = self._contents()
         if found.identity is None:
             return None
@@ -247,7 +247,7 @@ class SampleJournal:
         return batch if fits else None
 
     def recorded(self, step: int, position: int) -> tuple[GroupHead, Place] | None:
-        """Return where the group of this position is, if `step` may take it."""
+        """Return where the group of this position is, if `step` may use it."""
         fits = self._fits(step, position)
         return (self._heads[position], self._places[position]) if fits else None
 
@@ -272,8 +272,8 @@ class SampleJournal:
             return None
 
     def distrust(self) -> int:
-        """Ignore all recorded groups: if a group is sampled again, it differs, and so do all groups
-        after it. Returns the number of ignored groups."""
+        """Ignore all recorded groups: if one group must be sampled again, it differs, and so do all
+        later groups. Return the number of ignored groups."""
         num_groups = len(self._places)
         self._places.clear()
         self._batches.clear()
@@ -321,8 +321,8 @@ class SampleJournal:
         self._do(lambda: self._append({"kind": "batch", "batch": asdict(batch)}))
 
     def checkpoint(self) -> None:
-        """Begin a checkpoint: make the files durable, remove what no resume can need, and start
-        writing again if it was given up."""
+        """Start a new file for a checkpoint: flush the files to disk, remove those that no resume
+        can need, and write again if writing had failed before."""
         self._do(self._next_segment)
         if self.on_checkpoint is not None:
             self.on_checkpoint()

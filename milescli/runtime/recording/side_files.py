@@ -1,6 +1,5 @@
-"""Files that a run writes for people and trackers, and does not need itself: events, metrics, kept
-samples. If the disk is full, the run continues and warns once. Checkpoints are written by
-`saving`."""
+"""Writes files for people and trackers that a run does not need itself: events, metrics, samples.
+If the disk is full, the run continues and warns once. Checkpoints are written by `saving`."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class SideFiles:
         self._warned = set[str]()
 
     def write(self, path: Path, text: str) -> None:
-        """Write a file completely, or not at all."""
+        """Write a file atomically."""
         with self.writing(path):
             try:
                 path.parent.mkdir(exist_ok=True)
@@ -60,8 +59,8 @@ class SideFiles:
 
 
 class LineFile:
-    """A file to which lines are appended, each written at once. An incomplete line, left by a full
-    disk or a killed writer, does not corrupt the lines after it."""
+    """Appends lines to a file, each at once. An incomplete line, left by a full disk or a killed
+    writer, does not corrupt the lines after it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,5 +1,5 @@
 """Reports a run outside of its folder: to the trackers of `run.trackers`, each in a thread, and to
-Prometheus at `run.metrics_address`. They never steer, delay or end a run. Entered by `train`;
+Prometheus at `run.metrics_address`. They never steer, delay or end a run. `train` uses it;
 `require_tracking` refuses bad settings before."""
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from milescli.trackers.base import TrackedRun, load_trackers
 from milescli.trackers.prometheus import Exposition, MetricsServer, require_free
 
 CLOSE_S = 20.0
-"""Time for all trackers to take in the rest after the run has ended."""
+"""Seconds for all trackers to receive the remaining events after the run has ended."""
 _UNREPORTED_WAIT_S = 1.0
 """Shorter waits, in seconds, are not reported."""
 FAILED = "failed"
 
 
 def require_tracking(settings: RunSettings) -> None:
-    """Check the trackers before anything starts. Raises RecipeError where a tracker cannot be had,
-    MachineError where nobody can listen at the address."""
+    """Check the trackers before anything starts. Raises RecipeError if a tracker cannot be loaded,
+    MachineError if the address cannot be used."""
     load_trackers(settings)
     if (address := metrics_address(settings)) is not None:
         require_free(*address)
@@ -38,7 +38,8 @@ def require_tracking(settings: RunSettings) -> None:
 
 @contextmanager
 def tracking_run(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Tracking]:
-    """Give trackers and Prometheus what the bus emits inside. Raises as `require_tracking`."""
+    """Pass the events that the bus emits within the context to trackers and Prometheus. Raises as
+    `require_tracking`."""
     with _metrics(spec, bus=bus, output=output):
         tracking = Tracking(spec, bus=bus, output=output)
         bus.listeners.append(tracking)
@@ -73,7 +74,7 @@ class Tracking:
         self.trackers = [one for some in self._by_adapter.values() for one in some]
 
     def __call__(self, event: Event) -> None:
-        """Hand an event on; warn of what went wrong with an earlier one."""
+        """Pass an event on; warn of errors with earlier ones."""
         if not self.trackers:
             return
         record = stamped(event)
@@ -96,7 +97,7 @@ class Tracking:
         self.close()
 
     def close(self) -> None:
-        """Close all trackers, within the bound. Only the first call counts."""
+        """Close all trackers, within the bound. Later calls do nothing."""
         deadline = time.monotonic() + CLOSE_S
         for tracker in self.trackers:
             tracker.close(FAILED)
@@ -113,7 +114,7 @@ class Tracking:
         self.trackers = []
 
     def _take_problems(self) -> list[str]:
-        """Pass on each event once, of several adapters."""
+        """Return the problems since the last call, each once even if several adapters share it."""
         return list(dict.fromkeys(text for one in self.trackers for text in one.news()))
 
 

@@ -1,6 +1,6 @@
-"""The small process behind `miles launch` and `miles resume`: it forks the driver before anything
-heavy is imported, forwards signals, reports the cause if the driver dies silently, and with
-`--supervised` restarts it.
+"""Runs the driver of `miles launch` and `miles resume` in a forked child: this small parent forks
+before anything heavy is imported, forwards signals, reports the cause if the driver dies silently,
+and with `--supervised` restarts it.
 
 If both are in the foreground of a terminal, the terminal's signals reach both, and only signals
 sent to this process alone are forwarded. Otherwise the child has its own process group, and all are
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 
 NODE_ERRORS = ("NodeDied", "NodesJoined")
-"""Kinds of errors after which a run continues in any case: `machine.on_node_loss` says how."""
+"""Kinds of errors after which a run always continues: `machine.on_node_loss` says how."""
 RESTARTABLE = (*NODE_ERRORS, "WorkerDied", "WorkerKilled", "WaitTimeout", "MachineError")
-"""Kinds of errors that may not occur in another attempt, without any change by the user."""
+"""Kinds of errors that may not occur in another attempt without a change by the user."""
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Pause before the driver restarts; it doubles each time, up to the longest."""
 
@@ -63,7 +63,7 @@ class Parent:
 
     output: Output
     start_command: str
-    """Command that starts over, for the error if a driver died before its run was created."""
+    """Command that starts the run, for the error if a driver died before its run was created."""
     resume: Callable[[Path], None]
     """Continues a run."""
     restart_on: Collection[str]
@@ -135,8 +135,8 @@ class Parent:
         )
 
     def _error_of(self, ended: Ended, *, oom_before: int | None) -> MilesError | None:
-        """Return the error that ended the driver, whether or not it was reported to the user; None
-        if it finished, or the user ended it."""
+        """Return the error that ended the driver, whether or not the user has seen it; None if it
+        finished, or the user ended it."""
         report = ended.report
         if "max_restarts" in report:
             self._limits = Fault(max_restarts=report["max_restarts"], window_s=report["window_s"])
@@ -177,7 +177,7 @@ def _as_error(fields: dict[str, Any]) -> MilesError:
 
 
 def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> MilesError:
-    """Find the cause of a silent death."""
+    """Return an error that names the cause of a silent death."""
     if "cause" in ended.report:
         return _as_error(ended.report["cause"])
     of_run = f" of run {run.name}" if run is not None else ""
@@ -211,8 +211,8 @@ def _name_of(number: int) -> str:
 
 
 def _conclude(report: Said, run: RunDir, *, error: MilesError) -> None:
-    """Write what the driver could not. If it died before its attempt began, there is something to
-    write only if the user stopped it."""
+    """Write the verdict that the driver could not write. If it died before its attempt began, there
+    is one only if the user stopped it."""
     by_user = isinstance(error, BY_USER)
     if "log_dir" in report:
         log_dir = Path(report["log_dir"])
@@ -280,7 +280,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a driver ended."""
+    """Describes how a driver ended."""
 
     pid: int
     report: Said
@@ -293,8 +293,9 @@ class Ended:
 
 def run_in_child(work: Callable[[], None], *, on_hold: Callable[[int], None]) -> Ended | None:
     """Fork; return how the child ended. In the child: call `work`, raise what it raises, and return
-    None, so that it continues like a process without this parent. Call it on a main thread without
-    others. `on_hold` gets the process id of a child that SIGSTOP stopped."""
+    None, so that it continues like a process without this parent. Call it on the main thread of a
+    process without other threads. `on_hold` receives the process id of a child that SIGSTOP
+    stopped."""
     sys.stdout.flush()
     sys.stderr.flush()
     in_foreground = _is_foreground()

@@ -42,7 +42,7 @@ measured at 2e10."""
 
 
 class WatchedFleet(Protocol):
-    """The client of the engines, as the keepers see it; see SglangFleet."""
+    """Defines the client of the engines, as the keepers use it; see SglangFleet."""
 
     on_death: Callable[[EngineDied], None] | None
 
@@ -188,7 +188,7 @@ class EngineKeeper:
         repairs: Repairs,
         join: Join,
     ) -> None:
-        """`indices`: of the fleet's engines in the plan."""
+        """Watch the engines of a fleet. `indices`: their indices in the plan."""
         self._fleet, self._indices, self._engines = fleet, indices, engines
         self._builder, self._repairs, self._join = builder, repairs, join
         self._healing: dict[int, asyncio.Task[None]] = {}
@@ -329,8 +329,8 @@ def keep_engines(
 def keep_frozen(
     fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, repairs: Repairs
 ) -> None:
-    """Replace dead engines of a fleet that gets no weights from a trainer: a new one loads those of
-    the others."""
+    """Replace dead engines of a fleet that gets no weights from a trainer: a new one loads the same
+    weights as the others."""
 
     async def join(start: Start) -> None:
         await fleet.admit(await start(), fleet.version)

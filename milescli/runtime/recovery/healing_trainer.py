@@ -32,7 +32,7 @@ WRITES = ("save", "save_adapter", "keep_adapter")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the trainer's ranks."""
+    """Describes one call of the trainer's ranks."""
 
     method: str
     args: tuple[Any, ...] = ()
@@ -42,7 +42,7 @@ class Call:
 
     @property
     def fleet(self) -> str | None:
-        """Name of the fleet whose channel must be open."""
+        """Return the name of the fleet whose channel must be open for the call."""
         return self.args[-1] if self.method in ("publish", "verify") else None
 
     @property
@@ -137,14 +137,15 @@ class RecordedCalls:
         return [each for each in self._calls if each[1].adapter == adapter]
 
     def largest(self) -> str | None:
-        """Return the adapter whose recorded batches take the most memory; None: there are none."""
+        """Return the adapter whose recorded batches take the most memory; None if there are
+        none."""
         sizes = Counter[str]()
         for _, call in self._calls:
             sizes[call.adapter or ""] += call.size_bytes
         return max(sizes, key=lambda name: sizes[name], default=None)
 
     def drop_adapter(self, adapter: str) -> None:
-        """Drop the calls of one adapter, which can then not be repeated any more."""
+        """Drop the calls of one adapter; they cannot be repeated afterwards."""
         self._drop(lambda _, call: call.adapter == adapter)
 
     def forget(self, adapter: str) -> None:
@@ -304,7 +305,8 @@ class HealingTrainer(Trainer):
         return result
 
     async def _copy(self, copies: Copies) -> None:
-        """Copy the current state if a copy is due. If ranks die of it, the next call notices."""
+        """Start a copy of the current state if one is due. If ranks die meanwhile, the next call
+        notices."""
         copies.count_step()
         if not self._saving:
             with suppress(WorkerDied, WaitTimeout):
@@ -435,7 +437,7 @@ class HealingTrainer(Trainer):
 
 
 class AdapterTrainer(Trainer):
-    """The trainer of one of several adapters: makes every call in that adapter's turn."""
+    """Makes the calls of one of several adapters, each in that adapter's turn."""
 
     def __init__(self, trainer: HealingTrainer, name: str) -> None:
         self._trainer, self.adapter = trainer, name

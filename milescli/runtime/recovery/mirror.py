@@ -1,7 +1,7 @@
-"""Copies of a run's checkpoints in an object store (`checkpoint.mirror`): a thread uploads each
+"""Copies a run's checkpoints to an object store (`checkpoint.mirror`): a thread uploads each
 complete checkpoint with the records that `miles resume` needs, and removes old copies as the disk's
-are. Nothing waits for it but the end of the run, within a bound; whatever the store does, the run
-goes on.
+are removed. Only the end of the run waits for it, within a bound; if the store fails, the run
+continues.
 
     URL/NAME/made/...            model and data that miles made for the run, once
     URL/NAME/step_N/run/...      recipe, plan, manifest, events, journal, as of this checkpoint
@@ -102,14 +102,14 @@ class Mirror:
         return None if url is None else cls(_store(url, run), run, checkpoints)
 
     def begin(self) -> None:
-        """Start the thread, with what an earlier attempt may have left unfinished."""
+        """Start the thread, first with uploads that an earlier attempt may have left unfinished."""
         if complete := self._checkpoints.steps():
             self.enqueue(complete[-1])
         self._thread.start()
 
     def enqueue(self, step: int) -> None:
-        """Queue a complete checkpoint for upload; never waits. Checkpoints that the run needs for
-        its reference come first, until they are copied."""
+        """Queue a complete checkpoint for upload, without waiting. Checkpoints that the run needs
+        for its reference come first, until they are copied."""
         with self._changed:
             needed = self._checkpoints.protect - self._copied - {step}
             self._waiting = [one for one in self._checkpoints.steps() if one in needed] + [step]
@@ -123,12 +123,12 @@ class Mirror:
 
     @property
     def has_pending(self) -> bool:
-        """Return True if a checkpoint is being copied, or waits to be."""
+        """Return True if a checkpoint is being copied, or is queued."""
         with self._changed:
             return self._thread.is_alive() and bool(self._waiting or self._current is not None)
 
     def emit_news(self, bus: EventBus) -> None:
-        """Emit what happened since the last call, on the caller's thread."""
+        """Emit the events since the last call, on the caller's thread."""
         with suppress(queue.Empty):
             while True:
                 bus.emit(self._news.get_nowait())

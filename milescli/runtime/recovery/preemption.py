@@ -1,7 +1,6 @@
-"""Notices that this machine will be taken away, and when: SLURM's signal before a time limit, and
-what the metadata service of a cloud says of a spot instance. A thread asks the service;
-`PaceEstimate` knows whether a step and a save still fit before the end. Steers nothing itself; see
-`Attempt`."""
+"""Watches for notices that this machine will be taken away, and when: SLURM's signal before a time
+limit, and a cloud's metadata service for spot instances, which a thread polls. `PaceEstimate`
+estimates whether a step and a save still fit before the end. Only reports; see `Attempt`."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ GRACE_VARIABLE, ADDRESS_VARIABLE = "MILES_GRACE_S", "MILES_METADATA_URL"
 """Seconds from SIGUSR1 to the end of this machine; base address of the metadata service."""
 GRACE_S = 120.0
 GCE_GRACE_S = 30.0
-"""Google gives so many seconds, and does not say when they began."""
+"""Seconds that Google gives; it does not say when they began."""
 EVERY_S, ANSWER_S = 5.0, 2.0
 """Seconds between two requests; time limit of one."""
 MAX_REPLY_BYTES = 1 << 20
@@ -39,15 +38,14 @@ _TOKEN_S = 21_600
 _ENDING = ("Preempt", "Terminate", "Reboot", "Redeploy")
 """Scheduled events of Azure that end the processes of a machine."""
 _MARGIN, _ROOM_S = 1.5, 3.0
-"""A save may take so many times as long as the longest of the last ones, and so many seconds
-more."""
+"""A save may take this multiple of the longest of the last ones, plus this many seconds."""
 # a proxy is no way to this machine's own metadata
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """Announces that this machine will be taken away."""
+    """Describes the announcement that this machine will be taken away."""
 
     why: str
     """Source of the notice."""
@@ -68,8 +66,8 @@ def of_signal(environ: Mapping[str, str]) -> Preemption:
 
 
 NoticeQuery = Callable[[str, dict[str, str]], Preemption | None]
-"""(base address, what to keep until the next question) -> the notice if there is one. Raises
-OSError, ValueError, LookupError, TypeError if the service says something else."""
+"""(base address, state to keep until the next query) -> the notice, or None. Raises OSError,
+ValueError, LookupError, TypeError if the service replies in another form."""
 
 
 def _aws(base: str, state: dict[str, str]) -> Preemption | None:
@@ -124,13 +122,13 @@ def _azure(base: str, state: dict[str, str]) -> Preemption | None:
 
 _CLOUDS: dict[str, NoticeQuery] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
 _ADDRESS = "http://169.254.169.254"
-"""Of the metadata service, in each of these clouds."""
+"""Address of the metadata service, equal in all these clouds."""
 
 
 def _reply(
     url: str, headers: Mapping[str, str], *, method: str = "GET", none_is_404: bool = False
 ) -> str | None:
-    """Return the text; None if there is no such thing and `none_is_404`. Raises OSError,
+    """Return the text of a reply; None if the status is 404 and `none_is_404`. Raises OSError,
     PermissionError if the token is not accepted."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
@@ -146,7 +144,7 @@ def _reply(
 
 
 class PreemptionWatch:
-    """A thread that asks the metadata service of a cloud until it announces the end."""
+    """Polls the metadata service of a cloud in a thread until it announces the end."""
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class PreemptionWatch:
         on_trouble: Callable[[str], object],
         every_s: float = EVERY_S,
     ) -> None:
-        """`on_notice`, `on_trouble`: called once at most each, in the thread."""
+        """Set up the thread. `on_notice`, `on_trouble`: called at most once each, in the thread."""
         self._base = (environ.get(ADDRESS_VARIABLE) or _ADDRESS).rstrip("/")
         self._cloud, self._kept, self._every_s = _CLOUDS[cloud], dict[str, str](), every_s
         self._on_notice, self._on_trouble = on_notice, on_trouble
@@ -165,11 +163,11 @@ class PreemptionWatch:
         self._thread = threading.Thread(target=self._run, name="preemption", daemon=True)
 
     def start(self) -> None:
-        """Ask at once, and then every few seconds."""
+        """Start polling: at once, and then every few seconds."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop asking; never waits."""
+        """Stop polling, without waiting for the thread."""
         self._is_over.set()
 
     def _run(self) -> None:
@@ -194,7 +192,7 @@ class PreemptionWatch:
 
 
 class PaceEstimate:
-    """Knows how long steps, saves and copies of this attempt take. A listener of events."""
+    """Estimates how long steps, saves and copies of this attempt take. A listener of events."""
 
     def __init__(self) -> None:
         self._steps, self._saves = deque[float](maxlen=5), deque[float](maxlen=3)
@@ -203,7 +201,7 @@ class PaceEstimate:
         """Time at which the last step was completed."""
 
     def __call__(self, event: Event) -> None:
-        """Take in what took how long."""
+        """Record the seconds that an event reports."""
         if isinstance(event, OfAdapter):
             event = event.event
         if isinstance(event, StepDone | RowStepDone):
@@ -217,8 +215,8 @@ class PaceEstimate:
 
     @property
     def step_left_s(self) -> float:
-        """Return the seconds that the current step takes yet, by the mean of the last ones; a whole
-        step if it is overdue, infinity if none was done."""
+        """Return the estimated remaining seconds of the current step, by the mean of the last ones;
+        a whole step if it is overdue, infinity if no step was done."""
         if not self._steps:
             return math.inf
         mean = sum(self._steps) / len(self._steps)

@@ -1,6 +1,6 @@
-"""All trainer ranks as one Trainer: `RankGroup` makes the same call on every rank, with time limits
-and names. It lives in the driver; the ranks are actors. `RankWatch` checks each second whether they
-live, answer and make progress; `healing_trainer` acts on it."""
+"""Presents all trainer ranks as one Trainer: `RankGroup` makes the same call on every rank, with
+time limits and names. It lives in the driver; the ranks are actors. `RankWatch` checks each second
+whether they live, answer and make progress; `healing_trainer` replaces them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROFILES = ("start_profile", "stop_profile")
 TRACE_TIMEOUT_S = 600.0
 """Time limit of writing a trace with many events."""
 DEATH_GRACE_S = 5.0
-"""Seconds for which a dead process is searched that explains the errors of others."""
+"""Seconds to search for a dead process that explains the errors of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Hang:
 
 @dataclass(slots=True)
 class RankGroup(Trainer):
-    """A trainer over the actors of its ranks."""
+    """Implements Trainer over the actors of its ranks."""
 
     cluster: Cluster
     ranks: list[ActorHandle]
@@ -106,8 +106,8 @@ class RankGroup(Trainer):
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method on every rank. Each rank gets the shard of its data-parallel rank in place
-        of a batch; a shard is put into shared memory once. A profile is of some ranks, whose
-        numbers are the first argument. Returns one result if the method joins them, else [ranks].
+        of a batch; a shard is put into shared memory once. For a profile, the first argument lists
+        the numbers of the ranks to call. Returns one result if the method joins them, else [ranks].
         Raises the error that best names the first cause."""
         numbers, timeout_s = list(range(len(self.ranks))), self.step_timeout_s
         if method in PROFILES:
@@ -157,7 +157,7 @@ TIMED_METHODS = ("step", "apply", "score", "measure", "ask_teachers", "publish",
 """Methods that take about equally long each time for batches of similar size. A save waits for
 disks, and has its own time limit."""
 MAX_SLOWDOWN = 5.0
-"""The same call may take this many times the longest so far."""
+"""Multiple of the longest time so far that the same call may take."""
 
 
 class RankWatch:
@@ -191,7 +191,8 @@ class RankWatch:
             self._doing = None
 
     def _longest_of(self, method: str, bits: int) -> float:
-        """Return the most seconds for a batch of at least half the size; 0.0: never done."""
+        """Return the most seconds that a call took for a batch of at least half the size; 0.0 if
+        there was none."""
         seconds = self._longest.items()
         return max(
             (s for (what, size), s in seconds if what == method and size >= bits - 1), default=0.0
@@ -217,7 +218,8 @@ class RankWatch:
         return await self._overdue(ranks)
 
     async def _overdue(self, ranks: RankGroup) -> WorkerDied | None:
-        """Return the error if ranks that all answer take far longer than ever; else None."""
+        """Return the error if all ranks answer, but the call takes far longer than ever before;
+        else None."""
         if self._doing is None:
             return None
         method, silence = self._doing

@@ -1,4 +1,4 @@
-"""Limits how often dead processes are restarted, and reports it."""
+"""Limits how often dead processes are restarted, and reports restarts as events."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ E = TypeVar("E", bound=MilesError)
 T = TypeVar("T")
 
 SAME_STEP_LIMIT = 3
-"""Deaths of one process at one step after which the run ends: the step itself kills it."""
+"""Number of deaths of one process at one step after which the run ends: the step itself kills
+it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Restarts:
-    """Counts restarts, and says whether one more is allowed."""
+    """Counts restarts, and decides whether another one is allowed."""
 
     limits: Fault
     unit: str = "step"
-    """Name of what is counted: processes die at one."""
+    """Unit of a process's progress, for messages: a step, or a request."""
     total: int = 0
     _times: deque[float] = field(default_factory=deque)
     _at_step: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -50,7 +51,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repairs:
-    """What every keeper of a run needs to replace dead processes."""
+    """Holds what every keeper of a run needs to replace dead processes."""
 
     bus: EventBus
     restarts: Restarts

@@ -1,6 +1,6 @@
 """Ends a run that its user stops when there is nothing more to save: during preparation, during its
 start, or by a second signal. Its state is then `stopped`, and `miles resume` continues it. Called
-by launch, resume, train and by the parent of a driver."""
+by launch, resume, train and the parent of a driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = {
     signal.SIGUSR1: "SIGUSR1 (this machine is taken away)",
 }
 BY_USER = (Stopped, Interrupted, Terminated)
-"""Errors of a run that did not fail: its user stopped it."""
+"""Errors of a run that its user stopped: it did not fail."""
 
 
 def stop_signals() -> list[signal.Signals]:

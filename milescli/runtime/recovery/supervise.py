@@ -172,7 +172,7 @@ T = TypeVar("T")
 
 
 class StopFlag:
-    """Set when the user asked for the end; the loop checks it at safe points."""
+    """Reports to the loop that the user asked for the end; the loop checks it at safe points."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -204,7 +204,7 @@ class StopFlag:
 
     async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which must change nothing that has to be saved. If the flag
-        is set meanwhile, cancel it and raise Stopped."""
+        is set meanwhile, cancel the work and raise Stopped."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,7 +256,7 @@ class StartWatch:
                     os.kill(pid, signal.SIGKILL)
 
     def _stopped_processes(self) -> dict[int, str]:
-        """Return id -> command of the stopped processes."""
+        """Return process id -> command of the stopped processes."""
         stopped = [pid for pid in processes_of(self._token) if is_stopped_process(pid)]
         commands = {pid: _command_of(pid) for pid in stopped}
         return {

@@ -1,5 +1,5 @@
-"""The HTTP side of a service, as clients of the Tinker API speak to it: routes, keys, and what is
-wrong with a request. What is done is in `clients`."""
+"""Serves the Tinker API over HTTP: routes, keys, and errors of requests. `clients` does the
+work."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from milescli.runtime.service.wire import (
 PREFIX = "/api/v1"
 PROTO = "application/x-protobuf"
 WAIT_S = 20.0
-"""How long a request for a result waits; clients ask again, and give up after 45 s."""
+"""Longest wait of a request for a result; clients repeat it, and give up after 45 s."""
 MAX_SAMPLES = 1024
 """Largest number of sequences of one request."""
 _ONE_AFTER_THE_OTHER = {"parallel_fwdbwd_chunks": False}
-"""For clients: parts of a pass come in order, so that sums are the same each time."""
+"""Tells clients to send the parts of a pass in order, so that sums are the same each time."""
 
 Body = dict[str, Any]
 Handler = Callable[[Body, str], Awaitable[Any]]
@@ -107,7 +107,7 @@ class Api:
     def _guarded(
         self, answer: Callable[[str, Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Let tenants through, and say what is wrong with a request."""
+        """Return the handler for tenants only, which replies with an error for a bad request."""
 
         async def guarded(request: Request) -> Response:
             tenant = self._tenant(request)

@@ -1,5 +1,5 @@
-"""Sessions, adapters and samplers of a service's clients. Keeps ids, the order of requests and
-ownership; the trainer's ranks and the engines compute."""
+"""Manages sessions, adapters and samplers of a service's clients: ids, the order of requests and
+ownership. The trainer's ranks and the engines compute."""
 
 from __future__ import annotations
 
@@ -39,18 +39,19 @@ from milescli.train.base import Stepped
 from milescli.train.optimizers import AdamStep
 
 SILENT_S = 1800.0
-"""A session without a heartbeat for so long has ended; clients send one each 10 s."""
+"""A session without a heartbeat for this many seconds has ended; clients send one every 10 s."""
 MAX_ADAPTERS = 64
 MEMORY_SHARE = 0.8
-"""Of the main memory that is available when the server is ready, for adapters between turns."""
+"""Share of the main memory available when the server is ready that adapters may use between
+turns."""
 """Adapters that are trained at a time: each lies in host memory with its moments."""
 KEEP_SAMPLERS = 32
-"""Newest samplers without a name that stay of an adapter."""
+"""Number of the newest unnamed samplers that are kept of an adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceModel:
-    """Describes what a service trains."""
+    """Describes the model that a service trains."""
 
     name: str
     """Name of the base model, as clients use it."""
@@ -61,7 +62,7 @@ class ServiceModel:
 
     @property
     def adapter(self) -> str:
-        """Describe the shape of all adapters."""
+        """Return the shape of all adapters, in words."""
         shape = self.shape
         without = f" without {', '.join(shape.exclude)}" if shape.exclude else ""
         return (
@@ -70,7 +71,7 @@ class ServiceModel:
         )
 
     def adapter_notice(self) -> str:
-        """Say what every adapter is, whatever a client asks for."""
+        """Return a notice that states the shape of every adapter, whatever a client requests."""
         return (
             f"adapters of this server: {self.adapter}; the output layer has none, also with "
             "train_unembed=True"
@@ -87,7 +88,7 @@ class ServiceModel:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One client, from `create_session` on."""
+    """Holds one client's session, from `create_session` on."""
 
     tenant: str
     last_heartbeat: float = field(default_factory=time.monotonic)
@@ -95,7 +96,7 @@ class Session:
 
 @dataclass(slots=True, kw_only=True)
 class Model:
-    """One adapter that is trained."""
+    """Describes one adapter that is trained."""
 
     id: str
     tenant: str
@@ -107,7 +108,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """What one sampling client uses."""
+    """Describes what one sampling client uses."""
 
     tenant: str
     session: str
@@ -116,13 +117,14 @@ class Sampler:
     path: str | None = None
     """URI of the state, if it has a name."""
     model: str | None = None
-    """The adapter that it was made of without a name; None: it has one, or is the base model."""
+    """Id of the adapter of which it is an unnamed sampler; None: it has a name, or samples the base
+    model."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Clients:
-    """All clients of a service. Belongs to one event loop. Methods raise ClientError for what a
-    client cannot have, in words for it."""
+    """Manages all clients of a service. Belongs to one event loop. Methods raise ClientError,
+    worded for the client, for requests that cannot be met."""
 
     service_model: ServiceModel
     trainer: ServiceTrainer
@@ -135,8 +137,8 @@ class Clients:
     _adapter_slot: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def limit_adapters(self, available_bytes: int) -> int:
-        """Train at most as many adapters as main memory has room for between their turns, and at
-        least one. Returns the bytes of each."""
+        """Limit the number of adapters to those that fit into main memory between their turns, but
+        at least one. Return the bytes of each."""
         of_ranks: list[int] = await self.trainer.call("client_bytes")
         each = sum(of_ranks)
         room = int(MEMORY_SHARE * available_bytes) // each
@@ -144,13 +146,13 @@ class Clients:
         return each
 
     def new_session(self, tenant: str) -> str:
-        """Begin a session; returns its id."""
+        """Create a session; return its id."""
         number = secrets.token_hex(16)
         self.sessions[number] = Session(tenant=tenant)
         return number
 
     def record_heartbeat(self, session: str, tenant: str) -> None:
-        """Take a heartbeat."""
+        """Record that the session's client is alive."""
         self._session(session, tenant).last_heartbeat = time.monotonic()
 
     def _session(self, number: str, tenant: str) -> Session:
@@ -169,7 +171,7 @@ class Clients:
         return found
 
     async def create(self, number: str, session: str, tenant: str, wanted: dict[str, Any]) -> Model:
-        """Begin an adapter by a client's `lora_config`."""
+        """Create an adapter as a client's `lora_config` describes."""
         rank = wanted.get("rank", self.service_model.shape.rank)
         if rank != self.service_model.shape.rank:
             raise ClientError(
@@ -197,13 +199,13 @@ class Clients:
             return made
 
     async def unload(self, model: Model) -> None:
-        """Forget an adapter; what was saved stays."""
+        """Remove an adapter; its saved states stay."""
         async with model.turn:
             if self._models.pop(model.id, None) is not None:
                 await self.trainer.call("drop_adapter", model.id)
 
     async def compute(self, model: Model, request: PassRequest) -> PassResult:
-        """Make a pass, which adds to the model's gradients unless it is only forward."""
+        """Run a pass, which adds to the model's gradients unless it is only forward."""
         async with model.turn:
             batch = await in_thread(lambda: batch_of(request, self.service_model.limits))
             each: list[Stepped] = await self.trainer.call(
@@ -216,7 +218,7 @@ class Clients:
         )
 
     async def step(self, model: Model, adam: dict[str, Any]) -> JsonResult:
-        """Make an optimizer step."""
+        """Run an optimizer step."""
         step = AdamStep(
             lr=_number(adam, "learning_rate", 1e-4),
             beta1=_number(adam, "beta1", 0.9, below=1.0),
@@ -254,7 +256,7 @@ class Clients:
         return JsonResult({"type": "save_weights", "path": info.path})
 
     async def load(self, model: Model, path: str, *, with_optimizer: bool) -> JsonResult:
-        """Go on from a training state."""
+        """Continue from a training state."""
         folder, info = self.states.find(path, tenant=model.tenant, kind="weights")
         self.service_model.require_own(info)
         async with model.turn:
@@ -266,7 +268,7 @@ class Clients:
     async def create_from(
         self, number: str, session: str, tenant: str, path: str, *, with_optimizer: bool
     ) -> JsonResult:
-        """Begin an adapter with a training state."""
+        """Create an adapter from a training state."""
         _, info = self.states.find(path, tenant=tenant, kind="weights")
         model = await self._begin(number, session, tenant, seed=info.seed)
         try:
@@ -299,7 +301,7 @@ class Clients:
         return JsonResult({"type": "save_weights_for_sampler", **place})
 
     def new_sampler(self, number: str, session: str, tenant: str, path: str | None) -> None:
-        """Begin a sampling client of a saved adapter; None: of the base model."""
+        """Create a sampling client of a saved adapter; None: of the base model."""
         self._session(session, tenant)
         folder = None
         if path is not None:
@@ -317,7 +319,7 @@ class Clients:
     async def sample(
         self, sampler: Sampler, request: GenerateRequest, count: int, *, scores_prompt: bool
     ) -> SampleResult:
-        """Sample `count` sequences, each by a seed of its own."""
+        """Sample `count` sequences, each with its own seed."""
         seed = random.randrange(2**31) if request.seed is None else request.seed
         async with self.samplers.fleet_with(sampler.folder) as fleet:
             requests = [fleet.generate(replace(request, seed=seed + i)) for i in range(count)]
@@ -348,7 +350,7 @@ class Clients:
         )
 
     async def _drop_samplers(self, numbers: Sequence[str]) -> None:
-        """Forget samplers, and the files of those without a name."""
+        """Remove samplers, and the files of those without a name."""
         gone = [self._sampling.pop(number) for number in numbers]
         for folder in [each.folder for each in gone if each.folder and each.model]:
             await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))

@@ -1,5 +1,5 @@
-"""Requests that take a while: a client is given an id at once, and asks for the result later. An id
-is made of what the client counts, so that a request that is sent twice is done once."""
+"""Manages requests that take long: a client receives an id at once, and requests the result later.
+An id is made of what the client counts, so that a request that is sent twice is done once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_OPEN = 4096
 
 
 class Result(Protocol):
-    """The result of a request, in the formats of the API."""
+    """Defines the result of a request, in the formats of the API."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -29,7 +29,7 @@ class Result(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JsonResult:
-    """A result that is only JSON."""
+    """Holds a result that is only JSON."""
 
     fields: dict[str, Any]
 
@@ -39,7 +39,7 @@ class JsonResult:
 
 
 class Unknown(LookupError):
-    """Reports an id that is not of this tenant, or whose result was forgotten."""
+    """Reports an id that does not belong to this tenant, or whose result was dropped."""
 
 
 class TooMany(Exception):
@@ -55,7 +55,7 @@ class _Future:
 
 @dataclass(slots=True)
 class Futures:
-    """All requests of a service. Belongs to one event loop."""
+    """Holds all requests of a service. Belongs to one event loop."""
 
     on_fault: Callable[[str], None]
     """Called with a few lines about a fault that was not the client's."""
@@ -64,8 +64,8 @@ class Futures:
     _all: dict[str, _Future] = field(default_factory=dict)
 
     def begin(self, number: str, tenant: str, work: Callable[[], Awaitable[Result]]) -> None:
-        """Begin what has not begun under this id. Raises TooMany, or Unknown where the id is of
-        another tenant."""
+        """Start the work unless it was started under this id. Raises TooMany, or Unknown if the id
+        belongs to another tenant."""
         self._forget()
         if (known := self._all.get(number)) is not None:
             if known.tenant != tenant:
@@ -83,7 +83,8 @@ class Futures:
         self.num_ended += 1
 
     async def result(self, number: str, tenant: str, *, within_s: float) -> Result | None:
-        """Return the result; None: it is not there yet, or the server ends. Raises Unknown."""
+        """Return the result; None if it is not ready within the time, or the server ends. Raises
+        Unknown."""
         found = self._all.get(number)
         if found is None or found.tenant != tenant:
             raise Unknown(number)
@@ -92,14 +93,14 @@ class Futures:
         return found.task.result() if is_there else None
 
     async def close(self) -> None:
-        """Give up what is open."""
+        """Cancel the open requests."""
         tasks = [each.task for each in self._all.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _done(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Return the result of `work`; a failure becomes one, too."""
+        """Return the result of `work`; a failure is returned as a result, too."""
         try:
             return await work()
         except ClientError as error:

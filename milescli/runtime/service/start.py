@@ -1,5 +1,6 @@
-"""`miles serve --recipe`: from a recipe to a service that answers until a signal. The trainer and
-the engines are those of a run that trains several adapters; here clients say what they do."""
+"""Implements `miles serve --recipe`: starts a service from a recipe that answers until a signal.
+Trainer and engines are those of a run that trains several adapters; here clients decide what they
+do."""
 
 from __future__ import annotations
 
@@ -59,13 +60,13 @@ NUM_SLOTS = 8
 SLOT = "slot"
 """Prefix of the engines' names of adapters."""
 RECOVERY = "recovery"
-"""Folder in that of the service, with trained adapters for ranks that are restarted."""
+"""Folder in that of the service that holds trained adapters for restarted ranks."""
 FORGET_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """Options of a service, besides its recipe."""
+    """Holds the options of a service, besides its recipe."""
 
     name: str
     """Folder of the service, below `services` in that of runs."""
@@ -74,14 +75,14 @@ class ServiceOptions:
     keys: Mapping[str, str]
     """Key -> tenant."""
     listener: socket
-    """Socket for requests; those that come before it is ready wait."""
+    """Socket for requests; those that arrive before the service is ready wait."""
     ready: Callable[[str, Path], None]
     """Called once with the base model's name and the service's folder, when it answers."""
 
 
 def serve_training(loaded: LoadedRecipe, options: ServiceOptions, *, output: Output) -> None:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP. What clients saved stays in the service's folder, from
-    which a later server of this name goes on. Raises MilesError."""
+    """Serve until Ctrl-C, SIGTERM or SIGHUP. Saved states stay in the service's folder, from which
+    a later server of this name continues. Raises MilesError."""
     loaded = with_absolute_paths(loaded)
     loaded = replace(loaded, recipe=_service_recipe(loaded.recipe, num_slots=options.num_slots))
     recipe = loaded.recipe
@@ -110,8 +111,8 @@ def serve_training(loaded: LoadedRecipe, options: ServiceOptions, *, output: Out
 
 
 def _service_recipe(recipe: Recipe, *, num_slots: int) -> Recipe:
-    """Return the recipe of the same model, machine and adapter, and nothing that a run would do:
-    clients choose losses, data and settings of the optimizer. Raises RecipeError."""
+    """Return a recipe with the same model, machine and adapter, and without everything else of a
+    run: clients choose losses, data and optimizer settings. Raises RecipeError."""
     train = recipe.train
     faults: dict[str, tuple[bool, str, str]] = {
         "no adapter": (not train.lora.is_on, "clients train adapters of one shape", "--lora 32"),
@@ -168,7 +169,7 @@ def _service_recipe(recipe: Recipe, *, num_slots: int) -> Recipe:
 
 
 def _require_planned(plan: Plan) -> None:
-    """Raises FitError for what is not served yet."""
+    """Raise FitError if the plan has a layout that is not supported here yet."""
     if any(slot.node for slot in plan.slots):
         raise FitError(
             "the plan has several computers",
@@ -250,7 +251,7 @@ def _serve(
 
 
 def _repairs(spec: RunSpec, num_requests: Callable[[], int], *, output: Output) -> Repairs:
-    """`num_requests`: that ended."""
+    """Return the limits of restarts. `num_requests`: returns the number of finished requests."""
     from milescli.runtime.recovery.engine_keepers import warn_of_losses
     from milescli.runtime.recovery.restarts import Repairs, Restarts
 
@@ -275,7 +276,7 @@ async def _serve_clients(
     *,
     output: Output,
 ) -> None:
-    """Answer clients until it is cancelled by a signal, which is the end that is expected."""
+    """Serve clients until a signal cancels this, which is the expected end."""
     from milescli.runtime.service.app import Api
     from milescli.runtime.service.clients import MAX_ADAPTERS, Clients, ServiceModel
     from milescli.runtime.service.datums import Limits
