@@ -279,7 +279,7 @@ class EnvironmentFleet:
             async with asyncio.timeout_at(sent.ends):
                 if sent.call is None:
                     sent.call = await process.begin(episode.number, sent.what)
-                answered = await sent.call.again()
+                answered = await sent.call.wait_again()
         except TimeoutError:
             where = await self._where(place, process, episode)
             place.give_up(process)

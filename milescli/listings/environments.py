@@ -22,7 +22,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
 from milescli.rollout.environment_contract import NUM_EPISODES, EnvironmentCheck
 from milescli.rollout.environments import numbered_rows, require
-from milescli.workers.isolated import Isolated
+from milescli.workers.isolated import IsolatedPlugin
 
 CHECK_TIMEOUT_S = 120.0
 
@@ -109,7 +109,7 @@ def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Environ
     plugin = ENVIRONMENTS.resolve(name)
     require(plugin, settings)
     rows = rows_of(data)
-    there = Isolated(
+    there = IsolatedPlugin(
         "milescli.rollout.environment_contract:check_environment",
         what=f"the environment `{name}`",
         plugin=plugin,

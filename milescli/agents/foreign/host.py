@@ -149,10 +149,10 @@ class ForeignHost:
         self._num_lost = 0
         return result
 
-    def hang_up(self) -> None:
+    def close_input(self) -> None:
         """Let its process begin to clean up; `close` waits for it."""
         if (worker := self._worker) is not None:
-            worker.hang_up()
+            worker.close_input()
 
     def close(self) -> None:
         """End its process; a later request starts another."""
@@ -201,7 +201,7 @@ def close_hosts() -> None:
     """End all that this process has started. Idempotent; a later request starts anew."""
     hosts = list(_HOSTS)
     for host in hosts:  # all at once
-        host.hang_up()
+        host.close_input()
     for host in hosts:
         host.close()
 

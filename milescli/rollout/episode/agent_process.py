@@ -16,7 +16,7 @@ from milescli.rollout.episode.agents import create_agent
 from milescli.rollout.episode.generations import Generating
 from milescli.rollout.episode.session_base import SessionBase
 from milescli.workers.async_worker import AsyncWorker
-from milescli.workers.child import Asking, asking
+from milescli.workers.child import ParentRequests, parent_requests
 
 
 class AgentProcess:
@@ -57,7 +57,7 @@ class _RemoteSession(SessionBase):
     """Implements milescli.rollout.base.Session in the agent's process: sends each call to the
     driver."""
 
-    def __init__(self, side: Asking, address: SessionAddress | None) -> None:
+    def __init__(self, side: ParentRequests, address: SessionAddress | None) -> None:
         self._side, self.address = side, address
         self._turns: list[Turn] = []
 
@@ -78,7 +78,7 @@ class _RemoteSession(SessionBase):
             sent: Any = array("i", token_ids)
         except (TypeError, OverflowError):
             sent = repr(token_ids)[:80]  # refused by the session, which says what it is
-        made = await self._side.ask((sent, None, max_new_tokens, stop))
+        made = await self._side.request((sent, None, max_new_tokens, stop))
         turn = replace(made, prompt_ids=list(sent))
         self._turns.append(turn)
         return turn
@@ -92,7 +92,7 @@ class _RemoteSession(SessionBase):
         stop: Sequence[str] | None = None,
     ) -> Reply:
         """Sample a response to the messages, and record it."""
-        reply = await self._side.ask((list(messages), list(tools), max_new_tokens, stop))
+        reply = await self._side.request((list(messages), list(tools), max_new_tokens, stop))
         self._turns.append(reply.turn)
         return reply
 
@@ -105,7 +105,7 @@ async def play_in_agent_process(
     address: SessionAddress | None,
 ) -> Any:
     """Play one episode in the agent's process."""
-    session: Session = _RemoteSession(asking.get(), address)
+    session: Session = _RemoteSession(parent_requests.get(), address)
     if generation is not None:
         way: Any = imported(generation)
         session = Generating(session, way, settings)

@@ -14,7 +14,7 @@ from milescli.core.types import Prompt, Sample
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Evaluation
 from milescli.workers.async_worker import AsyncWorker
-from milescli.workers.child import asking
+from milescli.workers.child import parent_requests
 from milescli.workers.worker import CallFailed
 
 ALL = "all"
@@ -104,9 +104,9 @@ class EvaluationProcess:
 async def evaluate_in_process(path: str, prompts: list[Prompt], settings: Evaluation) -> Any:
     """Run the evaluation in the process of the user's function."""
     function: Any = imported(path)
-    side = asking.get()
+    side = parent_requests.get()
 
     async def play(place: int, index: int = 0) -> Sample:
-        return await side.ask((place, index))
+        return await side.request((place, index))
 
     return await function(prompts=prompts, play=play, settings=settings)

@@ -12,7 +12,7 @@ from milescli.rollout.base import BoundedReward, RewardFn
 from milescli.rollout.rewards.forms import form_of, takes_images
 from milescli.rollout.rewards.processes import ProcessReward
 from milescli.rollout.rewards.scoring import Scorer, Scoring, WeightedScorer, is_async
-from milescli.workers.isolated import Isolated
+from milescli.workers.isolated import IsolatedPlugin
 
 if TYPE_CHECKING:  # worker processes, which begin by the dozen, need no schema
     from milescli.recipe.schema import Rollout
@@ -119,9 +119,9 @@ def _runs_in_processes(name: str) -> bool:
     return name not in REWARDS.builtin or getattr(reward, "runs_apart", False)
 
 
-def _isolated(name: str) -> Isolated:
+def _isolated(name: str) -> IsolatedPlugin:
     plugin = REWARDS.resolve(name)
-    return Isolated(REWARDS.path_of(name), what=f"the reward `{name}`", plugin=plugin)
+    return IsolatedPlugin(REWARDS.path_of(name), what=f"the reward `{name}`", plugin=plugin)
 
 
 def answer_extractor(rollout: Rollout) -> Callable[[str], str | None] | None:
