@@ -78,12 +78,12 @@ def serve_model(
     with place.listening(f"miles serve {subject}", output=output) as listener:
         url = f"{place.address(listener)}/v1"
 
-        def ready(model: str, door: SessionAddress) -> None:
+        def ready(model: str, address: SessionAddress) -> None:
             body = {"model": model, "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
-            output.json("serve", {"base_url": url, "model": model, "api_key": door.api_key})
-            output.text(f"base URL  {url}\nmodel     {model}\nAPI key   {door.api_key}")
+            output.json("serve", {"base_url": url, "model": model, "api_key": address.api_key})
+            output.text(f"base URL  {url}\nmodel     {model}\nAPI key   {address.api_key}")
             output.text(
-                f"curl {url}/chat/completions -H 'Authorization: Bearer {door.api_key}' "
+                f"curl {url}/chat/completions -H 'Authorization: Bearer {address.api_key}' "
                 f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
             )
             output.note("Ctrl-C stops the server; the key is new each time")
