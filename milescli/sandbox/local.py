@@ -233,14 +233,14 @@ class _Supervisor(Worker):
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def _lost(self) -> Exception:
+    def _ended_error(self) -> Exception:
         return SandboxError(
             "the supervisor of the sandbox ended",
             why="nothing asked it to end, and the code in it has ended too",
             fix="miles doctor   # how much memory is free? then start or resume the run",
         )
 
-    def _failed(self, error: Any) -> Exception:
+    def _call_error(self, error: Any) -> Exception:
         return SandboxError("the sandbox could not be created", why=error, fix=_FIX)
 
     def _require_ready(self) -> None:

@@ -79,7 +79,7 @@ class ForeignWorker(Worker):
     def _cause_of(self, status: int) -> str:
         return "its process has ended"  # the guard's status says nothing of it
 
-    def _lost(self) -> Exception:
+    def _ended_error(self) -> Exception:
         return ProcessLost(self._cause + self.last_printed())
 
 
