@@ -41,7 +41,7 @@ class Speaker:
         except RecipeError as error:
             raise RecipeError(error.what, why=error.why, fix=error.fixes[:1]) from None
 
-    async def say(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    async def next_turn(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Return the next turn, within the bounds of the settings. Raises EndpointError."""
         settings = self._settings
         body = {
@@ -81,20 +81,20 @@ class Chat:
             messages.append(reply.message)
             if self._speaker is not None and place + 1 == self._max_turns:
                 break  # nobody would answer the user
-            said = await self._said(messages, place)
-            if said is None:
+            user_turn = await self._user_turn(messages, place)
+            if user_turn is None:
                 is_cut = False
                 break
-            messages.append({"role": "user", "content": said})
+            messages.append({"role": "user", "content": user_turn})
         return Outcome(text=text, is_cut=is_cut)
 
-    async def _said(self, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
+    async def _user_turn(self, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
         """Return what the user says after the model's turn `place`, counted from 0; None if the
         conversation has ended. Raises EndpointError."""
         if self._speaker is None:
             return self._user.script[place] if place < len(self._user.script) else None
-        said = await self._speaker.say(self._as_the_user_sees(messages))
-        return None if self._user.ends_with in said else said
+        text = await self._speaker.next_turn(self._as_the_user_sees(messages))
+        return None if self._user.ends_with in text else text
 
     def _as_the_user_sees(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the conversation with the roles swapped, below the user's own system message."""

@@ -35,7 +35,7 @@ class EnvironmentAgent:
         """Play one episode; the reward of a turn is that of the environment's step."""
         began = time.monotonic()
         async with self.fleet.episode(prompt.text, prompt.label, seed_of(prompt)) as episode:
-            messages = begun_with(prompt, await episode.reset())
+            messages = opening_messages(prompt, await episode.reset())
             seconds, last = time.monotonic() - began, Step()
             rewards, texts, figures = list[float](), list[str](), dict[str, float]()
             for _ in range(self._max_turns):
@@ -76,14 +76,16 @@ def try_environment(settings: EnvironmentSettings, prompt: Prompt) -> None:
         raise RecipeError(error.what, why=error.why, fix=error.fixes) from None
 
 
-def try_there(*, import_from: Sequence[str], settings: EnvironmentSettings, prompt: Prompt) -> None:
+def try_on_node(
+    *, import_from: Sequence[str], settings: EnvironmentSettings, prompt: Prompt
+) -> None:
     """Run `try_environment` on another node than the driver's, with `import_from` as its
     `sys.path`."""
     sys.path += [entry for entry in import_from if entry not in sys.path]
     try_environment(settings, prompt)
 
 
-def begun_with(prompt: Prompt, observation: Content | None) -> list[Any]:
+def opening_messages(prompt: Prompt, observation: Content | None) -> list[Any]:
     """Return the messages that an episode begins with: those of the prompt, or, if there is an
     observation, the prompt's system messages and the observation as the user's."""
     messages: Sequence[Any] = prompt.messages
@@ -110,14 +112,14 @@ class Game:
         prompt = self._prompt
         playing = self._fleet.episode(prompt.text, prompt.label, seed_of(prompt))
         self._episode = await self._stack.enter_async_context(playing)
-        self.messages = begun_with(prompt, await self._episode.reset())
+        self.messages = opening_messages(prompt, await self._episode.reset())
 
-    async def act(self, said: str) -> Step:
+    async def act(self, action: str) -> Step:
         """Return the environment's next step. Raises AgentError as `begin`."""
         assert self._episode is not None, "a game is begun first"
-        step = await self._episode.step(said)
+        step = await self._episode.step(action)
         self.messages += [
-            {"role": "assistant", "content": said},
+            {"role": "assistant", "content": action},
             {"role": "user", "content": step.observation},
         ]
         return step

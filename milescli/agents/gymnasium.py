@@ -25,7 +25,7 @@ class GymnasiumText:
     @staticmethod
     def require(settings: Mapping[str, Any]) -> None:
         """Raise MachineError if the package is not installed."""
-        require_package("gymnasium", asked_by="the environment `gymnasium`")
+        require_package("gymnasium", needed_by="the environment `gymnasium`")
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class GymnasiumText:
         named = next((word for word in reversed(words) if word in self._numbers), None)
         if named is None:
             self._num_unclear += 1
-            told = f"Say one of: {', '.join(self._numbers)}."
-            return Step(observation=told, figures={"not_understood": self._num_unclear})
+            reminder = f"Say one of: {', '.join(self._numbers)}."
+            return Step(observation=reminder, figures={"not_understood": self._num_unclear})
         observation, reward, ended, is_cut, _ = self._environment.step(self._numbers[named])
         return Step(
             observation=self._shown(observation),

@@ -56,11 +56,11 @@ class MultiAgent:
         or cut off. Raises ContextFull if there is no room for the first one, EndpointError."""
         messages = conversation_of(name, self._roles, prompt=prompt, turns=turns)
         if speaker := self._speakers.get(name):
-            said = {"role": "assistant", "content": await speaker.say(messages)}
-            return RoleTurn(role=name, message=said), False
+            message = {"role": "assistant", "content": await speaker.next_turn(messages)}
+            return RoleTurn(role=name, message=message), False
         is_policy = self._roles[name].is_policy
-        asked = session if is_policy else session.played_by(name)
-        if (reply := await next_reply(asked, messages)) is None:
+        player = session if is_policy else session.played_by(name)
+        if (reply := await next_reply(player, messages)) is None:
             return None, True
         is_cut = is_policy and reply.turn.stop_reason is StopReason.LENGTH
         return RoleTurn(role=name, message=reply.message), is_cut

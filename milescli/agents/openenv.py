@@ -28,7 +28,7 @@ class OpenEnvEnvironment:
     def require(settings: Mapping[str, Any]) -> None:
         """Raise MachineError if the package is not installed, RecipeError unless the settings name
         exactly one server."""
-        package_named("openenv").require(asked_by="the environment `openenv`")
+        package_named("openenv").require(needed_by="the environment `openenv`")
         if settings and (settings.get("url") is None) == (settings.get("server") is None):
             raise RecipeError(
                 "the environment `openenv` needs exactly one server",
@@ -84,7 +84,7 @@ class OpenEnvEnvironment:
 
     def _ask(self, method: str, **params: Any) -> Any:
         try:
-            return self._host.ask_now(method, params, timeout_s=CALL_TIMEOUT_S)
+            return self._host.call_now(method, params, timeout_s=CALL_TIMEOUT_S)
         except CallFailed as error:
             server = self._host.start["url"] or self._host.start["server"]
             fix = "miles env check openenv --settings '{...}'   # with those of the recipe"

@@ -10,7 +10,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Rollout
 
 if TYPE_CHECKING:
-    from milescli.sandbox.base import Ran, Session
+    from milescli.sandbox.base import RunResult, Session
 
 _MIB = 1024**2
 _EPISODE_S = 3600.0
@@ -55,7 +55,7 @@ class Python:
             wall_s=self._settings.tool_timeout_s * _OF_TOOL_TIMEOUT,
             output_bytes=4 * self._settings.tool_output_characters,
         )
-        return lost + told(ran)
+        return lost + result_text(ran)
 
     async def close(self) -> None:
         """End the interpreter, with all that it started."""
@@ -101,7 +101,7 @@ _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] 
 )
 
 
-def told(ran: Ran) -> str:
+def result_text(ran: RunResult) -> str:
     """Return the text that the model is shown of a run."""
     parts = [ran.stdout.rstrip("\n"), ran.stderr.rstrip("\n")]
     if ran.why:

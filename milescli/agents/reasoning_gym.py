@@ -23,7 +23,7 @@ class ReasoningGymTask:
     @staticmethod
     def require(settings: Mapping[str, Any]) -> None:
         """Raise MachineError if the package is not installed."""
-        require_package("reasoning_gym", asked_by="the environment `reasoning_gym`")
+        require_package("reasoning_gym", needed_by="the environment `reasoning_gym`")
 
     def __init__(self, *, task: str, **options: Any) -> None:
         """Make the data set `task` with `options` by `reasoning_gym.create_dataset`."""

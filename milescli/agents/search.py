@@ -39,7 +39,7 @@ class Search:
         if search.url is not None:
             _endpoint(settings)
             return
-        require_package("bm25s", asked_by="the tool `search`")
+        require_package("bm25s", needed_by="the tool `search`")
         if search.corpus is not None:
             check_file(_path(search), field="prompts")
 
@@ -60,11 +60,11 @@ class Search:
         if not query.strip():
             raise ValueError("the query is empty")
         if search.url is not None:
-            return shown(await self._asked(query))
+            return numbered_texts(await self._search_server(query))
         corpus = _corpus(search.model_dump_json())
-        return shown(await in_thread(lambda: corpus.find(query)))
+        return numbered_texts(await in_thread(lambda: corpus.find(query)))
 
-    async def _asked(self, query: str) -> list[str]:
+    async def _search_server(self, query: str) -> list[str]:
         endpoint = _endpoint(self._settings)
         body = {"queries": [query], "topk": self._settings.search.top_k, "return_scores": False}
         reply = await endpoint.post(body)
@@ -117,7 +117,7 @@ def _corpus(settings: str) -> Corpus:
     return Corpus(SearchSettings.model_validate_json(settings))
 
 
-def shown(texts: Sequence[str]) -> str:
+def numbered_texts(texts: Sequence[str]) -> str:
     """Return the numbered texts that the model is shown."""
     numbered = [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
     return "\n".join(numbered) or _NOTHING

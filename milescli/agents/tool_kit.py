@@ -167,7 +167,7 @@ class ToolKit:
         self.tools, self._is_whole = known, True
 
 
-def offered(rollout: Rollout) -> list[Mapping[str, Any]]:
+def offered_tools(rollout: Rollout) -> list[Mapping[str, Any]]:
     """Return the tools that the model may call, in OpenAI's form; starts and lists the MCP servers.
     An agent in a process of its own starts them there again. Raises as `ToolKit.complete`."""
     kit = ToolKit(rollout)

@@ -122,11 +122,11 @@ def install(
 @verb("envs", examples=["miles envs", "miles envs --json"], is_page=True)
 def envs(context: typer.Context) -> None:
     """List the environments that a policy can act in."""
-    from milescli.agents.foreign.packages import listed
+    from milescli.agents.foreign.packages import list_packages
     from milescli.commands.show.listings import show_listed
     from milescli.listings.environments import environments
 
-    show_listed("environments", environments(), packages=listed(), output=context.obj)
+    show_listed("environments", environments(), packages=list_packages(), output=context.obj)
 
 
 @verb("tools", examples=["miles tools"], is_page=True)

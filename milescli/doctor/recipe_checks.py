@@ -90,9 +90,9 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
 def check_mcp_of(recipe: Recipe) -> list[Finding]:
     """Check that the servers of tools answer, and have what the recipe names. Raises what a launch
     would raise."""
-    from milescli.agents.tool_kit import offered
+    from milescli.agents.tool_kit import offered_tools
 
-    names = [schema["function"]["name"] for schema in offered(recipe.rollout)]
+    names = [schema["function"]["name"] for schema in offered_tools(recipe.rollout)]
     servers = ", ".join(recipe.rollout.mcp)
     return ok("mcp", f"the tools of {servers} exist; the model may call {', '.join(names)}")
 

@@ -10,7 +10,8 @@ from typing import Literal, Protocol
 
 Ended = Literal["exited", "timeout", "memory", "output", "killed"]
 """exited: by itself, with any exit code; timeout: of wall or CPU time; memory, output: it took or
-printed more than it may; killed: by a signal, or for one of the other limits (see `Ran.why`)."""
+printed more than it may; killed: by a signal, or for one of the other limits (see
+`RunResult.why`)."""
 
 _MIB = 1024**2
 
@@ -34,7 +35,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class RunResult:
     """Reports the result of a run, or of a cell of a session."""
 
     stdout: str
@@ -60,7 +61,7 @@ class Session(Protocol):
 
     async def execute(
         self, cell: str, *, wall_s: float = 10.0, output_bytes: int | None = None
-    ) -> Ran:
+    ) -> RunResult:
         """Run a cell like a REPL: the value of a last expression is printed if it is not None. A
         cell longer than `wall_s` is interrupted, and the session continues if Python can handle the
         interrupt. Cells of one session run one at a time. Raises MilesError if the session is not
@@ -96,10 +97,10 @@ class Sandbox(Protocol):
         stdin: str = "",
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),  # frozen
-    ) -> Ran:
-        """Run `code` as a Python program in a folder with `files` (name -> content). `Ran` reports
-        whatever the program does; raises MilesError only if the sandbox itself fails. Cancelling
-        the caller ends the run."""
+    ) -> RunResult:
+        """Run `code` as a Python program in a folder with `files` (name -> content). `RunResult`
+        reports whatever the program does; raises MilesError only if the sandbox itself fails.
+        Cancelling the caller ends the run."""
         ...
 
     async def open(

@@ -15,7 +15,7 @@ import sys
 
 STARTED, GO, DONE, RAISED, TIMED_OUT = b"b", b"g", b"d", b"r", b"t"
 MAX_FILES_OPEN = 128
-_ROOM = 256 * 1024**2
+_HEADROOM_BYTES = 256 * 1024**2
 """Address space beyond the memory limit: for the interpreter and its libraries."""
 _LAST_FRAMES = 8
 _SYNTAX_TREE = 0x400
@@ -49,7 +49,7 @@ def main(job):
 def _bound(limits, max_tasks):
     cpu_s = int(limits["cpu_s"]) + 1
     for kind, most in (
-        (resource.RLIMIT_AS, limits["memory_bytes"] + _ROOM),
+        (resource.RLIMIT_AS, limits["memory_bytes"] + _HEADROOM_BYTES),
         (resource.RLIMIT_DATA, resource.RLIM_INFINITY),  # the supervisor's own
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, MAX_FILES_OPEN),

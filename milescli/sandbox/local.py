@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from milescli.core.errors import AgentError, MachineError, MilesError, SandboxError
-from milescli.sandbox.base import Limits, Ran
+from milescli.sandbox.base import Limits, RunResult
 from milescli.sandbox.jail import clear, closed_folders
 from milescli.workers.frames import JSON
 from milescli.workers.worker import Worker
@@ -59,14 +59,19 @@ class LocalSandbox:
         stdin: str = "",
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
-    ) -> Ran:
+    ) -> RunResult:
         """Run the code as a Python program; once more, where the sandbox fails."""
-        asked = {"code": code, "stdin": stdin, "files": encoded(files), "limits": asdict(limits)}
-        message, bound_s = {"op": "run", **asked}, limits.wall_s + _SLACK_S
+        message = {
+            "code": code,
+            "stdin": stdin,
+            "files": encode_files(files),
+            "limits": asdict(limits),
+        }
+        message, bound_s = {"op": "run", **message}, limits.wall_s + _SLACK_S
         try:
-            return ran(await (await self._warm()).ask(message, bound_s=bound_s))
+            return read_result(await (await self._warm()).request_reply(message, bound_s=bound_s))
         except SandboxError:
-            return ran(await (await self._warm()).ask(message, bound_s=bound_s))
+            return read_result(await (await self._warm()).request_reply(message, bound_s=bound_s))
 
     async def open(
         self,
@@ -76,8 +81,8 @@ class LocalSandbox:
     ) -> LocalSession:
         """Open a session."""
         supervisor = await self._warm()
-        asked = {"op": "open", "files": encoded(files), "limits": asdict(limits)}
-        number, reply = supervisor.request(asked)
+        message = {"op": "open", "files": encode_files(files), "limits": asdict(limits)}
+        number, reply = supervisor.request(message)
         await supervisor.wait(number, reply, bound_s=_SLACK_S)
         return LocalSession(supervisor, number, limits)
 
@@ -102,9 +107,9 @@ class LocalSandbox:
         supervisor = self._supervisor
         if supervisor is not None and supervisor.lives:
             return supervisor
-        return await asyncio.to_thread(self._begun)
+        return await asyncio.to_thread(self._ready_supervisor)
 
-    def _begun(self) -> _Supervisor:
+    def _ready_supervisor(self) -> _Supervisor:
         with self._lock:
             if self._supervisor is None or not self._supervisor.lives:
                 if self._supervisor is not None:
@@ -127,9 +132,9 @@ class LocalSession:
 
     async def execute(
         self, cell: str, *, wall_s: float = 10.0, output_bytes: int | None = None
-    ) -> Ran:
+    ) -> RunResult:
         """Run a cell like a REPL."""
-        asked = {
+        message = {
             "op": "cell",
             "session": self._number,
             "code": cell,
@@ -139,13 +144,13 @@ class LocalSession:
         async with self._lock:
             if self._is_open:
                 try:
-                    reply = await self._supervisor.ask(asked, bound_s=wall_s + _SLACK_S)
+                    reply = await self._supervisor.request_reply(message, bound_s=wall_s + _SLACK_S)
                 except BaseException:
                     self._end()  # what the cell has left behind cannot be told
                     raise
                 if not reply.get("gone"):
                     self._is_open = reply["lives"]
-                    return ran(reply)
+                    return read_result(reply)
                 self._is_open = False
         raise AgentError(
             "the session of the sandbox is closed",
@@ -159,8 +164,8 @@ class LocalSession:
         if self._is_open and self._supervisor.lives:
             self._is_open = False
             with contextlib.suppress(MilesError):
-                asked = {"op": "close", "session": self._number}
-                await self._supervisor.ask(asked, bound_s=_CLOSING_S)
+                message = {"op": "close", "session": self._number}
+                await self._supervisor.request_reply(message, bound_s=_CLOSING_S)
 
     async def __aenter__(self) -> LocalSession:
         return self
@@ -199,7 +204,7 @@ class _Supervisor(Worker):
         )
         self._require_ready()
 
-    async def ask(self, message: Reply, *, bound_s: float) -> Reply:
+    async def request_reply(self, message: Reply, *, bound_s: float) -> Reply:
         """Return the reply. Raises as `wait`."""
         return await self.wait(*self.request(message), bound_s=bound_s)
 
@@ -262,13 +267,13 @@ class _Supervisor(Worker):
             )
 
 
-def ran(reply: Reply) -> Ran:
+def read_result(reply: Reply) -> RunResult:
     """Return the result that the supervisor's reply describes."""
     fields = ("stdout", "stderr", "exit_code", "ended", "seconds", "is_truncated", "why")
-    return Ran(**{name: reply[name] for name in fields})
+    return RunResult(**{name: reply[name] for name in fields})
 
 
-def encoded(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
+def encode_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
     """As they travel. Raises ValueError where a name leads out of the folder."""
     made = {}
     for name, content in (files or {}).items():

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from milescli.agents.proxy import SessionProxy
-from milescli.agents.responses_form import MAX_KEPT, Kept, UnknownResponse
+from milescli.agents.responses_form import MAX_STORED, StoredResponses, UnknownResponse
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.rollout.base import SessionAddress
 from milescli.rollout.episode.session import RecordingSession
@@ -245,8 +245,8 @@ def test_a_response_that_is_not_kept_has_the_code_that_clients_know(
 
 
 def test_the_newest_responses_of_a_session_are_kept() -> None:
-    kept = Kept()
-    for number in range(MAX_KEPT + 1):
+    kept = StoredResponses()
+    for number in range(MAX_STORED + 1):
         kept.add(f"resp_{number}", [{"role": "user", "content": str(number)}])
     with pytest.raises(UnknownResponse, match="`resp_0`"):
         kept.up_to("resp_0")

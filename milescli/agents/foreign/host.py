@@ -53,13 +53,13 @@ class ForeignWorker(Worker):
         environment["PYTHONPATH"] = os.pathsep.join(folders)
         command = guarded([str(interpreter), str(package.program)])
         super().__init__(command, codec=JSON, env=environment)
-        self.started = self.ask("start", start)[1]
+        self.started = self.call("start", start)[1]
         """Done once it can be asked; raises ProcessLost where it ends first, or starts too slowly,
         CallFailed with what the package raised."""
         cause = f"the process of {package.name} did not start within {START_TIMEOUT_S:g} s"
         self._bound_start(self.started, START_TIMEOUT_S, cause)
 
-    def ask(
+    def call(
         self, method: str, params: Mapping[str, Any]
     ) -> tuple[int, concurrent.futures.Future[Any]]:
         """Send a request; return its number, and the future of its reply. The future raises
@@ -104,13 +104,13 @@ class ForeignHost:
         """Return the id of the guard around the package's process; None if none is running."""
         return self._worker.pid if self._worker is not None else None
 
-    async def ask(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
+    async def call(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
         """Return the reply. Raises CallFailed with what the package raised or if it took too long,
         ProcessLost if the process ended, AgentError if the process ends each time."""
-        worker = self._begun()
+        worker = self._ready_worker()
         try:
             await asyncio.shield(asyncio.wrap_future(worker.started))
-            number, reply = worker.ask(method, params)
+            number, reply = worker.call(method, params)
             try:
                 async with asyncio.timeout(timeout_s):
                     result = await asyncio.wrap_future(reply)
@@ -121,31 +121,31 @@ class ForeignHost:
                 worker.cancel(number)
                 raise
         except ProcessLost as error:
-            raise self._was_lost(worker, error) from None
+            raise self._on_lost(worker, error) from None
         self._num_lost = 0
         return result
 
     def start_now(self) -> ForeignWorker:
-        """Return the process once it can take requests. Raises as `ask`."""
-        worker = self._begun()
+        """Return the process once it can take requests. Raises as `call`."""
+        worker = self._ready_worker()
         try:
             worker.started.result()  # bounded by the worker itself
         except ProcessLost as error:
-            raise self._was_lost(worker, error) from None
+            raise self._on_lost(worker, error) from None
         return worker
 
-    def ask_now(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """Call the process like `ask`, from a thread."""
+    def call_now(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
+        """Call the process like `call`, from a thread."""
         worker = self.start_now()
         try:
-            number, reply = worker.ask(method, params)
+            number, reply = worker.call(method, params)
             try:
                 result = reply.result(timeout_s)
             except TimeoutError:
                 _give_up(worker, number)
                 raise CallFailed(_too_long(method, timeout_s)) from None
         except ProcessLost as error:
-            raise self._was_lost(worker, error) from None
+            raise self._on_lost(worker, error) from None
         self._num_lost = 0
         return result
 
@@ -161,17 +161,17 @@ class ForeignHost:
         if worker is not None:
             worker.close(CLOSE_TIMEOUT_S, cause="it was closed")
 
-    def _begun(self) -> ForeignWorker:
+    def _ready_worker(self) -> ForeignWorker:
         with self._lock:
             if self._worker is not None and not self._worker.lives:
                 self._worker, self._num_lost = None, self._num_lost + 1
             if self._worker is None:
-                self.package.require(asked_by=f"`{self.package.use}`")
+                self.package.require(needed_by=f"`{self.package.use}`")
                 self._worker = ForeignWorker(self.package, start=self.start, folders=[os.getcwd()])
                 weakref.finalize(self, self._worker.end, "nobody can ask it any more")
             return self._worker
 
-    def _was_lost(self, worker: ForeignWorker, error: ProcessLost) -> Exception:
+    def _on_lost(self, worker: ForeignWorker, error: ProcessLost) -> Exception:
         """Return the error to raise; count each lost process once. The next request starts one."""
         with self._lock:
             if worker is self._worker:

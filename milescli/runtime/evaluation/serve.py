@@ -12,7 +12,7 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
-from milescli.agents.openai_forms import Asked
+from milescli.agents.openai_forms import ModelRequest
 from milescli.agents.proxy import SessionProxy
 from milescli.core.types import Prompt
 from milescli.rollout.base import GenerateRequest, SessionAddress
@@ -60,8 +60,8 @@ def serve_settings(*, tokens: int, has_stop: bool) -> list[str]:
 def with_request_sampling(
     settings: GenerateRequest, sampling: Mapping[str, Any]
 ) -> GenerateRequest:
-    """Return the settings with the fields of a request (`Asked.sampling`) in their place. Raises
-    ValueError for one that is not supported or out of bounds."""
+    """Return the settings with the fields of a request (`ModelRequest.sampling`) in their place.
+    Raises ValueError for one that is not supported or out of bounds."""
     for name, neutral in _NEUTRAL.items():
         if sampling.get(name, neutral) != neutral:
             raise ValueError(f"`{name}` is not supported: it must be {neutral}")
@@ -104,7 +104,7 @@ class Serving:
             usual = replace(usual, stop=[])
         numbers = itertools.count()
 
-        def session_of(request: Asked) -> RecordingSession:
+        def session_of(request: ModelRequest) -> RecordingSession:
             settings, number = with_request_sampling(usual, request.sampling), next(numbers)
             seed = request.sampling.get("seed", turn_seed(recipe.run.seed, number))
             prompt = Prompt(index=number, token_ids=[], text="")
@@ -117,7 +117,7 @@ class Serving:
             listener=self.listener,
             session_of=session_of,
         )
-        self.ready(proxy.model, proxy.open(session_of(Asked())))
+        self.ready(proxy.model, proxy.open(session_of(ModelRequest())))
         try:
             with suppress(asyncio.CancelledError):  # by the signal: the end that is expected
                 async with parser_started(episodes):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.agents.tool_kit import offered
+from milescli.agents.tool_kit import offered_tools
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, MilesError
@@ -167,7 +167,7 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
         tokenizer = load_tokenizer(
             folder,
             chat_template=recipe.data.chat_template,
-            tools=offered(recipe.rollout),
+            tools=offered_tools(recipe.rollout),
         )
         tokenizer.num_embeddings = facts.vocab_size if facts is not None else None
         checked = _check_parts(

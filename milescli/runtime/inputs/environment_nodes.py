@@ -24,7 +24,7 @@ from milescli.rollout.episode.episode import load_agent
 if TYPE_CHECKING:  # processes that collect need nothing of it
     from milescli.runtime.inputs.run_inputs import RunInputs
 
-TRY_THERE = "milescli.agents.environment:try_there"
+TRY_THERE = "milescli.agents.environment:try_on_node"
 TRY_TIMEOUT_S = 180.0
 """Time for a node to import an environment and start an episode."""
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from milescli.agents.tool_kit import offered
+from milescli.agents.tool_kit import offered_tools
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import MilesError
 from milescli.data.images import OF_ANY_MODEL
@@ -154,7 +154,7 @@ def _tokenizer(recipe: Recipe, missing: dict[str, str]) -> ChatTokenizer | None:
         return None
     if is_checkpoint(folder):
         folder = checkpoint_of(folder).model_dir
-    tools = () if recipe.rollout.mcp else offered(recipe.rollout)
+    tools = () if recipe.rollout.mcp else offered_tools(recipe.rollout)
     return load_tokenizer(folder, chat_template=recipe.data.chat_template, tools=tools)
 
 
@@ -169,7 +169,7 @@ def _episodes(subject: CheckSubject) -> None:
 def _tools(subject: CheckSubject) -> None:
     if subject.recipe.rollout.mcp:
         raise CheckSkipped("use `miles doctor --recipe` to start the servers of tools")
-    offered(subject.recipe.rollout)
+    offered_tools(subject.recipe.rollout)
 
 
 OF_EPISODES = (

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from milescli.agents.foreign.playing import require_environment_there
-from milescli.agents.tool_kit import offered
+from milescli.agents.foreign.playing import require_foreign_environment
+from milescli.agents.tool_kit import offered_tools
 from milescli.backends.hub.models import fetch_model
 from milescli.checkpoint.matching import require_mtp_layer
 from milescli.checkpoint.run_dir import RunDir
@@ -120,7 +120,7 @@ def require_episode_parts(recipe: Recipe) -> None:
     for rollout in rollouts_of(recipe):
         load_all_rewards(rollout)
     require_agent(recipe.rollout)
-    require_environment_there(recipe.rollout)
+    require_foreign_environment(recipe.rollout)
     if recipe.rollout.plays_environment:
         require_environment(recipe.rollout.environment)
 
@@ -132,7 +132,7 @@ def prepare_inputs(
     or CheckpointError before any device is taken. `output`: shows size and progress of downloads;
     None: they are not shown. `rewards_tried`: True if the user's rewards were called already."""
     require_episode_parts(recipe)
-    tools = offered(recipe.rollout)
+    tools = offered_tools(recipe.rollout)
     data = with_foreign_tasks(recipe.data, recipe.rollout, run)
     data = with_local_files(data, run, recipe.run.seed, output=output)
     model_dir = _model_folder(recipe, run, data, output=output)
@@ -196,7 +196,7 @@ def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None
         tokenizer=load_tokenizer(
             model_dir,
             chat_template=recipe.data.chat_template,
-            tools=offered(recipe.rollout),
+            tools=offered_tools(recipe.rollout),
         ),
         prompts=None,
         heldout=[],

@@ -8,8 +8,8 @@ from typing import Any
 
 from milescli.core.errors import MachineError, SandboxError
 from milescli.rollout.endpoint import Endpoint
-from milescli.sandbox.base import Limits, Ran, Session
-from milescli.sandbox.local import encoded
+from milescli.sandbox.base import Limits, RunResult, Session
+from milescli.sandbox.local import encode_files
 
 PATH = "/run_code"
 _SLACK_S = 30.0
@@ -35,13 +35,13 @@ class RemoteSandbox:
         stdin: str = "",
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
-    ) -> Ran:
+    ) -> RunResult:
         """Run the code as a Python program. Raises SandboxError."""
         body = {
             "code": code,
             "language": "python",
             "stdin": stdin,
-            "files": encoded(files),
+            "files": encode_files(files),
             "run_timeout": limits.wall_s,
             "memory_limit_MB": limits.memory_bytes // 1024**2,
         }
@@ -82,7 +82,7 @@ class RemoteSandbox:
         )
 
 
-def _read_result(result: dict[str, Any], limits: Limits) -> Ran:
+def _read_result(result: dict[str, Any], limits: Limits) -> RunResult:
     stdout, stderr = (str(result.get(name) or "") for name in ("stdout", "stderr"))
     kept = stdout[: limits.output_bytes]
     rest = stderr[: limits.output_bytes - len(kept)]
@@ -90,7 +90,7 @@ def _read_result(result: dict[str, Any], limits: Limits) -> Ran:
     code, seconds = result.get("return_code"), result.get("execution_time")
     is_late = result.get("status") == _TIME_IS_UP
     has_exited = isinstance(code, int) and not is_late and code >= 0
-    return Ran(
+    return RunResult(
         stdout=kept,
         stderr=rest,
         exit_code=code if has_exited else None,
