@@ -21,7 +21,7 @@ _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def parse_messages_request(body: Mapping[str, Any]) -> ModelRequest:
-    """Parse a request of /v1/messages. Raises ValueError with what is wrong."""
+    """Parse a request of /v1/messages. Raises ValueError if it is invalid or not supported."""
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise ValueError("`messages` must be a non-empty list of messages")
@@ -74,14 +74,14 @@ def message_response(answered: Choice, *, model: str, number: str) -> Json:
 
 
 _BLOCKS = {"reasoning_content": "thinking", "content": "text"}
-"""Part of a message -> type of its block, whose text has the same name."""
+"""Part of a message -> type of its content block, whose text field has the same name."""
 
 
 class MessageEvents(Events):
     """Writes the events of /v1/messages."""
 
     def __init__(self, *, model: str, number: str) -> None:
-        """Write events with these names."""
+        """Set the model and the request number that the events contain."""
         super().__init__()
         self._head = _head(model=model, number=number)
         self._num_blocks = 0
@@ -89,7 +89,7 @@ class MessageEvents(Events):
         """Part of the message whose block is being sent."""
 
     def piece(self, part: str, text: str) -> Iterator[str]:
-        """Say a piece of a block."""
+        """Yield the events for a piece of a content block."""
         if not self.has_begun:
             # how many tokens the prompt has is told at the end
             usage = {"input_tokens": 0, "output_tokens": 0}
@@ -103,7 +103,7 @@ class MessageEvents(Events):
         yield self._delta(block)
 
     def end(self, response: Json) -> Iterator[str]:
-        """Say what is left of `message_response`."""
+        """Yield the events for the rest of `message_response`."""
         if not self.has_begun:
             yield _event("message_start", message={**self._head, "usage": response["usage"]})
         part_of = {kind: part for part, kind in _BLOCKS.items()}
@@ -123,7 +123,7 @@ class MessageEvents(Events):
         yield _event("message_stop")
 
     def failed(self, message: str) -> Iterator[str]:
-        """Say that nothing more comes."""
+        """Yield the event that ends the stream with an error."""
         yield _event("error", error={"type": "api_error", "message": message})
 
     def _begin(self, block: Json) -> str:
@@ -164,7 +164,7 @@ def _head(*, model: str, number: str) -> Json:
 
 
 def _in_parts(block: Json) -> tuple[Json, Json]:
-    """Return how a block begins, and its content."""
+    """Return (the block with empty content, the content)."""
     if block["type"] == "tool_use":
         whole = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
         return {**block, "input": {}}, whole

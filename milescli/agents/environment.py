@@ -1,6 +1,6 @@
-"""An agent that plays in an environment: `rollout.agent=environment`. Each turn of the policy is an
-action, each observation a message of the user; the environment says the reward. Also one episode of
-it, for `miles env play` and evaluations."""
+"""Implements `rollout.agent=environment`: an agent that plays in an environment. Each turn of the
+policy is an action, each observation a message of the user; the environment returns the reward.
+Also plays single episodes, for `miles env play` and evaluations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.rollout.environments import Step, seed_of
 
 
 class EnvironmentAgent:
-    """Turns of the policy in `rollout.environment`, bounded by `rollout.max_turns`."""
+    """Lets the policy play in `rollout.environment`, at most `rollout.max_turns` turns."""
 
     def __init__(self, settings: Rollout) -> None:
         self._max_turns = settings.max_turns
@@ -59,8 +59,8 @@ class EnvironmentAgent:
 
 
 def try_environment(settings: EnvironmentSettings, prompt: Prompt) -> None:
-    """Begin one episode of a row, in a process of its own, before a run takes devices. Raises
-    RecipeError where the environment cannot be made, or cannot be reset."""
+    """Start one episode of a row, in a process of its own, before a run takes devices. Raises
+    RecipeError if the environment cannot be created or reset."""
 
     async def begin() -> None:
         fleet = EnvironmentFleet(settings, num_processes=1)
@@ -86,8 +86,8 @@ def try_on_node(
 
 
 def opening_messages(prompt: Prompt, observation: Content | None) -> list[Any]:
-    """Return the messages that an episode begins with: those of the prompt, or, if there is an
-    observation, the prompt's system messages and the observation as the user's."""
+    """Return the messages with which an episode begins: those of the prompt, or, if there is an
+    observation, the prompt's system messages and the observation as the user's message."""
     messages: Sequence[Any] = prompt.messages
     if observation is None:
         return list(messages)
@@ -96,7 +96,7 @@ def opening_messages(prompt: Prompt, observation: Content | None) -> list[Any]:
 
 
 class Game:
-    """One episode, played turn by turn by a caller. Belongs to one event loop."""
+    """Plays one episode, turn by turn as its caller requests. Belongs to one event loop."""
 
     def __init__(self, settings: EnvironmentSettings, prompt: Prompt) -> None:
         self._fleet = EnvironmentFleet(settings, num_processes=1)

@@ -1,7 +1,7 @@
-"""Environments of many episodes at once, in processes of their own, here and on other nodes of the
-run. If one hangs, its own episode fails with an error that names the line, and the other episodes
-of that process are replayed to where they were. How to start a process on another node is the
-runtime's business."""
+"""Runs the environments of many episodes at once, in processes of their own, here and on other
+nodes of the run. If one hangs, its own episode fails with an error that names the line, and the
+other episodes of that process are replayed to the same point. The runtime starts processes on other
+nodes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from milescli.workers.worker import CallFailed
 NUM_FRAMES_SHOWN = 6
 """Number of innermost frames of a call that an error shows."""
 MAX_IDLE = 256
-"""Environments that are kept for later episodes."""
+"""Largest number of environments that are kept for later episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Starts a new episode, and repeats what was done in it before its process had to be ended."""
+    """Starts a new episode, and repeats its earlier actions if its process had to be ended."""
 
     name: str
     settings: dict[str, Any]
@@ -48,19 +48,19 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One turn of the policy."""
+    """Requests one step, for one turn of the policy."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Asks at which lines an episode's environment is."""
+    """Requests the lines that an episode's environment is executing."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The episode is over."""
+    """Ends the episode."""
 
 
 EpisodeCall = Begin | Act | Where | End
@@ -71,7 +71,7 @@ _THREADS: dict[int, int] = {}
 
 
 def act(episode: int, what: EpisodeCall) -> Content | Step | None:
-    """Run one call: Begin returns the first observation, Act a Step, Where text, End nothing.
+    """Handle one call: Begin returns the first observation, Act a Step, Where text, End None.
     Raises ValueError if the environment returns anything else, and what it raises."""
     return _where(episode) if isinstance(what, Where) else _handle_call(episode, what)
 
@@ -128,9 +128,9 @@ def _where(episode: int) -> str:
 
 _TARGET = "milescli.agents.environment_fleet:act"
 MAX_REPLAYS = 3
-"""Times that an episode is replayed because its process ended; after that it fails."""
+"""Number of times that an episode is replayed because its process ended; after that it fails."""
 _FIRST_TIMEOUT_S = 120.0
-"""Time for the imports of an environment, in addition to `step_timeout_s`."""
+"""Seconds for the imports of an environment, in addition to `step_timeout_s`."""
 _WHERE_TIMEOUT_S = 2.0
 
 
@@ -175,7 +175,7 @@ class _ProcessSlot:
 
 @dataclass(eq=False, slots=True)
 class _SentCall:
-    """One call that was sent to a process."""
+    """Holds one call that was sent to a process."""
 
     what: EpisodeCall
     place: _ProcessSlot
@@ -211,7 +211,7 @@ class EnvironmentFleet:
             ]
 
     def leave_nodes(self) -> None:
-        """Play later episodes here alone. Called when none is in progress."""
+        """Play later episodes only on this computer. Call it when no episode is in progress."""
         for place in self._places:
             if place.node:
                 place.end_process(place.process)  # an episode that ends later finds its own gone
@@ -237,8 +237,8 @@ class EnvironmentFleet:
             episode.end()
 
     def move(self, episode: Episode) -> None:
-        """Move an environment from a place on another node, whose process has ended, to the least
-        busy one."""
+        """Move the environment of an episode from a process on another node, which has ended, to
+        the least busy one."""
         if episode.place.node:
             episode.place.num_episodes -= 1
             episode.place = self._least_busy()
@@ -259,9 +259,9 @@ class EnvironmentFleet:
             place.end_process(place.process)  # an episode that ends later finds its own gone
 
     async def send_call(self, episode: Episode, what: EpisodeCall) -> Any:
-        """Send one request to a process, once, and return the reply. Raises AgentError if the
-        environment raises or hangs, CallFailed if its process has ended. If nobody waits any more,
-        `episode.pending` is the request that is still running."""
+        """Send one call to the episode's process, once, and return the reply. Raises AgentError if
+        the environment raises or hangs, CallFailed if its process has ended. If the waiter is
+        cancelled, `episode.pending` is the call that is still running."""
         place = episode.place
         sent = _SentCall(what=what, place=place, process=place.process)
         limit_s = self._settings.step_timeout_s + (0 if place.has_begun else _FIRST_TIMEOUT_S)
@@ -273,7 +273,7 @@ class EnvironmentFleet:
             raise
 
     async def reply_to(self, sent: _SentCall, episode: Episode) -> Any:
-        """Return the reply to a request that was sent now or before. Raises as `send_call`."""
+        """Return the reply to a call that was sent now or before. Raises as `send_call`."""
         place, process = sent.place, sent.process
         try:
             async with asyncio.timeout_at(sent.ends):
@@ -315,7 +315,7 @@ class EnvironmentFleet:
     async def _where(
         self, place: _ProcessSlot, process: CallProcess, episode: Episode
     ) -> str | None:
-        """Return the part of an error that names the lines where an episode hangs; None if the
+        """Return the part of an error that names the lines at which an episode hangs; None if the
         process does not answer, or was ended because of another episode."""
         if process is not place.process:
             return None
@@ -329,7 +329,7 @@ class EnvironmentFleet:
 
 @dataclass(eq=False, slots=True)
 class Episode:
-    """One environment, from its reset on. One call at a time."""
+    """Represents one environment, from its reset on. One call at a time."""
 
     fleet: EnvironmentFleet
     place: _ProcessSlot
@@ -341,7 +341,7 @@ class Episode:
     _actions: list[str] = field(default_factory=list)
     """Actions of the episode so far."""
     pending: _SentCall | None = None
-    """Call that is still running, but for which nobody waits any more."""
+    """Call that is still running after its waiter was cancelled."""
 
     async def reset(self) -> Content | None:
         """Return the first observation; None: the prompt itself. Raises AgentError."""
@@ -360,7 +360,7 @@ class Episode:
         ending.add_done_callback(_ENDING.discard)
 
     async def _call(self, what: Act | None) -> Any:
-        """Return the reply to `what`; None asks for the first observation. If the process has ended
+        """Return the reply to `what`; None requests the first observation. If the process has ended
         in the meantime, replay the earlier actions first."""
         while True:
             try:

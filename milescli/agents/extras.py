@@ -1,4 +1,4 @@
-"""Packages that some agents and environments need and `miles` does not bring."""
+"""Names packages that some agents and environments need and that `miles` does not install."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ SIZE, NUM_HOLES, MIN_STEPS = 4, 2, 2
 """Size, holes and least steps to the goal of the boards of `task:frozen_lake`."""
 NUM_ROWS, NUM_HELDOUT, HELDOUT_MODULUS = 8192, 256, 16
 STOPPED_SHARE = 0.7
-"""Fraction of the demonstrations that stop at once, because a player who stays on the shore never
-falls in. The others walk to the goal."""
+"""Fraction of the demonstrations that stop at once, because a player who does not move never falls
+in. The others walk to the goal."""
 _ABOUT = "Walk from P to G. O is a hole."
 Place = tuple[int, int]
 Board = Sequence[str]
@@ -29,9 +29,9 @@ Board = Sequence[str]
 
 
 class FrozenLake:
-    """A frozen lake: walk over the ice to the goal, around the holes. Implements
-    milescli.rollout.environments.Environment. The policy says up, down, left, right or stop;
-    anything else is a turn in which nothing moves. 1.0 for the step onto the goal."""
+    """Simulates a frozen lake: walk over the ice to the goal, around the holes. Implements
+    milescli.rollout.environments.Environment. The policy writes up, down, left, right or stop; any
+    other text is a turn without a move. The reward is 1.0 for the step onto the goal."""
 
     reward_range = (0.0, 1.0)
 

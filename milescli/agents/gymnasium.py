@@ -1,5 +1,5 @@
-"""Environments of the package `gymnasium` whose states can be said in text, such as FrozenLake and
-Taxi. `rollout.environment.name=gymnasium`."""
+"""Implements `rollout.environment.name=gymnasium`: environments of the package `gymnasium` whose
+states have a text form, such as FrozenLake and Taxi."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_ACTIONS = 64
 
 
 class GymnasiumText:
-    """An environment of `gymnasium` whose states can be said in text. Implements
+    """Wraps an environment of `gymnasium` whose states have a text form. Implements
     milescli.rollout.environments.Environment."""
 
     reward_range = None

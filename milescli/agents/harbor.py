@@ -1,6 +1,6 @@
-"""An agent whose episodes are trials of harbor: `rollout.agent=harbor`. A program of harbor's
-solves a task in a container and calls the policy over HTTP; the task's own verifier gives the
-reward."""
+"""Implements `rollout.agent=harbor`: an agent whose episodes are trials of harbor. A program of
+harbor solves a task in a container and calls the policy over HTTP; the task's own verifier returns
+the reward."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class HarborAgent:
     row's label names by its folder. Belongs to one event loop."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises MachineError if harbor is not installed."""
+        """Set up the host. Raises MachineError if harbor is not installed."""
         self.host = host_for(settings)
         self.host.package.require(needed_by="the agent `harbor`")
         self._timeout_s = settings.harbor.episode_timeout_s
         self._room = asyncio.Semaphore(settings.harbor.num_at_once)
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Run a trial when one may start. The text is the policy's last turn."""
+        """Run a trial once the limit of concurrent trials allows it. The text of the Outcome is the
+        policy's last turn."""
         async with self._room:
             outcome = await play_episode(self.host, prompt, session, timeout_s=self._timeout_s)
         return replace(outcome, text=session.turns[-1].text if session.turns else "")
@@ -58,5 +59,5 @@ def tasks(settings: Rollout) -> list[dict[str, Any]]:
 
 
 def rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
-    """Raise RecipeError: only a recipe, not a seed, says which folder holds the tasks."""
+    """Raise RecipeError: the folder with the tasks is only known from a recipe."""
     raise without_rows("harbor")

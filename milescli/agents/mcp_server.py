@@ -1,5 +1,5 @@
-"""One MCP server of a run: starts it or connects to it, calls it, and restarts it if it ends too
-early. Everything here runs in the event loop of `mcp_tools`, which calls it."""
+"""Connects to one MCP server of a run: starts it if necessary, calls it, and restarts it if it ends
+too early. Everything here runs in the event loop of `mcp_tools`, which calls it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIST_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 10.0
 """The `mcp` package itself waits for 2 s, ends the program, and waits for 4 s more."""
 MAX_LOST = 8
-"""Times in a row that a server may be lost before the run stops."""
+"""Number of times in a row that a server may be lost before the run stops."""
 MAX_PAGES = 100
 """Largest number of pages of a list of tools."""
 _TAIL_BYTES = 2048
@@ -69,7 +69,7 @@ class _Printed:
 
 @dataclass(slots=True, kw_only=True)
 class ServerLink:
-    """The connection to one server. Belongs to one event loop."""
+    """Holds the connection to one server. Belongs to one event loop."""
 
     name: str
     """Name in the recipe."""
@@ -101,7 +101,7 @@ class ServerLink:
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool and return its CallToolResult. Raises ValueError with the server's error,
-        ServerLost if the server is gone, AgentError if that happens again and again."""
+        ServerLost if the server ended, AgentError if it was lost MAX_LOST times in a row."""
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 

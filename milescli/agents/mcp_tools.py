@@ -1,5 +1,5 @@
-"""The tools of a run's MCP servers, started and listed once in a process, in a thread and event
-loop of their own. Called by `tool_kit`; `mcp_server` talks to one server."""
+"""Provides the tools of a run's MCP servers, which are started and listed once in a process, in a
+thread and event loop of their own. Called by `tool_kit`; `mcp_server` connects to one server."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ T = TypeVar("T")
 
 
 class McpTool:
-    """Implements milescli.agents.tool_kit.Tool and OpenTool: a server knows no episodes."""
+    """Implements milescli.agents.tool_kit.Tool and OpenTool: a server does not distinguish
+    episodes."""
 
     def __init__(self, servers: McpServers, link: ServerLink, listed: Any) -> None:
-        """Take `listed`, an entry of the server's list of tools."""
+        """Set the tool. `listed`: its entry in the server's list of tools."""
         self.name: str = listed.name
         self.schema: Mapping[str, Any] = {
             "type": "function",
@@ -42,7 +43,7 @@ class McpTool:
         self._servers, self._link = servers, link
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check nothing: the server itself validates the arguments."""
+        """Do nothing: the server itself validates the arguments."""
 
     async def open(self) -> McpTool:
         """Open the tool for one episode."""
@@ -84,14 +85,14 @@ class McpServers:
             return self._tools
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> Any:
-        """Run a coroutine in the loop of the servers; returns a concurrent future."""
+        """Run a coroutine in the event loop of the servers; return a concurrent future."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="miles-mcp", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """End the servers; a later call begins them anew."""
+        """End the servers; a later call starts them again."""
         if self._loop is not None and self._loop.is_running():
             self.begin(self._close_all()).result(timeout=2 * CLOSE_TIMEOUT_S)
 
@@ -133,7 +134,7 @@ def servers_of(rollout: Rollout) -> McpServers:
 
 
 def close_servers() -> None:
-    """End all that this process has started. Idempotent; a later call begins anew."""
+    """End all servers that this process has started. Idempotent; a later call starts them again."""
     for servers in _SERVERS.values():
         servers.close()
 
@@ -149,7 +150,8 @@ def require_package(rollout: Rollout) -> None:
 
 
 def parts_of(result: Any) -> list[str | bytes]:
-    """Return a result's texts and image files; for other content, what was left out."""
+    """Return a result's texts and image files; for other content, a text that says what was left
+    out."""
     parts = list[str | bytes]()
     for part in result.content:
         resource = getattr(part, "resource", None)

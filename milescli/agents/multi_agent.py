@@ -1,4 +1,4 @@
-"""An agent of several roles that speak in turn: `rollout.agent=multi_agent`. The policy plays them,
+"""Implements `rollout.agent=multi_agent`: several roles that speak in turn. The policy plays them,
 each in a conversation of its own; some may be played by an older version of it, or by models behind
 endpoints."""
 
@@ -13,10 +13,10 @@ from milescli.rollout.episode.roles import RoleTurn, conversation_of, episode_as
 
 
 class MultiAgent:
-    """Turns of `rollout.roles`, in their order, `rollout.rounds` times."""
+    """Plays the turns of `rollout.roles`, in their order, `rollout.rounds` times."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises RecipeError where the environment has not the key of an endpoint."""
+        """Set up the roles. Raises RecipeError if the environment lacks the key of an endpoint."""
         assert settings.roles, "recipe.check lets no agent without roles pass"
         self._roles = settings.roles
         self._order = settings.role_turns
@@ -52,8 +52,9 @@ class MultiAgent:
     async def _turn(
         self, name: str, prompt: Prompt, session: Session, turns: list[RoleTurn]
     ) -> tuple[RoleTurn | None, bool]:
-        """Return a role's reply (None: there is no room for it), and whether the reply is missing
-        or cut off. Raises ContextFull if there is no room for the first one, EndpointError."""
+        """Return (the role's reply, True if it is missing or truncated); the reply is None if its
+        conversation is full. Raises ContextFull if even the first reply has no room,
+        EndpointError."""
         messages = conversation_of(name, self._roles, prompt=prompt, turns=turns)
         if speaker := self._speakers.get(name):
             message = {"role": "assistant", "content": await speaker.next_turn(messages)}

@@ -1,5 +1,5 @@
-"""OpenAI's requests and responses as plain data: chat completions, completions, and the form that
-takes and gives token ids. Pure; `proxy` speaks HTTP."""
+"""Represents OpenAI's requests and responses as plain data: chat completions, completions, and the
+form with token ids. Pure; `proxy` handles HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNSUPPORTED = (
 
 
 def require_supported(body: Body) -> None:
-    """Raise ValueError for features of OpenAI's forms that are not served."""
+    """Raise ValueError for features of OpenAI's forms that are not supported."""
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type", "text") != "text"):
         raise ValueError("`response_format` must be text, because sampling is not constrained")
@@ -79,7 +79,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """One parsed request. The recipe decides how tokens are sampled, whatever a client sends,
+    """Holds one parsed request. The recipe decides how tokens are sampled, whatever a client sends,
     except with `miles serve`."""
 
     messages: Sequence[Json] = ()
@@ -100,11 +100,11 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One choice of a response."""
+    """Holds one choice of a response."""
 
     turn: Turn
     pieces: Sequence[str] = field(default=())
-    """[num_response_tokens] text of each token, where log-probs are wanted."""
+    """[num_response_tokens] text of each token, if log-probs are requested."""
     reply: Reply | None = None
     """Reply of a chat."""
 
@@ -117,7 +117,8 @@ class Choice:
 
 
 def parse_chat_request(body: Body) -> ModelRequest:
-    """Parse a request of /v1/chat/completions. Raises ValueError with what is wrong."""
+    """Parse a request of /v1/chat/completions. Raises ValueError if it is invalid or not
+    supported."""
     messages = _list(body, "messages")
     if not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("`messages` must be a non-empty list of messages")
@@ -132,7 +133,7 @@ def parse_chat_request(body: Body) -> ModelRequest:
 
 
 def parse_completion_request(body: Body) -> ModelRequest:
-    """Parse a request of /v1/completions. Raises ValueError with what is wrong."""
+    """Parse a request of /v1/completions. Raises ValueError if it is invalid or not supported."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
@@ -145,7 +146,8 @@ def parse_completion_request(body: Body) -> ModelRequest:
 
 
 def parse_token_request(body: Body) -> ModelRequest:
-    """Parse a request of /inference/v1/generate. Raises ValueError with what is wrong."""
+    """Parse a request of /inference/v1/generate. Raises ValueError if it is invalid or not
+    supported."""
     ids, sampling = body.get("token_ids"), body.get("sampling_params") or {}
     if not _is_ids(ids) or not isinstance(sampling, dict):
         raise ValueError("`token_ids` must be token ids, and `sampling_params` an object")
@@ -178,7 +180,7 @@ def _common(body: Body) -> dict[str, Any]:
 
 
 def sampling_of(body: Body) -> Json:
-    """Return the fields that say how to sample, without those that are null."""
+    """Return the sampling fields of a request, without those that are null."""
     return {key: body[key] for key in SAMPLING if body.get(key) is not None}
 
 
@@ -238,7 +240,8 @@ class Events:
         return any(self._sent.values())
 
     def _rest(self, part: str, whole: str) -> str:
-        """Return what is left of `whole`; the pieces sent may lack its leading blanks."""
+        """Return the part of `whole` that was not sent; the pieces sent may lack its leading
+        blanks."""
         sent = self._sent[part]
         whole = whole if whole.startswith(sent) else whole.lstrip()
         return whole[len(sent) :] if whole.startswith(sent) else ""
@@ -248,7 +251,8 @@ class ChatEvents(Events):
     """Writes the events of /v1/chat/completions."""
 
     def __init__(self, *, model: str, number: str, wants_usage: bool) -> None:
-        """Write events with these names; with `wants_usage`, the last one has the token counts."""
+        """Set the model and the request number that the events contain; with `wants_usage`, the
+        last one has the token counts."""
         super().__init__()
         self._head = _head("chat.completion.chunk", f"chatcmpl-{number}", model)
         self._wants_usage = wants_usage

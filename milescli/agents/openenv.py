@@ -1,5 +1,5 @@
-"""Environments behind OpenEnv's reset and step, by its own client, which lives in a virtual
-environment of its own. `rollout.environment.name=openenv`."""
+"""Implements `rollout.environment.name=openenv`: environments behind OpenEnv's reset and step, by
+its own client, which is installed in a virtual environment of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALL_TIMEOUT_S = 3600.0
 
 
 class OpenEnvEnvironment:
-    """An environment behind OpenEnv's reset and step; each object has its own session on the
+    """Calls an environment behind OpenEnv's reset and step; each object has its own session on the
     server. Implements milescli.rollout.environments.Environment."""
 
     reward_range = None

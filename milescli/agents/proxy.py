@@ -41,7 +41,7 @@ STOP_TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class _ServedSession:
-    """Holds a session that is served."""
+    """Holds a session that is served, with its open requests."""
 
     session: Session
     open: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -52,7 +52,7 @@ class _ServedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ResponseForm:
-    """How to respond to a request for messages."""
+    """Describes how to respond to a request for messages."""
 
     tell: Callable[[Sequence[Choice]], openai_forms.Json]
     """Returns the whole response."""
@@ -60,7 +60,7 @@ class _ResponseForm:
 
 
 class _Events(Protocol):
-    """Writes server-sent events of one response."""
+    """Writes the server-sent events of one response."""
 
     def piece(self, part: str, text: str) -> Iterator[str]:
         """Yield the events for a piece of one part of the message."""
@@ -216,8 +216,8 @@ class SessionProxy:
     async def _stream_response(
         self, parsed: ModelRequest, guest: _ServedSession, form: _ResponseForm
     ) -> Response:
-        """Return once the first piece exists, or at the end if there are no pieces; a failure
-        before that sets the HTTP status."""
+        """Return the streaming response once the first piece exists, or at the end if there are no
+        pieces; a failure before that sets the HTTP status."""
         pieces = asyncio.Queue[tuple[str, str] | None]()
         sampling = asyncio.ensure_future(
             self._sample_replies(
@@ -312,7 +312,7 @@ class SessionProxy:
         return self.tokenizer.pieces(turn.response_ids) if parsed.wants_logprobs else ()
 
     def _guest(self, request: Request) -> _ServedSession | None:
-        """Return the guest whose key the request has."""
+        """Return the served session whose key the request has."""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             key = request.headers.get("x-api-key", "")  # Anthropic's
@@ -346,7 +346,7 @@ class SessionProxy:
             return _error_response(503, str(error), kind="server_error")
 
     async def _until_closed(self, guest: _ServedSession, response: Awaitable[Response]) -> Response:
-        """Return the response, or an error if the session ends first."""
+        """Return the response, or an error if the session is closed first."""
         waiting = asyncio.ensure_future(response)
         guest.open.add(waiting)
         try:

@@ -1,4 +1,5 @@
-"""A tool that runs Python in the sandbox. Variables persist between the calls of an episode."""
+"""Provides a tool that runs Python in the sandbox. Variables persist between the calls of an
+episode."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class ReasoningGymTask:
-    """Tasks of `reasoning-gym`, of one turn each. Implements
+    """Poses tasks of `reasoning-gym`, of one turn each. Implements
     milescli.rollout.environments.Environment."""
 
     reward_range = (0.0, 1.0)

@@ -21,11 +21,11 @@ from milescli.agents.openai_forms import (
 )
 
 MAX_STORED = 256
-"""Number of responses of one session, the newest, that a request can continue by their id."""
+"""Number of the newest responses of one session that a request can continue by their id."""
 _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 _TEXTS = ("input_text", "output_text", "text")
 _UNSUPPORTED = ("background", "conversation", "prompt")
-"""Fields that ask for more than one turn of the policy."""
+"""Fields that require more than one turn of the policy."""
 
 
 class UnknownResponse(ValueError):
@@ -34,7 +34,7 @@ class UnknownResponse(ValueError):
 
 @dataclass(slots=True)
 class StoredResponses:
-    """The conversations of one session, by the id of the response that ends each."""
+    """Holds the conversations of one session, by the id of the response that ends each."""
 
     _messages: dict[str, Sequence[Json]] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ class StoredResponses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest(ModelRequest):
-    """One parsed request, and the fields that its response repeats."""
+    """Holds one parsed request, and the fields that its response repeats."""
 
     history: Sequence[Json]
     """`messages` without the instructions, which apply to one request alone."""
@@ -67,7 +67,7 @@ class ResponsesRequest(ModelRequest):
 
 
 def parse_responses_request(body: Body, stored: StoredResponses) -> ResponsesRequest:
-    """Parse a request of /v1/responses. Raises ValueError with what is wrong, and
+    """Parse a request of /v1/responses. Raises ValueError if it is invalid or not supported, and
     UnknownResponse."""
     if unserved := next((key for key in _UNSUPPORTED if body.get(key)), None):
         raise ValueError(f"`{unserved}` is not supported")
@@ -352,7 +352,7 @@ _READ: Mapping[str, Callable[[Json, list[Json]], None]] = {
 
 
 def _current_turn(messages: list[Json]) -> Json:
-    """Return the policy's turn to add to: the last message if it has only reasoning so far, else a
+    """Return the policy's turn to extend: the last message if it has only reasoning so far, else a
     new one."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or "content" in last or "tool_calls" in last:
@@ -372,7 +372,8 @@ def _text(content: object, what: str, *, kinds: Sequence[str]) -> str:
 
 
 def _is_plain_text(form: object) -> bool:
-    """True if the `text` of a request asks for no format that would constrain sampling."""
+    """Return True if the field `text` of a request requires no format that would constrain
+    sampling."""
     wanted = form.get("format") if isinstance(form, dict) else form
     return wanted is None or (isinstance(wanted, dict) and wanted.get("type", "text") == "text")
 

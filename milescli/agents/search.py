@@ -28,7 +28,7 @@ class Search:
     """Search a collection of texts and read the best matches."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Reads no corpus yet."""
+        """Set the settings, without reading the corpus."""
         self._settings = settings
 
     @staticmethod
@@ -77,7 +77,7 @@ class Search:
 
 @dataclass(slots=True)
 class Corpus:
-    """The texts of one file, and their index. Read once in a process."""
+    """Holds the texts of one file, and their index. Read once in a process."""
 
     settings: SearchSettings
     texts: list[str] = field(default_factory=list)
@@ -98,7 +98,8 @@ class Corpus:
             self._index = index
 
     def find(self, query: str) -> list[str]:
-        """Return the best `top_k` texts, best first; none that shares no word with the query."""
+        """Return the `top_k` best texts, best first; texts that share no word with the query are
+        left out."""
         import bm25s
 
         self.load()

@@ -1,5 +1,5 @@
-"""Games for one player of the package `textarena`, such as GuessTheNumber and Sokoban.
-`rollout.environment.name=textarena`."""
+"""Implements `rollout.environment.name=textarena`: games for one player of the package `textarena`,
+such as GuessTheNumber and Sokoban."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from milescli.rollout.environments import Step
 
 
 class TextArenaGame:
-    """A game of `textarena` for one player. Implements
+    """Plays a game of `textarena` for one player. Implements
     milescli.rollout.environments.Environment."""
 
     reward_range = (-1.0, 1.0)
@@ -48,7 +48,7 @@ class TextArenaGame:
         return Step(reward=float((rewards or {}).get(0, 0.0)), ended=True)
 
     def _new_text(self) -> str:
-        """Return what the game has said since the player's last turn."""
+        """Return the game's output since the player's last turn."""
         _, observation = self._game.get_observation()
         text = observation if isinstance(observation, str) else str(observation)
         return text.strip() or "(nothing)"

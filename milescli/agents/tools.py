@@ -1,5 +1,5 @@
-"""An agent that calls tools until it has its response: `rollout.agent=tools`. The model makes calls
-in the format of its chat template, and gets the results as messages."""
+"""Implements `rollout.agent=tools`: an agent that calls tools until it has its response. The model
+writes calls in the format of its chat template, and receives the results as messages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from milescli.rollout.base import Outcome, Reply, Session, ToolCall
 
 MAX_FAILURES = 32
 """Number of failures of one tool before its first success after which the run stops, because the
-tool itself must be wrong."""
+tool itself must be faulty."""
 MODEL_ERRORS = (ValueError, ArithmeticError, LookupError)
-"""Exceptions of a tool for arguments that make no sense."""
+"""Exceptions of a tool that blame the model's arguments."""
 
 
 @dataclass(slots=True)
@@ -124,10 +124,10 @@ class _ImageUnusable(Exception):
 
 
 class ToolAgent:
-    """Turns of the model and of the run's tools, bounded by `rollout.max_turns`."""
+    """Alternates turns of the model and of the run's tools, at most `rollout.max_turns`."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises RecipeError if a tool is not usable."""
+        """Set up the tools. Raises RecipeError if one is not usable."""
         self._kit = ToolKit(settings)
         self._max_turns = settings.max_turns
 
@@ -157,7 +157,8 @@ class ToolAgent:
         return Outcome(text=text, is_cut=is_cut, figures=figures)
 
     async def _results(self, reply: Reply, box: ToolBox) -> list[dict[str, Any]]:
-        """Return one message for each call, or one that says why they cannot be parsed."""
+        """Return one message for each call; if the calls cannot be parsed, one message that says
+        why."""
         if reply.malformed is not None and not reply.calls:
             return [{"role": "tool", "content": f"error: {reply.malformed}"}]
         return [

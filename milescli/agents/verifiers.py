@@ -1,5 +1,6 @@
-"""An agent whose episodes the package verifiers plays: `rollout.agent=verifiers`. Its environment
-calls the policy over HTTP and gives the reward; it runs in a virtual environment of its own."""
+"""Implements `rollout.agent=verifiers`: an agent whose episodes the package verifiers plays. Its
+environment calls the policy over HTTP and returns the reward; it runs in a virtual environment of
+its own."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ class VerifiersAgent:
     the task, as `task:verifiers` writes it, or its number in the taskset."""
 
     def __init__(self, settings: Rollout) -> None:
-        """Raises MachineError if verifiers is not installed."""
+        """Set up the host. Raises MachineError if verifiers is not installed."""
         self.host = host_for(settings)
         self.host.package.require(needed_by="the agent `verifiers`")
         self._timeout_s = settings.verifiers.episode_timeout_s
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """Play one episode; the environment gives the reward, and its metrics as figures."""
+        """Play one episode; the environment returns the reward and metrics."""
         return await play_episode(self.host, prompt, session, timeout_s=self._timeout_s)
 
 
@@ -49,5 +50,5 @@ def tasks(settings: Rollout) -> list[dict[str, Any]]:
 
 
 def rows(*, seed: int) -> Iterator[Mapping[str, Any]]:
-    """Raise RecipeError: only a recipe, not a seed, says which taskset to use."""
+    """Raise RecipeError: the taskset is only known from a recipe."""
     raise without_rows("verifiers")

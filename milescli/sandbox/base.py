@@ -23,15 +23,16 @@ class Limits:
     wall_s: float = 10.0
     """Seconds from the first instruction to the end of the last process."""
     cpu_s: float = 10.0
-    """User and system time together."""
+    """Seconds of user and system time together."""
     memory_bytes: int = 512 * _MIB
     """Shared pages count once. One process that asks for much more gets a MemoryError."""
     output_bytes: int = 1 * _MIB
-    """Standard output and error together. Of a session: of one cell, where it says nothing else."""
+    """Bytes of standard output and error together; in a session, of one cell, unless the call sets
+    another limit."""
     file_bytes: int = 64 * _MIB
-    """Written to the only folder that can be written, in at most 4096 files."""
+    """Bytes that may be written to the only writable folder, in at most 4096 files."""
     num_processes: int = 16
-    """At once; threads count."""
+    """Largest number of processes at once; threads count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +47,9 @@ class RunResult:
     seconds: float
     """Wall time inside of the sandbox, without its start."""
     is_truncated: bool = False
-    """Output beyond the limit was thrown away."""
+    """True if output beyond the limit was discarded."""
     why: str = ""
-    """Which limit was reached; empty where it exited."""
+    """The limit that was reached; empty if the code exited by itself."""
 
 
 class Session(Protocol):

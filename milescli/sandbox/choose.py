@@ -1,5 +1,5 @@
-"""Chooses the sandbox that works on this machine by trying: bubblewrap, else Landlock, else none,
-with the reason. Called by code that runs a model's code, and by `miles doctor`."""
+"""Chooses the sandbox by testing which one works on this machine: bubblewrap, else Landlock, else
+none, with the reason. Called by code that runs a model's code, and by `miles doctor`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Choice:
 
 def choose(*, packages: str | None = None) -> Choice:
     """Return the best sandbox that works here, tested once per process. `packages` is as in
-    LocalSandbox; `own` means those of the environment that runs this. Not to be called in an event
-    loop. Raises MachineError if none can contain a model's code."""
+    LocalSandbox; `own` means those of the environment that runs this. Do not call it in an event
+    loop. Raises MachineError if no sandbox can contain a model's code."""
     folder = sysconfig.get_path("purelib") if packages == OWN_PACKAGES else packages
     if folder and not Path(folder).expanduser().is_dir():
         raise MachineError(
@@ -65,7 +65,7 @@ def kinds() -> dict[str, Callable[[str | None], LocalSandbox]]:
 
 
 def fault_of(kind: str, *, packages: str | None = None) -> MilesError | None:
-    """Test a kind, and return why it does not work here."""
+    """Test a kind of sandbox; return the error if it does not work here, else None."""
     if fault := _missing(kind):
         return fault
     sandbox = kinds()[kind](packages)
@@ -167,7 +167,7 @@ def _trial_error(sandbox: LocalSandbox) -> MilesError | None:
 
 
 def _fixes_for(error: MilesError | None) -> list[str]:
-    """Return fixes for a jail that failed: mostly, namespaces are forbidden."""
+    """Return fixes for a jail that failed; the usual cause is that namespaces are forbidden."""
     if error is not None and any(fix.startswith("chmod") for fix in error.fixes):
         return [_as_root(fix) for fix in error.fixes]
     return [

@@ -26,7 +26,7 @@ from milescli.sandbox.processes import (
 from milescli.sandbox.warden import SIGNAL_BASE
 
 CHECK_EVERY_S = 0.02
-"""Seconds between two checks of what a run uses; it may use more in between."""
+"""Seconds between two checks of a run's usage; it may exceed its limits in between."""
 MAX_FILES = 4096
 _START_S = 60.0
 """Time for the jail and Python to start on a busy machine; the wall time begins after it."""
@@ -36,7 +36,7 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 class NotStarted(Exception):
-    """Reports that the jail itself failed, and how."""
+    """Reports that the jail itself failed, and the reason."""
 
 
 @dataclass(slots=True)
@@ -90,8 +90,8 @@ class JailedRun:
             raise
 
     def follow(self, *, deadline: float, is_cell: bool = False) -> dict[str, Any]:
-        """Wait until it ends, reaches a limit or, with `is_cell`, finishes a cell; then return a
-        reply with what was `printed`. Unless a cell finished, the caller should end it."""
+        """Wait until the run ends, reaches a limit or, with `is_cell`, finishes a cell; then return
+        a reply with its output. Unless a cell finished, the caller should end it."""
         printed, began = self.printed, time.monotonic()
         ended, why, exit_code = "", "", None
         looked = 0.0
@@ -125,7 +125,7 @@ class JailedRun:
         }
 
     def idle(self, *, deadline: float) -> str:
-        """Wait between two cells: returns an empty text when there is work, else the reason to end.
+        """Wait between two cells. Return an empty text when there is work, else the reason to end.
         Output that is printed meanwhile belongs to the next cell."""
         self.printed = Output(self.limits["output_bytes"])
         looked = 0.0
@@ -182,7 +182,8 @@ class JailedRun:
             remove(self._folder)
 
     def _end_first(self) -> None:
-        """Of a namespace, which bubblewrap does not wait for; it is gone after all others."""
+        """Kill the first process of a namespace, for which bubblewrap does not wait, and wait until
+        it has ended, which is after all others."""
         if self._first_fd == -1:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -256,7 +257,8 @@ class JailedRun:
                 raise NotStarted(stderr[-2000:] or "it said nothing")
 
     def _next_event(self, timeout_s: float) -> str | bytes:
-        """Return `exited`, what came on the control pipe, or nothing. Reads the output."""
+        """Wait for the next event. Return `exited`, the bytes from the control pipe, or an empty
+        text after the timeout. Reads the output meanwhile."""
         result: str | bytes = ""
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             if key.data in ("stdout", "stderr"):
@@ -362,8 +364,8 @@ class JailedRun:
 
 
 def measure(folder: str, *, most: int) -> tuple[int, int]:
-    """Return (bytes on disk, number of files) of a folder; stops counting after `most`. Follows no
-    link."""
+    """Return (bytes on disk, number of files) of a folder; stop counting after `most` files.
+    Follows no link."""
     size_bytes = num_files = 0
     folders = [folder]
     while folders and num_files <= most:
@@ -387,7 +389,7 @@ def _pair() -> tuple[int, int]:
 
 
 def _sealed_fd(content: bytes) -> int:
-    """Return a read-only descriptor of the data, to which nobody can write."""
+    """Return a read-only descriptor of the data, which nobody can change."""
     descriptor = os.memfd_create("job", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(content)

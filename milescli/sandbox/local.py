@@ -1,5 +1,5 @@
-"""The local sandboxes, as the driver uses them: one warm supervisor, a worker. It starts with the
-first run, restarts if it died, and ends with this process."""
+"""Runs the local sandboxes for the driver: one warm supervisor, which is a worker. It starts with
+the first run, restarts if it died, and ends with this process."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class LocalSandbox:
     """Runs programs isolated by bubblewrap or Landlock; `choose` selects which."""
 
     def __init__(self, kind: str, *, bwrap: str = "", packages: str | None = None) -> None:
-        """`packages`: a folder of modules that the code may import besides the standard library,
-        e.g. the site-packages of an environment that has numpy."""
+        """Set the kind. `packages`: a folder of modules that the code may import besides the
+        standard library, e.g. the site-packages of an environment that has numpy."""
         self.kind, self.bwrap = kind, bwrap
         self._config = {"kind": kind, "bwrap": bwrap, "packages": packages or "", **_interpreter()}
         self._supervisor: _Supervisor | None = None
@@ -60,7 +60,7 @@ class LocalSandbox:
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
     ) -> RunResult:
-        """Run the code as a Python program; once more, where the sandbox fails."""
+        """Run the code as a Python program; repeat it once if the sandbox fails."""
         message = {
             "code": code,
             "stdin": stdin,
@@ -184,10 +184,10 @@ class LocalSession:
 
 
 class _Supervisor(Worker):
-    """The process that starts every run."""
+    """Represents the process that starts every run."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
-        """Raises MachineError where it cannot be had."""
+        """Start the process. Raises MachineError if it cannot be started."""
         place = tempfile.gettempdir()
         if os.geteuid() == 0 and closed_folders(place):
             place = "/tmp"
@@ -205,15 +205,15 @@ class _Supervisor(Worker):
         self._require_ready()
 
     async def request_reply(self, message: Reply, *, bound_s: float) -> Reply:
-        """Return the reply. Raises as `wait`."""
+        """Send a message and return the reply. Raises as `wait`."""
         return await self.wait(*self.request(message), bound_s=bound_s)
 
     async def wait(
         self, number: int, reply: concurrent.futures.Future[Reply], *, bound_s: float
     ) -> Reply:
-        """Return the reply to a message that was sent. Raises SandboxError where the supervisor
-        ended or did not reply in time, and where the jail failed; then, and where we are cancelled,
-        what runs there is ended."""
+        """Return the reply to a message that was sent. Raises SandboxError if the supervisor ended
+        or did not reply in time, and if the jail failed. In these cases, and if this wait is
+        cancelled, the run is ended."""
         try:
             async with asyncio.timeout(bound_s):
                 return await asyncio.wrap_future(reply)
@@ -228,13 +228,13 @@ class _Supervisor(Worker):
             raise
 
     def close(self, grace_s: float = _CLOSING_S, *, cause: str = "it was closed") -> None:
-        """End it, and all that runs in it."""
+        """End the supervisor, and all runs in it."""
         super().close(grace_s, cause=cause)
         self._has_ended.wait(_CLOSING_S)
         clear(self.folder)
 
     def _kill(self) -> None:
-        """Kill it alone: the wardens of its runs end those first, then themselves."""
+        """Kill only the supervisor: the wardens of its runs end those first, then themselves."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -274,7 +274,7 @@ def read_result(reply: Reply) -> RunResult:
 
 
 def encode_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
-    """As they travel. Raises ValueError where a name leads out of the folder."""
+    """Return the files as they are sent. Raises ValueError if a name leads out of the folder."""
     made = {}
     for name, content in (files or {}).items():
         path = PurePosixPath(name)

@@ -1,10 +1,9 @@
-"""The warm process that starts every run of a driver: small, with an empty environment, ended with
-its driver. Standard library alone; a local sandbox starts one, and calls it as a worker.
+"""Starts every run of a driver from a warm process: small, with an empty environment, ended with
+its driver. Standard library only; a local sandbox starts one, and calls it as a worker.
 
 Each call has an `op`. `run` (code, stdin, files, limits) -> its result. `open` (files, limits) ->
 {opened}; then `cell` (session, code, wall_s, output_bytes), `close` (session). An error means that
-the jail itself failed.
-"""
+the jail itself failed."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ _ALONE_S = 1.0
 
 @dataclass(slots=True)
 class _Task:
-    """A run or a session, in a thread of its own."""
+    """Holds a run or a session, which has a thread of its own."""
 
     number: int
     request: dict[str, Any]
@@ -74,7 +73,8 @@ class Supervisor:
         self._out = os.fdopen(os.dup(1), "wb")
 
     def reply(self, number: int, value: Any, *, kind: str = "value") -> None:
-        """Send a reply to the driver, ignoring errors: without it, our own end is near."""
+        """Send a reply to the driver, ignoring errors: if the driver is gone, this process ends
+        soon."""
         with self._lock, contextlib.suppress(OSError):
             self._out.write(JSON.pack((number, kind, value)))
             self._out.flush()

@@ -28,7 +28,7 @@ START_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 45.0
 """Time to clean up (containers, servers) once nobody calls the process any more."""
 MAX_LOST = 8
-"""Times in a row that the process may end; then the run stops."""
+"""Number of times in a row that the process may end; then the run stops."""
 _PING_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 5.0
 _NOT_PASSED_ON = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "__PYVENV_LAUNCHER__")
@@ -36,17 +36,18 @@ _HOSTS: weakref.WeakSet[ForeignHost] = weakref.WeakSet()
 
 
 class ProcessLost(CallFailed):
-    """The process ended before it replied."""
+    """Reports that the process ended before it replied."""
 
 
 class ForeignWorker(Worker):
-    """A process of a package, below a guard process that ends everything the package started."""
+    """Runs a process of a package, below a guard process that ends everything the package
+    started."""
 
     def __init__(
         self, package: Package, *, start: Mapping[str, Any], folders: Sequence[str] = ()
     ) -> None:
-        """`start`: parameters of its first request; `folders`: further import paths of the process
-        and of what it starts."""
+        """Start the process. `start`: parameters of its first request; `folders`: further import
+        paths of the process and of its children."""
         interpreter = package.interpreter
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_PASSED_ON}
         environment["PATH"] = f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -63,11 +64,11 @@ class ForeignWorker(Worker):
         self, method: str, params: Mapping[str, Any]
     ) -> tuple[int, concurrent.futures.Future[Any]]:
         """Send a request; return its number, and the future of its reply. The future raises
-        CallFailed with what the package raised, ProcessLost where the process ends."""
+        CallFailed with what the package raised, ProcessLost if the process ends."""
         return self.request((method, dict(params)))
 
     def end(self, cause: str = "it was ended") -> None:
-        """See Worker. The guard process ends the others, then itself."""
+        """End the guard process, which first ends the others, as in Worker."""
         super().end(cause)
         if not self._has_ended.wait(_END_TIMEOUT_S):
             super()._kill()
@@ -150,7 +151,7 @@ class ForeignHost:
         return result
 
     def close_input(self) -> None:
-        """Let its process begin to clean up; `close` waits for it."""
+        """Close the process's input, so that it begins to clean up; `close` waits for it."""
         if (worker := self._worker) is not None:
             worker.close_input()
 
@@ -198,7 +199,8 @@ def _give_up(worker: ForeignWorker, number: int) -> None:
 
 
 def close_hosts() -> None:
-    """End all that this process has started. Idempotent; a later request starts anew."""
+    """End all processes that this process has started. Idempotent; a later request starts a new
+    one."""
     hosts = list(_HOSTS)
     for host in hosts:  # all at once
         host.close_input()

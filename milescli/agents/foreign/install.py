@@ -19,7 +19,7 @@ from milescli.agents.foreign.packages import RECORD, Package
 from milescli.core.errors import MachineError
 
 PIP_TIMEOUT_S = 1800.0
-"""Time for all that pip downloads and installs."""
+"""Seconds for pip to download and install everything."""
 VENV_TIMEOUT_S = 120.0
 LOAD_TIMEOUT_S = 180.0
 """Time for the first import of the package's program."""
@@ -31,18 +31,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """Result of `install`."""
+    """Describes the result of `install`."""
 
     package: Package
     python: str
     """Version of the interpreter."""
     was_there: bool
-    """True if it was installed already, and nothing was done."""
+    """True if it was installed already, so that nothing was done."""
 
 
 def install(package: Package, *, python: str | None, say: Say) -> Installed:
-    """Install the package. `python` is an interpreter's path or name; None looks for one that fits.
-    `say` gets a line per step. Raises MachineError."""
+    """Install the package. `python`: path or name of an interpreter; None: search for a suitable
+    one. `say` receives a line per step. Raises MachineError."""
     package.folder.parent.mkdir(parents=True, exist_ok=True)
     with _install_lock(package):
         record = package.record
@@ -77,8 +77,8 @@ def install(package: Package, *, python: str | None, say: Say) -> Installed:
 
 
 def find_interpreter(package: Package, python: str | None) -> tuple[str, str]:
-    """Return an interpreter for the package, and its version. Raises MachineError if there is none,
-    or if the given one is invalid."""
+    """Return (interpreter for the package, its version). Raises MachineError if there is none, or
+    if the given one is unsuitable."""
     candidates = [python] if python is not None else interpreters(package)
     rejected = []
     for candidate in candidates:

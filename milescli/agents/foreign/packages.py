@@ -1,5 +1,5 @@
-"""Which packages of environments live in a virtual environment of their own, and where that is.
-Installs nothing (`install` does), starts nothing (`host` does)."""
+"""Lists the packages of environments that are installed in a virtual environment of their own, and
+the folders of these. Installs nothing (`install` does), starts nothing (`host` does)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = "installed.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """One package that `miles env install` can install."""
+    """Describes one package that `miles env install` can install."""
 
     name: str
     """Name in the package registry and in the commands."""

@@ -26,7 +26,8 @@ ASK_TIMEOUT_S = 300.0
 
 
 def host_of(host: ForeignHost) -> ForeignHost:
-    """Return this process's host for the same package and parameters, at first `host`."""
+    """Return the host that this process uses for the same package and parameters; the first time,
+    `host`."""
     return _HOSTS.setdefault(f"{host.package.name} {host.start!r}", host)
 
 
