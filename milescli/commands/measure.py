@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from milescli.commands.find_run import Measured, find_measured, runs_folder
+from milescli.commands.find_run import EvalTarget, find_eval_target, runs_folder
 from milescli.console import theme
 from milescli.console.columns import percent
 from milescli.console.output import Output
@@ -131,7 +131,7 @@ FOLDER = "evaluations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class MeasureOptions:
     """Holds the options that are not part of EvalWish."""
 
     steps: str | None = None
@@ -145,34 +145,34 @@ class Options:
     """The verb that does it, for the fixes of errors."""
 
 
-def measured(
-    subject: str, eval_options: EvalOptions, options: Options, *, output: Output
+def measure_subject(
+    subject: str, eval_options: EvalOptions, options: MeasureOptions, *, output: Output
 ) -> tuple[Path, list[SetResult]]:
     """Measure a subject. Returns (the folder that contains `eval/`, the results). Raises
     MilesError; BadParameter for an option that belongs to another kind of subject."""
     try:
-        return _measured(subject, eval_options, options, output=output)
+        return _measure_target(subject, eval_options, options, output=output)
     except FitError as error:
         if options.use_engines is None:
             raise
-        fixes = _of_verb(error.fixes, options.verb)
+        fixes = _fixes_for_verb(error.fixes, options.verb)
         raise type(error)(error.what, why=error.why, fix=fixes) from None
 
 
 _TOKENS = re.compile(r"--set rollout\.max_response_tokens=(\d+)")
 
 
-def _of_verb(fixes: Sequence[str], verb: str) -> list[str]:
+def _fixes_for_verb(fixes: Sequence[str], verb: str) -> list[str]:
     """Return the fixes of an evaluation as `miles chat` and `miles serve` take them."""
-    kept = [fix.replace("miles eval", f"miles {verb}") for fix in fixes if fix != ELSEWHERE]
-    kept = [_TOKENS.sub(r"--tokens \1", fix) for fix in kept]
-    return kept or [f"miles {verb} Qwen/Qwen3-0.6B   # a smaller model"]
+    fixes_left = [fix.replace("miles eval", f"miles {verb}") for fix in fixes if fix != ELSEWHERE]
+    fixes_left = [_TOKENS.sub(r"--tokens \1", fix) for fix in fixes_left]
+    return fixes_left or [f"miles {verb} Qwen/Qwen3-0.6B   # a smaller model"]
 
 
-def _measured(
-    subject: str, eval_options: EvalOptions, options: Options, *, output: Output
+def _measure_target(
+    subject: str, eval_options: EvalOptions, options: MeasureOptions, *, output: Output
 ) -> tuple[Path, list[SetResult]]:
-    target = find_measured(subject)
+    target = find_eval_target(subject)
     if target.run is not None:
         if options.out is not None:
             raise typer.BadParameter(
@@ -217,13 +217,13 @@ def _measured(
     )
 
 
-def against(other: str, eval_options: EvalOptions, *, output: Output) -> EvalOptions:
+def with_comparison(other: str, eval_options: EvalOptions, *, output: Output) -> EvalOptions:
     """Return the options with another model's results to compare with: those in a file, or those
     that `miles eval` stored for a run, a checkpoint, a model or an endpoint. If a set is missing
     there, measures the other model now and shows its results. Raises MilesError."""
     if other.endswith(".json"):
         return replace(eval_options, against=[read_result(Path(other).expanduser())])
-    target = find_measured(other)
+    target = find_eval_target(other)
     folder = target.run or _results_folder(target, other)
     stored = [
         find_result(folder, name, step=target.step) if folder else None
@@ -232,12 +232,12 @@ def against(other: str, eval_options: EvalOptions, *, output: Output) -> EvalOpt
     if all(stored):
         return replace(eval_options, against=[one for one in stored if one])
     output.note(f"{other} has no results for these prompts yet: evaluating it first")
-    where, results = measured(other, eval_options, Options(), output=output)
+    where, results = measure_subject(other, eval_options, MeasureOptions(), output=output)
     show_results(results, folder=where, output=output)
     return replace(eval_options, against=results)
 
 
-def _results_folder(target: Measured, name: str) -> Path | None:
+def _results_folder(target: EvalTarget, name: str) -> Path | None:
     """Return the folder with the results of a model or an endpoint; None if there is none. Raises
     DataError if an endpoint has several models."""
     if target.model is not None:

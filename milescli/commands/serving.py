@@ -14,7 +14,7 @@ from socket import socket
 import typer
 
 from milescli.commands import measure
-from milescli.commands.find_run import find_measured
+from milescli.commands.find_run import find_eval_target
 from milescli.commands.options import read_recipe
 from milescli.console.output import Output
 from milescli.core.errors import DataError
@@ -27,7 +27,7 @@ SOLE_TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ListenAddress:
     """Where a server listens."""
 
     host: str
@@ -58,7 +58,7 @@ class Place:
 
 
 def serve_model(
-    subject: str, place: Place, *, tokens: int, sets: list[str] | None, output: Output
+    subject: str, place: ListenAddress, *, tokens: int, sets: list[str] | None, output: Output
 ) -> None:
     """Serve a checkpoint or a model to OpenAI's clients until a signal arrives. `tokens`: length of
     the longest response."""
@@ -68,7 +68,7 @@ def serve_model(
     from milescli.runtime.evaluation.serve import Serving, serve_settings
     from milescli.runtime.evaluation.sets import EvalOptions
 
-    target = find_measured(subject)
+    target = find_eval_target(subject)
     if target.endpoint is not None:
         raise typer.BadParameter(
             "`serve` starts engines for a model, so it cannot take an endpoint"
@@ -90,14 +90,14 @@ def serve_model(
 
         serving = Serving(listener=listener, model=target.model, ready=ready)
         eval_options = EvalOptions(data=["task:seeds"], sets=[*changes, *(sets or ())])
-        options = measure.Options(use_engines=serving.use_engines, verb="serve")
-        measure.measured(subject, eval_options, options, output=output)
+        options = measure.MeasureOptions(use_engines=serving.use_engines, verb="serve")
+        measure.measure_subject(subject, eval_options, options, output=output)
     output.note("the server has ended")
 
 
 def serve_clients(
     recipe: str | None,
-    place: Place,
+    place: ListenAddress,
     *,
     name: str | None,
     keys: str | None,

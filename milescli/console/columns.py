@@ -88,14 +88,14 @@ ACCURACY = _column("accuracy", "accuracy", "", ".3f", 8, 1)
 """Filled from the evaluation after the step, where there was one."""
 
 
-def that_fit(
+def fitting_columns(
     width: int, *, columns: Sequence[Column] = (COLUMNS[0], COLUMNS[1], ACCURACY, *COLUMNS[2:])
 ) -> list[Column]:
     """Return the most important columns that fit into `width`, in their order."""
-    kept = list(columns)
-    while sum(column.width + GAP for column in kept) - GAP > width and len(kept) > 2:
-        kept.remove(max(kept, key=lambda column: column.rank))
-    return kept
+    fitting = list(columns)
+    while sum(column.width + GAP for column in fitting) - GAP > width and len(fitting) > 2:
+        fitting.remove(max(fitting, key=lambda column: column.rank))
+    return fitting
 
 
 def figures(done: EvalDone) -> str:

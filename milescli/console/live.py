@@ -225,7 +225,7 @@ class LiveRun:
         if self.output.mode is Mode.HUMAN and self.output.is_interactive:
             self._live = Live(
                 console=self.output.narration,
-                get_renderable=self._of_screen,
+                get_renderable=self._current_frame,
                 refresh_per_second=REFRESH_PER_S,
                 # data that goes to a file must not end on the screen
                 redirect_stdout=self.output.data.is_terminal,
@@ -296,7 +296,7 @@ class LiveRun:
             if line is not None:
                 self.output.narration.print(line, soft_wrap=True)
 
-    def _of_screen(self) -> RenderableType:
+    def _current_frame(self) -> RenderableType:
         with self._lock:
             size = self.output.narration.size
             return self._frame(size.width, size.height)

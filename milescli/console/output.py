@@ -178,7 +178,7 @@ class Output:
                 "   or: " if place else "  fix: ", fix, style=theme.LABEL, body=theme.COMMAND
             )
 
-    def give_back_terminal(self) -> None:
+    def show_cursor(self) -> None:
         """Show the cursor, which a process has hidden that died while it drew."""
         if self.is_interactive:
             self.narration.show_cursor(True)
@@ -272,7 +272,7 @@ _DRAWN = (
 """Characters that miles prints beyond ASCII -> replacements. Corners of boxes become `+`."""
 
 
-def _in_plain(error: UnicodeError) -> tuple[str | bytes, int]:
+def _replace_unencodable(error: UnicodeError) -> tuple[str | bytes, int]:
     """Replace what a stream cannot encode: our own drawings by ASCII, bytes of names that are not
     valid text by themselves, and everything else by a question mark."""
     if not isinstance(error, UnicodeEncodeError):
@@ -284,7 +284,7 @@ def _in_plain(error: UnicodeError) -> tuple[str | bytes, int]:
     return _DRAWN.get(piece, corner), error.start + 1
 
 
-codecs.register_error(_PLAIN, _in_plain)
+codecs.register_error(_PLAIN, _replace_unencodable)
 
 
 def _console(stream: IO[str]) -> Console:

@@ -23,7 +23,7 @@ LESS = "FRX"
 
 
 @contextmanager
-def paged(output: Output) -> Iterator[None]:
+def paging(output: Output) -> Iterator[None]:
     """Collect what the block prints on stdout, and show it by the pager if it is longer than the
     screen."""
     command = _pager(output)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from milescli.console import theme
-from milescli.console.columns import ACCURACY, GAP, Column, number, percent, rate, that_fit
+from milescli.console.columns import ACCURACY, GAP, Column, fitting_columns, number, percent, rate
 from milescli.core.history import History
 from milescli.core.scalars import Record, figures_below, objective_figures
 from milescli.core.units import format_duration
@@ -190,7 +190,7 @@ def _accuracy(history: History) -> str:
 
 
 def _table(history: History, width: int, height: int) -> Table:
-    columns = that_fit(width)
+    columns = fitting_columns(width)
     table = Table(
         box=None,
         pad_edge=False,
@@ -253,7 +253,7 @@ def _phases(figures: Mapping[str, float], width: int) -> Text:
 def _health(figures: Mapping[str, float], width: int) -> Text:
     speeds = [rate(figures[f"speed/{who}_tokens_per_s"]) for who in ("rollout", "train")]
     stale, most = (figures[f"rollout/staleness_{which}"] for which in ("mean", "max"))
-    has_speed_columns = any(column.word == "train_tokens/s" for column in that_fit(width))
+    has_speed_columns = any(column.word == "train_tokens/s" for column in fitting_columns(width))
     facts = [
         *([] if has_speed_columns else [("tokens/s", f"rollout {speeds[0]}, train {speeds[1]}")]),
         ("staleness", f"{number(stale, '.1f')} (max {number(most, '.0f')})"),

@@ -23,7 +23,7 @@ TURNS_PER_S = 8
 
 
 @contextmanager
-def working(output: Output, said: Callable[[], str]) -> Iterator[None]:
+def working(output: Output, message: Callable[[], str]) -> Iterator[None]:
     """Show `said()` while the block runs. It is called from a thread of its own."""
     began = time.monotonic()
     if output.mode is not Mode.HUMAN:
@@ -36,7 +36,7 @@ def working(output: Output, said: Callable[[], str]) -> Iterator[None]:
             text = Text.assemble(
                 (f"{SPINNER[int(spent * TURNS_PER_S) % len(SPINNER)]} ", theme.ACCENT),
                 (f"{format_duration(spent)}  ", theme.QUIET),
-                said(),
+                message(),
                 no_wrap=True,
             )
             text.truncate(output.narration.width, overflow="ellipsis")
@@ -57,7 +57,7 @@ def working(output: Output, said: Callable[[], str]) -> Iterator[None]:
 
     def tell() -> None:
         while not is_over.wait(LINE_EVERY_S):
-            output.note(f"{format_duration(time.monotonic() - began)}: {said()}")
+            output.note(f"{format_duration(time.monotonic() - began)}: {message()}")
 
     threading.Thread(target=tell, name="working", daemon=True).start()
     try:

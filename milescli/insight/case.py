@@ -145,7 +145,7 @@ class Case:
     def progress(self) -> Trend:
         """Return the trend of the reward; for a run on rows, that of the negative loss."""
         values = -self.column(LOSS) if self.history.learns_from_rows else self.column(REWARD)
-        return rise(values)
+        return surest_trend(values)
 
     @cached_property
     def accuracy(self) -> Trend:
@@ -198,11 +198,11 @@ class Case:
         )
 
 
-def rise(values: Sequence[float]) -> Trend:
+def surest_trend(values: Sequence[float]) -> Trend:
     """Return the trend of a series that may rise fast and then level off: the surer one of the line
     through the whole series and the change from its first steps to its last ones."""
     line, ends = series.trend(values), series.change(values)
-    return max((line, ends), key=_sureness)
+    return max((line, ends), key=_standard_errors)
 
 
 def difference(first: float, last: float, *, num_prompts: int) -> Trend:
@@ -215,7 +215,7 @@ def difference(first: float, last: float, *, num_prompts: int) -> Trend:
     return Trend(change=last - first, error=math.sqrt(variance))
 
 
-def _sureness(trend: Trend) -> float:
+def _standard_errors(trend: Trend) -> float:
     if math.isnan(trend.change):
         return -1.0
     return abs(trend.change) / trend.error if trend.error > 0 else math.inf

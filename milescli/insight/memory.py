@@ -64,12 +64,12 @@ def courses_of(run: RunDir) -> dict[str, list[tuple[float, int]]]:
 
 
 def _of_processes(
-    seen: Sequence[Mapping[str, Any]], planned: Mapping[str, int]
+    records: Sequence[Mapping[str, Any]], planned: Mapping[str, int]
 ) -> list[DeviceMemory]:
     """Return the memory of processes, the largest first; processes without a name in the plan are
     one."""
     used, peaks = dict[str, int](), dict[str, int]()
-    for record in seen:
+    for record in records:
         used |= _by_plan(sizes_by_name(record))
         own = _by_plan(_peaks(record))
         peaks |= {name: max(peaks.get(name, 0), size) for name, size in own.items()}

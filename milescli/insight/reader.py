@@ -41,11 +41,11 @@ class LineReader:
         the first block can say that the file was replaced."""
         try:
             with open_regular(self.file) as opened:
-                seen = os.fstat(opened.fileno())
+                status = os.fstat(opened.fileno())
                 is_new = self._inode is not None and (
-                    seen.st_ino != self._inode or seen.st_size < self._at
+                    status.st_ino != self._inode or status.st_size < self._at
                 )
-                self._at, self._inode = 0 if is_new else self._at, seen.st_ino
+                self._at, self._inode = 0 if is_new else self._at, status.st_ino
                 opened.seek(self._at)
                 rest = b""
                 while block := opened.read(BLOCK_BYTES):

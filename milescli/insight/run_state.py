@@ -128,14 +128,14 @@ def _read_manifest(tail: _Tail, run: RunDir) -> None:
 
 def _read_on(tail: _Tail, file: Path) -> None:
     with open_regular(file) as opened:
-        seen = os.fstat(opened.fileno())
-        if seen.st_ino != tail.inode or seen.st_size < tail.size_bytes:
-            tail.inode, tail.size_bytes = seen.st_ino, 0
+        status = os.fstat(opened.fileno())
+        if status.st_ino != tail.inode or status.st_size < tail.size_bytes:
+            tail.inode, tail.size_bytes = status.st_ino, 0
             tail.step, tail.num_steps, tail.reward, tail.accuracy = 0, None, None, None
-        if seen.st_size == tail.size_bytes:
+        if status.st_size == tail.size_bytes:
             return
-        step, evaluation, rest, end = None, None, b"", seen.st_size
-        begin = max(tail.size_bytes, seen.st_size - BACK_BYTES)
+        step, evaluation, rest, end = None, None, b"", status.st_size
+        begin = max(tail.size_bytes, status.st_size - BACK_BYTES)
         whole = None
         while end > begin and (step is None or evaluation is None):
             start = max(begin, end - BLOCK_BYTES)

@@ -30,7 +30,7 @@ SPREAD = 1.645
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class TimeLeft:
     """Estimate of the seconds to the end, from the newest steps, evaluations included."""
 
     low_s: float
@@ -88,7 +88,7 @@ class Summary:
     share_done: float | None
     elapsed_s: float | None
     """Seconds of this attempt, until now or until its end."""
-    left: Left | None
+    left: TimeLeft | None
     """None: nothing is left, or no estimate is possible."""
     learns_from_rows: bool
     reward: Course | None
@@ -133,7 +133,7 @@ def summarize(
     now_s = time.time() if now_s is None else now_s
     state = state_of(run, outcome=history.outcome)
     is_running = state == "running"
-    shown = leading(history)
+    shown = representative_history(history)
     return Summary(
         name=run.full_name,
         state=state,
@@ -172,7 +172,7 @@ def summarize(
     )
 
 
-def leading(history: History) -> History:
+def representative_history(history: History) -> History:
     """Return the history whose metrics represent the run: its own; with several adapters, that of
     the one that is furthest behind."""
     if not history.adapters:
@@ -200,7 +200,7 @@ def run_phases_of(history: History) -> list[Phase]:
     return [Phase(name=name, seconds=seconds, share=seconds / whole) for name, seconds in longest]
 
 
-def _left(history: History, facts: RunFacts) -> Left | None:
+def _left(history: History, facts: RunFacts) -> TimeLeft | None:
     seconds = series.recent(history.columns.get("time/step_s"))
     if not len(seconds) or not history.num_steps or history.step >= history.num_steps:
         return None
@@ -213,7 +213,7 @@ def _left(history: History, facts: RunFacts) -> Left | None:
     deviation = float(seconds.std(ddof=1)) if len(seconds) > 1 else 0.0
     error = deviation * math.sqrt(count + count * count / len(seconds))
     low, high = mean_s - SPREAD * error, mean_s + SPREAD * error
-    return Left(low_s=max(0.0, low), mean_s=mean_s, high_s=high)
+    return TimeLeft(low_s=max(0.0, low), mean_s=mean_s, high_s=high)
 
 
 def _course(history: History, name: str, *, is_better: Callable[..., int] = max) -> Course | None:

@@ -52,7 +52,7 @@ class ShownStep:
     samples: Sequence[ShownSample]
 
 
-def chosen_steps(run: RunDir) -> list[ShownStep]:
+def choose_steps(run: RunDir) -> list[ShownStep]:
     """Choose samples of the first, a middle and the last step; none if none were stored."""
     steps = sample_steps(run)
     places = sorted({0, len(steps) // 2, len(steps) - 1}) if steps else []

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from milescli.report.evaluations import asked_by, evaluation_files, rewards_by_prompt
+from milescli.report.evaluations import evaluation_files, rewards_by_prompt, settings_of_evaluation
 from milescli.report.formats import (
     INTERVAL,
     NOTHING,
@@ -20,15 +20,15 @@ from milescli.report.formats import (
     steps,
 )
 from milescli.report.series import (
-    FEWEST_APART,
-    FEWEST_STEPS,
+    MIN_INDEPENDENT_STEPS,
+    MIN_STEPS,
     MeanDifference,
     area,
     common_level,
+    first_step_at,
     mean_difference,
-    paired,
+    paired_differences,
     ratio_of_medians,
-    reached,
 )
 from milescli.report.subject import Subject
 from milescli.rollout.evaluation.statistics import (
@@ -45,7 +45,7 @@ OF_REWARD = ("rollout.reward", "rollout.reward_model", "rollout.generative", "ro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differing:
+class SettingDifference:
     """One setting in which two runs differ."""
 
     what: str
@@ -55,7 +55,7 @@ class Differing:
     b: str
 
 
-def differences(a: Subject, b: Subject) -> list[Differing]:
+def differences(a: Subject, b: Subject) -> list[SettingDifference]:
     """List the differences, the recipe first; empty if there are none."""
     found = [
         *_of("recipe", _keys(a), _keys(b)),
@@ -67,7 +67,7 @@ def differences(a: Subject, b: Subject) -> list[Differing]:
     return [one for one in found if one.name not in _NEVER]
 
 
-def rewards_differ(found: list[Differing]) -> list[str]:
+def rewards_differ(found: list[SettingDifference]) -> list[str]:
     """Return the recipe keys whose difference makes the two rewards incomparable."""
     return [
         one.name
@@ -77,10 +77,10 @@ def rewards_differ(found: list[Differing]) -> list[str]:
     ]
 
 
-def _of(what: str, a: Mapping[str, str], b: Mapping[str, str]) -> list[Differing]:
+def _of(what: str, a: Mapping[str, str], b: Mapping[str, str]) -> list[SettingDifference]:
     names = list(dict.fromkeys([*a, *b]))
     return [
-        Differing(what=what, name=name, a=a.get(name, NOTHING), b=b.get(name, NOTHING))
+        SettingDifference(what=what, name=name, a=a.get(name, NOTHING), b=b.get(name, NOTHING))
         for name in names
         if a.get(name) != b.get(name)
     ]
@@ -148,7 +148,7 @@ def _chosen(of_a: Files, of_b: Files, *, recipes: Sequence[Mapping[str, Any]]) -
     pairs = []
     for at in [*common, (max(of_a), max(of_b))]:  # at step 0 nothing was learned
         files = of_a[at[0]], of_b[at[1]]
-        one, other = map(asked_by, files, recipes)
+        one, other = map(settings_of_evaluation, files, recipes)
         otherwise = [key for key in one if one[key] != other[key]]
         pairs.append(_Pair(steps=at, files=files, asked_otherwise=otherwise))
     return next((pair for pair in pairs if not pair.asked_otherwise), pairs[0])
@@ -244,7 +244,7 @@ class RunsCompared:
     b: Subject
     a_name: str
     b_name: str
-    differing: Sequence[Differing]
+    differing: Sequence[SettingDifference]
     curve: CurveComparison | None
     held_out: Sequence[HeldOut]
     """The runs' own held-out prompts first."""
@@ -269,7 +269,7 @@ class RunsCompared:
         return "Nothing can be compared: the two runs have no common steps or evaluations."
 
     @property
-    def is_seen(self) -> bool:
+    def is_significant(self) -> bool:
         """Return True if some difference is more than chance."""
         p_values = [one.difference.p_value for one in self.held_out[:1] if not one.asked_otherwise]
         if self.curve is not None and self.curve.difference is not None:
@@ -321,7 +321,7 @@ def _curve(a: Subject, b: Subject, *, names: tuple[str, str]) -> CurveComparison
     rises = not a.learns_from_rows
     word = "reward" if rises else "loss"
     of_a, of_b = _by_step(a, a.curve), _by_step(b, b.curve)
-    steps, gains = paired(of_a, of_b)
+    steps, gains = paired_differences(of_a, of_b)
     if not steps:
         return None
     difference = mean_difference(gains)
@@ -334,8 +334,8 @@ def _curve(a: Subject, b: Subject, *, names: tuple[str, str]) -> CurveComparison
         a_area=area(of_a, steps),
         b_area=area(of_b, steps),
         level=level,
-        a_reached=None if level is None else reached(of_a, level, rises=rises),
-        b_reached=None if level is None else reached(of_b, level, rises=rises),
+        a_reached=None if level is None else first_step_at(of_a, level, rises=rises),
+        b_reached=None if level is None else first_step_at(of_b, level, rises=rises),
         short=f"{word.capitalize()}: {_winner(difference, rises=rises, names=names)}",
         sentence=_curve_words(difference, num_steps=len(steps), word=word, names=names),
     )
@@ -350,9 +350,9 @@ def _curve_words(
 ) -> str:
     if difference is None:
         return (
-            f"The {word} of {num_steps} common steps was not tested: at least {FEWEST_STEPS} "
-            f"steps are needed, and as much as {FEWEST_APART} independent ones; neighbouring steps "
-            "are alike."
+            f"The {word} of {num_steps} common steps was not tested: at least {MIN_STEPS} "
+            f"steps are needed, and as much as {MIN_INDEPENDENT_STEPS} independent ones; "
+            "neighbouring steps are alike."
         )
     return (
         f"{word.capitalize()} of {names[0]} less that of {names[1]}: {difference.value:+.3f} on "
@@ -364,7 +364,7 @@ def _curve_words(
 def _winner(difference: MeanDifference | None, *, rises: bool, names: tuple[str, str]) -> str:
     if difference is None:
         return "too few steps, or too much alike, for a conclusion."
-    if not difference.is_seen:
+    if not difference.is_significant:
         return f"{NO_DIFFERENCE}."
     winner = names[0] if (difference.value > 0) == rises else names[1]
     return f"the two runs differ: {winner} is {'higher' if rises else 'lower'}."
@@ -375,14 +375,14 @@ def _speed(a: Subject, b: Subject, *, names: tuple[str, str]) -> Speed | None:
     logs = [
         {step: math.log(value) for step, value in one.items() if value > 0} for one in (of_a, of_b)
     ]
-    difference = mean_difference(paired(*logs)[1])
+    difference = mean_difference(paired_differences(*logs)[1])
     low = high = None
     before, after = "", ", by their medians"
     if difference is None:
         ratio = ratio_of_medians([*of_a.values()], [*of_b.values()])
     else:
         ratio, low, high = map(math.exp, (difference.value, difference.low, difference.high))
-        before = "" if difference.is_seen else f"Speed: {NO_DIFFERENCE}. "
+        before = "" if difference.is_significant else f"Speed: {NO_DIFFERENCE}. "
         after = f" ({INTERVAL} {low:.2f} to {high:.2f})"
     if ratio is None:
         return None

@@ -85,7 +85,7 @@ def _interval(rewards: Mapping[str, Sequence[float]], accuracy: float) -> Estima
     return estimate_mean(means, samples_per_prompt=min(map(len, rewards.values())))
 
 
-def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
+def settings_of_evaluation(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
     """Return the settings that an evaluation's results depend on: those that `miles eval` wrote
     next to the samples, else those of the run's recipe."""
     try:
@@ -115,8 +115,8 @@ def _rewards(file: Path) -> dict[str, list[float]]:
             continue
         prompt = json.dumps([row["prompt"], row.get("label"), *row.get("images", ())]).encode()
         digest = hashlib.blake2b(prompt, digest_size=16).hexdigest()
-        asked = places.setdefault(digest, {})
-        key = f"{digest}-{asked.setdefault(str(row.get('index')), len(asked))}"
+        by_prompt = places.setdefault(digest, {})
+        key = f"{digest}-{by_prompt.setdefault(str(row.get('index')), len(by_prompt))}"
         rewards.setdefault(key, []).append(float(row["reward"] or 0.0))
     return rewards
 
@@ -133,11 +133,11 @@ def evaluation_files(run: RunDir) -> dict[str, dict[int, Path]]:
     return files
 
 
-def sets_of(run: RunDir) -> list[ShownSet]:
+def read_sets(run: RunDir) -> list[ShownSet]:
     """Read the results of `miles eval`, by set and step. Unreadable files are left out."""
     found = (_set(file) for file in sorted(run.eval_dir.glob("**/step_*.json")))
-    kept = [one for one in found if one is not None]
-    return sorted(kept, key=lambda one: (one.set, one.step))
+    sets = [one for one in found if one is not None]
+    return sorted(sets, key=lambda one: (one.set, one.step))
 
 
 def _set(file: Path) -> ShownSet | None:

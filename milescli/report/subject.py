@@ -22,8 +22,8 @@ from milescli.insight.case import LOSS, REWARD, Verdict
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.reader import read_history
 from milescli.insight.summary import Summary, summarize
-from milescli.report.chosen_samples import ShownStep, chosen_steps
-from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_of, sets_of
+from milescli.report.chosen_samples import ShownStep, choose_steps
+from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_of, read_sets
 from milescli.report.formats import steps
 
 _DEFAULT = "default"
@@ -205,9 +205,9 @@ def _subject(run: RunDir, history: History) -> Subject:
         facts=facts,
         summary=summarize(run, history, facts),
         keys=read_keys(run.recipe_file),
-        samples=chosen_steps(run),
+        samples=choose_steps(run),
         evaluations=evaluations_of(run, history),
-        sets=sets_of(run),
+        sets=read_sets(run),
         memory=read_memory(attempts[-1]) if attempts else None,
         made_s=time.time(),
     )

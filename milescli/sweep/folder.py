@@ -112,7 +112,7 @@ class SweepDir:
         """Return the run of a trial; it need not exist yet."""
         return RunDir(self.path.parent / trial.run_name)
 
-    def note(self, trial: Trial) -> None:
+    def record(self, trial: Trial) -> None:
         """Write a trial to the ledger, before anything depends on it."""
         # a line that was torn by the death of whoever wrote it spoils none after it
         line = "\n" + json.dumps(asdict(trial), ensure_ascii=False)

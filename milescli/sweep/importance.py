@@ -12,7 +12,7 @@ import numpy as np
 
 from milescli.recipe.sweep import Dimension
 
-FEWEST_TRIALS = 4
+MIN_TRIALS = 4
 """Least number of trials with an accuracy; fewer rank nothing."""
 RELIABLE_TRIALS = 30
 """PED-ANOVA ranked 25 of 25 simulated sweeps correctly with 30 trials, and 16 to 25 with 12; in
@@ -42,7 +42,7 @@ def importance_of(
     """Return the importance by PED-ANOVA (Watanabe et al. 2023, arXiv 2304.10255) if optuna is
     installed, else by rank correlation; None where there are too few trials, or all are equally
     good. `settings`: of each trial with an accuracy."""
-    if len(accuracies) < FEWEST_TRIALS or len(set(accuracies)) < 2:
+    if len(accuracies) < MIN_TRIALS or len(set(accuracies)) < 2:
         return None
     found, method = None, PED_ANOVA
     if find_spec("optuna") is not None:

@@ -93,7 +93,7 @@ class TrialPlanner:
         return PlannedTrial(number=number, settings=settings, loaded=loaded, plan=plan)
 
     @contextmanager
-    def shared(self, settings: Settings) -> Iterator[Mapping[str, str]]:
+    def shared_processes(self, settings: Settings) -> Iterator[Mapping[str, str]]:
         """Start what trials with these settings share, on a CPU a process from which their engines
         are forked, and end it afterwards. Yields the environment variables that name it."""
         from milescli.runtime.prestart import lend_engines

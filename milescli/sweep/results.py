@@ -16,11 +16,11 @@ from milescli.insight.reader import read_history
 from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.sweep import Dimension
 from milescli.report.evaluations import evaluations_of
-from milescli.report.formats import INTERVAL, accuracy, interval, made_by
+from milescli.report.formats import INTERVAL, accuracy, interval, signature
 from milescli.report.markdown import MARK, code, table, text
 from milescli.rollout.evaluation.statistics import Estimate
 from milescli.sweep.folder import SweepDir, Trial, TrialState
-from milescli.sweep.importance import FEWEST_TRIALS, RELIABLE_TRIALS, Importance, importance_of
+from milescli.sweep.importance import MIN_TRIALS, RELIABLE_TRIALS, Importance, importance_of
 from milescli.sweep.planning import TrialPlanner
 
 MAX_POINTS = 200
@@ -143,7 +143,7 @@ def _notes(
             "the best of several trials is partly luck: evaluate the winner on prompts that the "
             "sweep did not use, or train it with other seeds"
         )
-    if FEWEST_TRIALS <= len(compared) < RELIABLE_TRIALS:
+    if MIN_TRIALS <= len(compared) < RELIABLE_TRIALS:
         yield f"with less than {RELIABLE_TRIALS} trials the order of importances is uncertain"
     if any(one.state is TrialState.STOPPED_EARLY for one in compared):
         yield "trials that stopped early count with the accuracy of an earlier step"
@@ -158,13 +158,15 @@ def write_results(folder: SweepDir, result: SweepResult) -> None:
         return
     planner = TrialPlanner(sweep=folder.sweep, recipe=folder.recipe, cwd=folder.cwd)
     loaded = planner.load(result.winner.settings, name=None)
-    head = f"# Trial {result.winner.run} of the sweep {folder.name}: {_shown(result.winner)}\n"
+    head = (
+        f"# Trial {result.winner.run} of the sweep {folder.name}: {_result_text(result.winner)}\n"
+    )
     write_atomically(folder.winner_file, head + resolved_yaml(loaded))
 
 
-def _shown(one: TrialResult) -> str:
-    said = f"accuracy {accuracy(one.accuracy)}"
-    return f"{said} ({interval(one.interval)})" if one.interval is not None else said
+def _result_text(one: TrialResult) -> str:
+    text = f"accuracy {accuracy(one.accuracy)}"
+    return f"{text} ({interval(one.interval)})" if one.interval is not None else text
 
 
 def rows_of(result: SweepResult) -> tuple[list[str], list[list[object]]]:
@@ -192,10 +194,11 @@ def headline(result: SweepResult) -> str:
             f"{ended} of {result.num_trials} trials have an accuracy; none has done all its steps"
         )
     settings = ", ".join(f"{key} {value}" for key, value in result.winner.settings.items())
-    return f"best of {ended} trials: {result.winner.run} with {settings}, {_shown(result.winner)}"
+    winner = result.winner
+    return f"best of {ended} trials: {winner.run} with {settings}, {_result_text(winner)}"
 
 
-def shown_on_page(result: SweepResult, folder: SweepDir) -> dict[str, Any]:
+def page_fields(result: SweepResult, folder: SweepDir) -> dict[str, Any]:
     """Return what the HTML page of a sweep shows beside the runs of its trials."""
     trials = [
         {**asdict(one), "state": str(one.state), "is_comparable": one.is_comparable}
@@ -226,8 +229,8 @@ def markdown(result: SweepResult, folder: SweepDir) -> str:
         parts.append(table(["importance", method], found))
     for one in result.trials:
         if one.error:
-            said = without_paths(f"{one.error.get('error')}; {one.error.get('why')}")
-            parts.append(f"{text(one.run)} {one.state}: {text(said)}")
+            error_text = without_paths(f"{one.error.get('error')}; {one.error.get('why')}")
+            parts.append(f"{text(one.run)} {one.state}: {text(error_text)}")
     if result.winner is not None:
         parts.append(f"Train the winner again: `miles launch {folder.shown}/winner.yaml`")
-    return "\n\n".join(part for part in [*parts, made_by(time.time())] if part) + "\n"
+    return "\n\n".join(part for part in [*parts, signature(time.time())] if part) + "\n"

@@ -46,7 +46,7 @@ class TrialProcess:
         self.wanted: TrialState | None = None
         """State of the trial after it was asked to stop."""
         self._stop_by, self._signals = math.inf, [signal.SIGTERM, signal.SIGINT, signal.SIGKILL]
-        self._told, self._began_s = set[str](), time.time()
+        self._warned, self._began_s = set[str](), time.time()
         self.log = folder.log_file(trial)
         with open(self.log, "ab") as log:
             self._said_before = log.tell()
@@ -96,9 +96,9 @@ class TrialProcess:
 
     def _error(self, code: int) -> dict[str, Any]:
         """Return the last error of its process, or else the verdict of its run."""
-        said = [line for line in read_jsonl(self.log) if line.get("kind") == "error"]
-        if said and self.log.stat().st_size > self._said_before:
-            return {key: said[-1][key] for key in ("error", "why", "fix") if key in said[-1]}
+        errors = [line for line in read_jsonl(self.log) if line.get("kind") == "error"]
+        if errors and self.log.stat().st_size > self._said_before:
+            return {key: errors[-1][key] for key in ("error", "why", "fix") if key in errors[-1]}
         verdict = (self.run.verdict() or {}) if self.run.path.exists() else {}
         if isinstance(error := verdict.get("error"), dict):
             return error
@@ -108,7 +108,7 @@ class TrialProcess:
             fix=f"less {self.log}",
         ).as_dict()
 
-    def doubts(self) -> Iterator[str]:
+    def new_warnings(self) -> Iterator[str]:
         """Yield what a user should know of a trial that does not go on, once each."""
         found = dict[str, str]()
         pids = [self._process.pid]
@@ -116,10 +116,10 @@ class TrialProcess:
             driver = driver_of(self.run) if self.run.path.exists() else None
             pids += [driver.pid] if driver is not None else []
         name = self.trial.run_name
-        if held := [pid for pid in pids if state_of(pid) in _SUSPENDED]:
+        if suspended := [pid for pid in pids if state_of(pid) in _SUSPENDED]:
             found["suspended"] = (
                 f"{name} is suspended (SIGSTOP), and the sweep waits for it: "
-                f"kill -CONT {' '.join(map(str, held))}"
+                f"kill -CONT {' '.join(map(str, suspended))}"
             )
         last_s = self.reader.history.last_s
         since_s = time.time() - max(self._began_s, 0.0 if math.isnan(last_s) else last_s)
@@ -128,12 +128,12 @@ class TrialProcess:
                 f"{name} has written nothing for {since_s / 60:.0f} min: "
                 f"miles status {self.run.shown}"
             )
-        for kind in found.keys() - self._told:
+        for kind in found.keys() - self._warned:
             yield found[kind]
-        self._told = set(found)
+        self._warned = set(found)
 
 
-def discard_unborn(run: RunDir) -> None:
+def remove_unstarted(run: RunDir) -> None:
     """Empty the folder of a run whose process was killed before it wrote a recipe; what is not
     miles' stays, and `miles launch` refuses the folder."""
     if run.path.is_dir() and [*run.path.iterdir()] == [run.lock_file]:

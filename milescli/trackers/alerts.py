@@ -51,7 +51,7 @@ SMTP, SMTP_USER, SMTP_FROM = "MILES_SMTP", "MILES_SMTP_USER", "MILES_SMTP_FROM"
 """The mail server, HOST or HOST:PORT; who logs in there; who the mail is from."""
 _TLS_PORT = 465
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_AGAIN = (408, 425, 429)
+_RETRY_STATUSES = (408, 425, 429)
 """Status codes below 500 after which another try may succeed."""
 _MAX_WHY = 200
 
@@ -126,7 +126,7 @@ def post(url: str, alert: Mapping[str, Any]) -> None:
             pass  # what it says is of no use
     except urllib.error.HTTPError as error:
         error.close()
-        is_final = error.code < 500 and error.code not in _AGAIN
+        is_final = error.code < 500 and error.code not in _RETRY_STATUSES
         raise Undelivered(f"it replied HTTP {error.code}", is_final=is_final) from None
     except (OSError, ValueError) as error:  # http.client.InvalidURL is a ValueError too
         raise Undelivered(_reason(error)) from None
@@ -156,13 +156,13 @@ def _reason(error: Exception) -> str:
 def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[str, str]) -> None:
     """Run the command with the alert on stdin. Raises Undelivered if it fails, or takes too long:
     then it is ended with its children."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=output,
                 env=dict(environ),
                 start_new_session=True,
             )
@@ -179,8 +179,8 @@ def run_command(words: list[str], alert: Mapping[str, Any], *, environ: Mapping[
             process.wait()
             raise Undelivered(f"it took more than {TRY_S:g} s") from None
         if code:
-            said.seek(0)
-            lines = without_values(said.read().decode(errors="replace"), environ).split("\n")
+            output.seek(0)
+            lines = without_values(output.read().decode(errors="replace"), environ).split("\n")
             last = next((line for line in reversed(lines) if line.strip()), "")
             raise Undelivered(f"exit code {code}" + f": {last}" * bool(last))
 

@@ -19,7 +19,8 @@ MAX_WAITING = 1000
 
 
 class BackgroundTracker:
-    """One tracker of one run, in a thread. Problems are stored until somebody calls `news`."""
+    """One tracker of one run, in a thread. Problems are stored until somebody calls
+    `take_messages`."""
 
     def __init__(
         self, name: str, begin: Callable[[], Tracker], *, max_waiting: int = MAX_WAITING
@@ -37,7 +38,7 @@ class BackgroundTracker:
         self._thread = threading.Thread(target=self._live, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def tell(self, record: Record) -> None:
+    def put(self, record: Record) -> None:
         """Pass on a record; never waits."""
         if self._is_closed:
             return
@@ -64,14 +65,14 @@ class BackgroundTracker:
         self._thread.join(max(timeout_s, 0.0))
         return not self._thread.is_alive()
 
-    def news(self) -> list[str]:
+    def take_messages(self) -> list[str]:
         """Return new messages for the user; usually none."""
-        said = []
+        messages = []
         while True:
             try:
-                said.append(self._news.get_nowait())
+                messages.append(self._news.get_nowait())
             except queue.Empty:
-                return said
+                return messages
 
     @property
     def num_waiting(self) -> int:
@@ -83,12 +84,12 @@ class BackgroundTracker:
         try:
             tracker = self._begin()
         except (Exception, SystemExit) as error:  # libraries of others raise what they like
-            self._failed("cannot be begun", error)
+            self._record_failure("cannot be begun", error)
         while not isinstance(record := self._waiting.get(), str):
             if tracker is None:
                 self.num_lost += 1
                 continue
-            self._try("cannot be told of a step", lambda t=tracker, r=record: _hand_over(t, r))
+            self._try("cannot be told of a step", lambda t=tracker, r=record: _pass_record(t, r))
         if tracker is not None:
             self._try("cannot be closed", lambda: tracker.close(record))
 
@@ -97,20 +98,20 @@ class BackgroundTracker:
             call()
         except (Exception, SystemExit) as error:
             self.num_lost += 1
-            self._failed(what, error)
+            self._record_failure(what, error)
 
-    def _failed(self, what: str, error: BaseException) -> None:
+    def _record_failure(self, what: str, error: BaseException) -> None:
         if self._has_failed:
             return
         self._has_failed = True
-        said = without_values(" ".join(str(error).split())[:300], os.environ)
+        message = without_values(" ".join(str(error).split())[:300], os.environ)
         self._news.put(
-            f"tracker {self.name} {what} ({type(error).__name__}: {said}). The run goes on without "
-            "what is missing there; events.jsonl and metrics.jsonl have it all"
+            f"tracker {self.name} {what} ({type(error).__name__}: {message}). The run goes on "
+            "without what is missing there; events.jsonl and metrics.jsonl have it all"
         )
 
 
-def _hand_over(tracker: Tracker, record: Record) -> None:
+def _pass_record(tracker: Tracker, record: Record) -> None:
     if (scalars := scalars_in(record)) is not None:
         tracker.log(*scalars)
     tracker.event(record)

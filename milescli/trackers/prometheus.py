@@ -229,10 +229,10 @@ class Exposition:
             self._set("miles_oom_kills", record["oom_kills"])
 
     def _workers(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        for told in workers:
-            own = {"worker": told["worker"], "device": told["device"]}
+        for worker in workers:
+            own = {"worker": worker["worker"], "device": worker["device"]}
             for kind in ("peak", "reserved", "used", "total"):
-                if (size := told.get(f"{kind}_bytes")) is not None:
+                if (size := worker.get(f"{kind}_bytes")) is not None:
                     self._set("miles_worker_memory_bytes", size, kind=kind, **own)
 
     def _verdict(self, record: Record, who: Mapping[str, str]) -> None:
@@ -379,7 +379,7 @@ def _family_of(host: str, port: int) -> socket.AddressFamily:
 
 
 def _refusal(host: str, port: int, error: OSError) -> MachineError:
-    whose = _holder(port) if error.errno == errno.EADDRINUSE else ""
+    whose = _port_user(port) if error.errno == errno.EADDRINUSE else ""
     return MachineError(
         f"cannot listen at {host}:{port} for `{KEY}`",
         why=f"{error.strerror or error}{whose}",
@@ -387,7 +387,7 @@ def _refusal(host: str, port: int, error: OSError) -> MachineError:
     )
 
 
-def _holder(port: int) -> str:
+def _port_user(port: int) -> str:
     """Return `; python (process 123) does`, if the process can be found."""
     import psutil
 

@@ -21,7 +21,7 @@ from milescli.insight.samples import read_image
 from milescli.insight.timeline import STEP_ACTORS
 from milescli.report.chosen_samples import ShownStep
 from milescli.report.compare import ALIKE, RunsCompared, figure_rows
-from milescli.report.formats import made_by
+from milescli.report.formats import signature
 from milescli.report.make import HTML_MARK, without_places
 from milescli.report.subject import Subject
 from milescli.web import columns, endpoints, evaluations
@@ -67,7 +67,7 @@ def compare_page(compared: RunsCompared) -> str:
     comparison = {
         "names": names,
         "headline": compared.headline,
-        "is_seen": compared.is_seen,
+        "is_seen": compared.is_significant,
         "sentences": compared.sentences,
         "notes": compared.notes,
         "figures": list(figure_rows(compared)),
@@ -253,7 +253,9 @@ def _evaluations(request: RunRequest, subject: Subject) -> Json:
 def _page(title: str, content: Json, *, images: Mapping[str, str], made_s: float) -> str:
     """Return the whole file. Its content policy allows only its own script and style, by their
     hashes; no text in it can end the element that contains it."""
-    note = f"{made_by(made_s)} One file: it loads nothing from anywhere. Paths, logins and secrets "
+    note = (
+        f"{signature(made_s)} One file: it loads nothing from anywhere. Paths, logins and secrets "
+    )
     content = without_places({**content, "note": f"{note}are left out."})
     data = to_json({**content, "images": images}).decode()
     for letter in "<>&":

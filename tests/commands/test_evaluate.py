@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.commands.find_run import Measured, find_measured
+from milescli.commands.find_run import EvalTarget, find_eval_target
 from milescli.core.errors import ExitCode, MemoryTaken
 from milescli.plan.engines_alone import ELSEWHERE
 from milescli.runtime.evaluation import chat
@@ -102,12 +102,12 @@ def test_what_is_measured_is_known_by_what_lies_there(miles: Miles, run_dir: Pat
     model = Path("model")
     model.mkdir()
     (model / "config.json").write_text("{}")
-    assert find_measured("quickstart-1").run == Path.cwd() / run_dir
-    checkpoint = find_measured(str(run_dir / "checkpoints" / "step_20"))
-    assert checkpoint == Measured(run=Path.cwd() / run_dir, step=20)
-    assert find_measured("quickstart-1@20").step == 20
-    assert find_measured("model") == Measured(model="model")
-    assert find_measured("Qwen/Qwen3-0.6B") == Measured(model="Qwen/Qwen3-0.6B")
+    assert find_eval_target("quickstart-1").run == Path.cwd() / run_dir
+    checkpoint = find_eval_target(str(run_dir / "checkpoints" / "step_20"))
+    assert checkpoint == EvalTarget(run=Path.cwd() / run_dir, step=20)
+    assert find_eval_target("quickstart-1@20").step == 20
+    assert find_eval_target("model") == EvalTarget(model="model")
+    assert find_eval_target("Qwen/Qwen3-0.6B") == EvalTarget(model="Qwen/Qwen3-0.6B")
 
 
 def test_a_model_is_measured_below_the_runs_or_where_the_user_says(

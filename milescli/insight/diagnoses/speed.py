@@ -58,7 +58,7 @@ def balanced_overlapping(busy_s: float, train_s: float, *, engines: int, trainer
 def _balance(case: Case) -> list[str]:
     facts = case.facts
     engines, trainer = facts.num_engine_devices, facts.num_trainer_devices
-    if facts.is_colocated or not engines or not case.has(ROLLOUT, least=series.LEAST):
+    if facts.is_colocated or not engines or not case.has(ROLLOUT, least=series.MIN_WINDOW):
         return []
     rollout_s, train_s = case.recent(ROLLOUT), case.recent(TRAIN)
     if facts.max_staleness:
@@ -78,7 +78,7 @@ def _balance(case: Case) -> list[str]:
 def _side(
     case: Case, column: str, name: str, title: str, advice: tuple[str, ...]
 ) -> Finding | None:
-    if case.history.learns_from_rows or not case.has(column, least=series.LEAST):
+    if case.history.learns_from_rows or not case.has(column, least=series.MIN_WINDOW):
         return None
     share = case.recent(column) / case.recent(STEP)
     if not share > (BOUND if column in (ROLLOUT, TRAIN) else SIDE):

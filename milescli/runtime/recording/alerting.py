@@ -31,7 +31,7 @@ from milescli.core.events import (
 from milescli.core.private import without_private
 from milescli.core.units import format_duration, format_time
 from milescli.insight.diagnoses.engines import longest_silence_s
-from milescli.insight.series import MOST
+from milescli.insight.series import MAX_WINDOW
 from milescli.recipe.alerts import told_of
 from milescli.recipe.machine import RunSettings
 from milescli.runtime.recording.listeners import EventLog
@@ -155,7 +155,7 @@ class Alerting:
         return all(one.wait(deadline - time.monotonic()) for one in self._threads)
 
     def _take_problems(self) -> list[str]:
-        problems = [text for one in self._threads for text in one.news()]
+        problems = [text for one in self._threads for text in one.take_messages()]
         for sender in self._senders:
             while not sender.failures.empty():
                 problems.append(sender.failures.get())
@@ -209,7 +209,7 @@ class Alerting:
             **{name: without_private(said)[:_MAX_TEXT] for name, said in more.items() if said},
         }
         for thread in self._threads:
-            thread.tell(alert)
+            thread.put(alert)
 
 
 class SilenceMeter:
@@ -217,7 +217,7 @@ class SilenceMeter:
     `take_silence` are called from different threads."""
 
     def __init__(self) -> None:
-        self._steps = deque[float](maxlen=MOST)
+        self._steps = deque[float](maxlen=MAX_WINDOW)
         self._eval_s, self._phase = 0.0, ""
         self._last_s = time.monotonic()
         self._is_told = False

@@ -82,7 +82,7 @@ class Tracking:
         trackers = self.trackers if who is None else self._by_adapter.get(str(who), [])
         is_end = record["event"] == RunEnded.__name__
         for tracker in trackers:
-            tracker.tell(record)
+            tracker.put(record)
             if is_end:
                 tracker.close(str(record["outcome"]))
         if is_end:
@@ -115,7 +115,7 @@ class Tracking:
 
     def _take_problems(self) -> list[str]:
         """Return the problems since the last call, each once even if several adapters share it."""
-        return list(dict.fromkeys(text for one in self.trackers for text in one.news()))
+        return list(dict.fromkeys(text for one in self.trackers for text in one.take_messages()))
 
 
 def tracked_run(spec: RunSpec) -> TrackedRun:

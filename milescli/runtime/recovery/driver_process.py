@@ -145,7 +145,7 @@ class Parent:
             self._run = RunDir(Path(report["run"]))
         if "code" in report:
             return _as_error(report["error"]) if report["code"] and "error" in report else None
-        self.output.give_back_terminal()
+        self.output.show_cursor()
         _wait_for_clean_up(report)
         run = self._run if self._run is not None and self._run.is_run else None
         go_on = self.start_command
