@@ -1,5 +1,5 @@
-"""What a sweep has found: the accuracy of each trial with its interval, which settings matter, the
-winner. Reads the ledger and the runs; writes the report and the winner's recipe."""
+"""Reads what a sweep has found: the accuracy of each trial with its interval, the importance of
+settings, the winner. Reads the ledger and the runs; writes the report and the winner's recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_POINTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """One trial, and the last evaluation of its run."""
+    """Holds one trial, and the last evaluation of its run."""
 
     number: int
     run: str
@@ -54,7 +54,7 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """Everything that a sweep has found so far."""
+    """Holds everything that a sweep has found so far."""
 
     name: str
     num_trials: int
@@ -70,12 +70,12 @@ class SweepResult:
     """The searched settings."""
 
     def figures(self) -> dict[str, Any]:
-        """Return everything for programs."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
 
 def read_results(folder: SweepDir) -> SweepResult:
-    """Read what a sweep, which may still run, has found."""
+    """Read the results of a sweep, which may still be running."""
     found = [_result(folder, trial) for trial in folder.trials()]
     found.sort(key=lambda one: (not one.is_comparable, -(one.accuracy or 0.0), one.number))
     compared = [one for one in found if one.is_comparable]
@@ -120,7 +120,7 @@ def _result(folder: SweepDir, trial: Trial) -> TrialResult:
 def _notes(
     folder: SweepDir, compared: Sequence[TrialResult], winner: TrialResult | None
 ) -> Iterator[str]:
-    """Yield what weakens the comparison."""
+    """Yield the reasons that weaken the comparison."""
     if len(compared) > 1 and len({one.accuracy for one in compared}) == 1:
         yield "all trials are equally accurate: the winner is the first, and may be any"
     if winner is not None and winner.interval is not None:
@@ -199,7 +199,7 @@ def headline(result: SweepResult) -> str:
 
 
 def page_fields(result: SweepResult, folder: SweepDir) -> dict[str, Any]:
-    """Return what the HTML page of a sweep shows beside the runs of its trials."""
+    """Return the fields of the sweep's HTML page besides the runs of its trials."""
     trials = [
         {**asdict(one), "state": str(one.state), "is_comparable": one.is_comparable}
         for one in result.trials

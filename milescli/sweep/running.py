@@ -1,7 +1,7 @@
-"""`miles sweep`: asks the searcher for settings, runs trials, tells the scheduler their
-evaluations, and does what it decides. Decisions are in the ledger first, so that a sweep that was
-killed goes on: it tells both again what the runs have recorded, and continues what had not ended.
-"""
+"""Implements `miles sweep`: gets settings from the searcher, runs trials, passes their evaluations
+to the scheduler, and carries out its decisions. Decisions are written to the ledger first, so that
+a killed sweep can continue: it replays the recorded results to both, and continues unfinished
+trials."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from milescli.sweep.planning import TrialPlanner, make_scheduler
 from milescli.sweep.trial_process import STOP_TIMEOUT_S, TrialProcess, remove_unstarted
 
 CHECK_EVERY_S = 0.5
-"""Seconds between two looks at the trials."""
+"""Seconds between two checks of the trials."""
 
 
 def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
@@ -65,7 +65,7 @@ def run_sweep(folder: SweepDir, *, output: Output) -> list[Trial]:
 
 
 class _SweepRunner:
-    """The state of a sweep that runs."""
+    """Runs the trials of a sweep."""
 
     def __init__(self, folder: SweepDir, *, output: Output) -> None:
         self.folder, self.output, self.sweep = folder, output, folder.sweep
@@ -109,7 +109,7 @@ class _SweepRunner:
                 time.sleep(CHECK_EVERY_S)
 
     def stop_all(self) -> None:
-        """Have all trials saved and stopped; interrupted again, stopped at once."""
+        """Save and stop all trials; if interrupted again, stop them at once."""
         self.output.note(f"saving and stopping {len(self.active)} running trials")
         stopping = [one for one in self.active if one.wanted is None]
         while self.active:
@@ -127,7 +127,7 @@ class _SweepRunner:
     # --- which trial is next
 
     def _replay_results(self) -> None:
-        """Tell searcher and scheduler what the ledger and the runs have recorded."""
+        """Pass the results in the ledger and the runs to searcher and scheduler."""
         results = list[tuple[Evaluation, Trial]]()
         for trial in self.trials:
             self.searcher.ask(trial.number)
@@ -175,7 +175,7 @@ class _SweepRunner:
         return self.trials[number - 1]
 
     def _new_trial(self) -> Trial | None:
-        """Ask for one more trial, and note it; None where it cannot run."""
+        """Get settings for one more trial, and record it; None if it cannot run."""
         number = len(self.trials) + 1
         trial = Trial(
             number=number,
@@ -198,7 +198,7 @@ class _SweepRunner:
         return False
 
     def _add(self, trial: Trial) -> None:
-        """Add a trial to the scheduler, which the first one makes."""
+        """Add a trial to the scheduler, which is created with the first one."""
         if self.scheduler is None:
             loaded = self.planner.load(trial.settings, name=None)
             self.scheduler = make_scheduler(loaded, self.sweep)
@@ -288,7 +288,7 @@ class _SweepRunner:
             one.stop(trial.state)
 
     def _finish_trial(self, trial: Trial, evaluations: list[Evaluation]) -> None:
-        """Note how a trial ended, or that it pauses."""
+        """Record how a trial ended, or that it pauses."""
         self.folder.record(trial)
         if trial.error:
             run = self.folder.run_of(trial)
@@ -314,8 +314,8 @@ class _SweepRunner:
     # --- populations
 
     def _exchange(self) -> bool:
-        """Do the exchanges that were decided, once every trial is saved; False while some are
-        not."""
+        """Carry out the exchanges that were decided, once every trial is saved; return False if
+        some are not."""
         assert isinstance(self.scheduler, Population)
         if any(one.wanted is TrialState.PAUSED for one in self.active):
             return False
