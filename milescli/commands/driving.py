@@ -34,8 +34,8 @@ _IS_PROGRAM: ContextVar[bool] = ContextVar("is_program", default=False)
 
 
 def record_command_line(argv: Sequence[str], *, is_program: bool = False) -> None:
-    """Remember the words that followed `miles`. `is_program`: this process does nothing else, so
-    it may fork and exit."""
+    """Store the words that followed `miles`. `is_program`: True if this process does nothing else,
+    so that it may fork and exit."""
     _COMMAND_LINE.set(tuple(argv))
     _IS_PROGRAM.set(is_program)
 

@@ -69,7 +69,7 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
 
 
 def fetch_run(url: str, *, output: Output) -> Path:
-    """Fetch a run from an object store into the runs folder, and return its directory. Raises as
+    """Download a run from an object store into the runs folder, and return its directory. Raises as
     `restore`."""
     from milescli.runtime.recovery.restoring import restore
 
@@ -126,7 +126,7 @@ def newest_run(run: str | None) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalTarget:
-    """Holds what `miles eval` measures: a run, a model or an endpoint; the others are None."""
+    """Holds what `miles eval` evaluates: a run, a model or an endpoint; the others are None."""
 
     run: Path | None = None
     step: int | None = None

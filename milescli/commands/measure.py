@@ -1,4 +1,5 @@
-"""Chooses the runtime's function that measures the subject of `miles eval`."""
+"""Evaluates the subject of `miles eval` with the runtime's function for its kind, and shows the
+results."""
 
 from __future__ import annotations
 
@@ -132,23 +133,22 @@ FOLDER = "evaluations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """Holds the options that are not part of EvalWish."""
+    """Holds the options that are not part of EvalOptions."""
 
     steps: str | None = None
     """Steps of a run's checkpoints."""
     out: Path | None = None
     """Folder for `eval/`, unless a run is measured."""
     use_engines: EngineUse | None = None
-    """What else to do with the engines, besides measuring; None: nothing. Must be None for an
-    endpoint."""
+    """Uses the engines instead of an evaluation; None: evaluate. Must be None for an endpoint."""
     verb: str = "chat"
-    """The verb that does it, for the fixes of errors."""
+    """The verb of the command, for the fixes of errors."""
 
 
 def measure_subject(
     subject: str, eval_options: EvalOptions, options: MeasureOptions, *, output: Output
 ) -> tuple[Path, list[SetResult]]:
-    """Measure a subject. Returns (the folder that contains `eval/`, the results). Raises
+    """Evaluate a subject. Return (the folder that contains `eval/`, the results). Raises
     MilesError; BadParameter for an option that belongs to another kind of subject."""
     try:
         return _measure_target(subject, eval_options, options, output=output)
@@ -220,7 +220,7 @@ def _measure_target(
 def with_comparison(other: str, eval_options: EvalOptions, *, output: Output) -> EvalOptions:
     """Return the options with another model's results to compare with: those in a file, or those
     that `miles eval` stored for a run, a checkpoint, a model or an endpoint. If a set is missing
-    there, measures the other model now and shows its results. Raises MilesError."""
+    there, evaluate the other model now and show its results. Raises MilesError."""
     if other.endswith(".json"):
         return replace(eval_options, against=[read_result(Path(other).expanduser())])
     target = find_eval_target(other)

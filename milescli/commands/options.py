@@ -246,7 +246,7 @@ def planned_machine(
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of verbs, `miles NAME`."""
+    """Describes a group of verbs, `miles NAME`."""
 
     name: str
     about: str

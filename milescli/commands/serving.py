@@ -28,11 +28,11 @@ SOLE_TENANT = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenAddress:
-    """Where a server listens."""
+    """Describes where a server listens."""
 
     host: str
     port: int | None
-    """None: the usual port."""
+    """None: the default port."""
     usual: int
 
     @contextmanager
