@@ -1,4 +1,5 @@
-"""The columns of a run's table: heading, metric, width, priority and number format of each."""
+"""Defines the columns of a run's table: heading, metric, width, priority and number format of
+each."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ GAP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of the table of steps."""
+    """Describes one column of the table of steps."""
 
     head: tuple[str, str]
     """Two lines above the figures."""
@@ -29,7 +30,7 @@ class Column:
     form: Callable[[float | None], str]
 
     def write(self, figures: Mapping[str, float]) -> str:
-        """Return the text of the cell, of a step's figures by the names of metrics."""
+        """Return the text of the cell. `figures`: the step's metrics by name."""
         return self.form(figures.get(self.metric))
 
 

@@ -1,5 +1,5 @@
-"""All output of the program: data on stdout, narration on stderr, in the mode that the user chose.
-Every command prints through it."""
+"""Prints all output of the program: data on stdout, messages on stderr, in the mode that the user
+chose. Every command prints through it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Output:
         stdout: IO[str] | None = None,
         stderr: IO[str] | None = None,
     ) -> None:
-        """`stdout` and `stderr` replace the process's own streams in tests."""
+        """Set the mode. `stdout` and `stderr` replace the process's own streams in tests."""
         self.mode = mode
         self._begun = ""
         """Text that `piece` has printed so far."""
@@ -179,7 +179,7 @@ class Output:
             )
 
     def show_cursor(self) -> None:
-        """Show the cursor, which a process has hidden that died while it drew."""
+        """Show the cursor again, if a process died while it had hidden it."""
         if self.is_interactive:
             self.narration.show_cursor(True)
 

@@ -1,4 +1,4 @@
-"""Standard streams of a process that may outlive its terminal: closed streams, readers that
+"""Handles standard streams of a process that may outlive its terminal: closed streams, readers that
 disappear, and readers that stop reading. `output` prints through them."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def until_closed(
 ) -> TextIO:
     """Return the stream, with errors of these numbers ignored. If nobody reads for `patience_s`,
     further output is dropped until somebody reads again; a message then says how much is missing.
-    None: writing waits as long as it takes."""
+    `patience_s` None: writing waits without limit."""
     raw = _Output(number, "w", closefd=False)
     raw.ignored, raw.patience_s = ignored, patience_s
     return io.TextIOWrapper(
@@ -66,7 +66,7 @@ def until_closed(
 
 
 class _Output(io.FileIO):
-    """A standard stream that discards its output when one of the `ignored` errors happens."""
+    """Writes to a standard stream, and discards output when one of the `ignored` errors happens."""
 
     ignored: tuple[int, ...] = ()
     patience_s: float | None = None

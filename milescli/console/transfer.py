@@ -1,6 +1,6 @@
-"""Progress of long work: a bar on a terminal, a line now and then in a log, one event per line with
---json, nothing with --quiet; with rate and remaining time, in bytes or any other unit. Used by the
-runtime, but not while a run draws its panel: two drawings would make each other unreadable."""
+"""Shows the progress of long work: a bar on a terminal, a line now and then in a log, one event per
+line with --json, nothing with --quiet; with rate and remaining time, in bytes or any other unit.
+Used by the runtime, but not while a run draws its panel, which would overwrite it."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class _Line(ProgressColumn):
         self._say, self._width = progress_text, width
 
     def render(self, task: Task) -> Text:
-        """Render the progress, as rich requires."""
+        """Draw the line; rich calls it."""
         return bar_line(
             task.description, self._say(), share=(task.percentage or 0) / 100, width=self._width
         )

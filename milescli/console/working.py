@@ -1,6 +1,6 @@
-"""Shows work of unknown length: on a terminal a spinner with the time and what is being waited for;
-in a log a line now and then. Nothing with --json or --quiet. Work whose end is known has a bar
-instead (`transfer`)."""
+"""Shows work of unknown length: on a terminal a spinner with the time and a message; in a log a
+line now and then. Nothing with --json or --quiet. Work of known length has a bar instead
+(`transfer`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TURNS_PER_S = 8
 
 @contextmanager
 def working(output: Output, message: Callable[[], str]) -> Iterator[None]:
-    """Show `said()` while the block runs. It is called from a thread of its own."""
+    """Show `message()` while the block runs. It is called from a thread of its own."""
     began = time.monotonic()
     if output.mode is not Mode.HUMAN:
         yield
