@@ -226,7 +226,7 @@ def _summary(run: RunDir, outcome: str, step: int, cause: Record | None, *, save
 
 
 def _end_from_events(events: list[Record]) -> Record:
-    """Return what the events say of the end, for a run whose logs are gone."""
+    """Return the end of a run as its events report it, for a run whose logs are gone."""
     return next((one for one in reversed(events) if one.get("event") == "RunEnded"), {})
 
 
@@ -254,7 +254,8 @@ def _first_dead(events: list[Record], cause: Record | None) -> str | None:
 
 
 def _log_of(worker: str | None, log_dir: Path) -> Path | None:
-    """Return the log of a process: engines write what matters to the file of their server."""
+    """Return the log of a process; for an engine, that of its server, which has the useful
+    lines."""
     if worker is None:
         return None
     stem = worker.replace(" ", "-")

@@ -1,4 +1,5 @@
-"""Memory of each device, or on a CPU of each process: measured and planned, side by side."""
+"""Reports the memory of each device, or on a CPU of each process: measured and planned, side by
+side."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Memory of one process or device."""
+    """Describes the memory of one process or device."""
 
     worker: str
     """trainer-rank-0; on a CPU also engine-1 (all its processes), others."""

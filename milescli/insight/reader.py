@@ -37,8 +37,8 @@ class LineReader:
         return found, is_new
 
     def blocks(self) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-        """Yield the same block by block, so that a huge file is never in memory as a whole; only
-        the first block can say that the file was replaced."""
+        """Yield the same as `new`, block by block, so that a huge file is never in memory as a
+        whole; only the first block can say that the file was replaced."""
         try:
             with open_regular(self.file) as opened:
                 status = os.fstat(opened.fileno())

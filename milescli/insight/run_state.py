@@ -1,6 +1,6 @@
-"""The state of a run, its outcome and its progress, from the files beside its events and from the
-end of the events, so that many long runs are listed at once. For `miles runs` and the list of the
-page."""
+"""Reads the state of a run, its outcome and its progress, from the files beside its events and from
+the end of the events, so that many long runs are listed quickly. For `miles runs` and the list of
+the page."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from milescli.insight.reader import object_of
 Json = dict[str, Any]
 BLOCK_BYTES = 2**20
 BACK_BYTES = 16 * 2**20
-"""Bytes at the end of a file that are searched; the rest before them is not."""
+"""Number of bytes at the end of a file that are searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """One line of a list of runs."""
+    """Holds one line of a list of runs."""
 
     name: str
     state: str
@@ -54,7 +54,7 @@ class RunState:
 
 @dataclass(slots=True)
 class _Tail:
-    """What the newest records of an events file say."""
+    """Holds the contents of the newest records of an events file."""
 
     inode: int = -1
     size_bytes: int = 0
@@ -72,7 +72,7 @@ class _Tail:
 
 @dataclass(slots=True)
 class RunStates:
-    """Reads the states of many runs; remembers how far each file was read. Called from threads."""
+    """Reads the states of many runs; caches how far each file was read. Called from threads."""
 
     _tails: dict[Path, _Tail] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)

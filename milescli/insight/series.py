@@ -1,5 +1,5 @@
-"""Statistics of a metric over the steps: means of windows, and whether it rises by more than its
-noise. Pure; values that are not finite are left out."""
+"""Computes statistics of a metric over the steps: means of windows, and whether it rises by more
+than its noise. Pure; values that are not finite are left out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EARLY_SHARE, RECENT_SHARE = 0.1, 0.2
 MIN_WINDOW, MAX_WINDOW = 5, 50
 """Steps of a window."""
 MIN_STANDARD_ERRORS = 3.0
-"""Smallest change that counts as one, in standard errors."""
+"""Smallest change that counts as significant, in standard errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """A straight line through a series."""
+    """Describes a straight line through a series."""
 
     change: float
     """Change from the first to the last step, on the line."""

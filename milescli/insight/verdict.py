@@ -1,5 +1,5 @@
-"""Says whether a run is learning, and if not, why: all diagnoses, the worst first, and a headline.
-Pure; the live table, `miles status`, the page and the report use it."""
+"""Judges whether a run is learning, and if not, why: all diagnoses, the worst first, and a
+headline. Pure; the live table, `miles status`, the page and the report use it."""
 
 from __future__ import annotations
 

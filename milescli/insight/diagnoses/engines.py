@@ -174,9 +174,9 @@ def stalled(case: Case) -> Finding | None:
 
 
 def memory_growing(case: Case) -> Finding | None:
-    """Detect a process whose memory keeps growing after its start: each quarter of the
-    attempt's time uses more than the previous one, and the last increase is at least half of
-    the one before."""
+    """Detect a process whose memory keeps growing after its start: each quarter of the attempt's
+    time uses more than the previous one, and the last increase is at least half of the one
+    before."""
     rates = dict[str, tuple[float, float, float]]()
     for name, course in case.memory.items():
         times = np.array([time for time, _ in course])

@@ -14,12 +14,13 @@ ENTROPY, KL, RATIO, CLIPPED = (
     "train/clip_fraction",
 )
 COLLAPSED, LOW = 0.2, 0.1
-"""Of what it was; nats a token: 1.1 choices, whatever the vocabulary."""
+"""Entropy relative to its start; entropy in nats per token: 1.1 choices, whatever the
+vocabulary."""
 EXPLODED, MUCH = 2.5, 0.5
-"""Times what it was; nats a token: 1.6 times as many choices."""
+"""Entropy relative to its start; entropy in nats per token: 1.6 times as many choices."""
 KL_FAR, KL_GROWN, KL_LOST = 0.5, 4.0, 2.0
-"""Nats a token, where the reference finds each of the policy's tokens 1.6 times as unlikely; times
-what it was halfway; nats a token that are too far (7 times), however it came there."""
+"""KL in nats per token at which the reference finds each token of the policy 1.6 times less likely;
+ratio to the KL halfway; KL in nats per token that is always too large (7 times less likely)."""
 MIN_RATIO_CHANGE = 2.0**-22
 """Two spacings of float32 at 1, for the mean of ratios that are all exactly 1. Even a small
 learning rate on many tokens (ratios that are off by 1e-4 either way, 100,000 tokens) moves the mean
@@ -30,7 +31,7 @@ MAX_CLIPPED = {"token": 0.2, "sequence": 0.6, "sequence_token": 0.6}
 
 
 def entropy_collapse(case: Case) -> Finding | None:
-    """Detect that all samples of a prompt become alike before the policy is right."""
+    """Detect that all samples of a prompt become alike before the policy answers correctly."""
     if not case.has(ENTROPY) or case.is_at_ceiling:
         return None
     before, now = case.early(ENTROPY), case.recent(ENTROPY)
@@ -102,8 +103,8 @@ def kl_runaway(case: Case) -> Finding | None:
 
 
 def ratio_stuck(case: Case) -> Finding | None:
-    """Detect that the policy always equals the policy that sampled, in spite of several updates a
-    step."""
+    """Detect that the policy always equals the one that sampled, although a step makes several
+    updates."""
     updates = case.facts.updates_per_step
     if updates < 2 or not case.has(RATIO, least=series.MIN_WINDOW):
         return None

@@ -1,4 +1,4 @@
-"""Hints where the time goes, and what would be faster; nothing is wrong."""
+"""Gives hints where the time goes, and what would be faster; nothing is wrong."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def balanced_engines(rollout_s: float, train_s: float, *, engines: int, trainer:
 
 
 def balanced_overlapping(busy_s: float, train_s: float, *, engines: int, trainer: int) -> int:
-    """Return the same number for rollout that runs ahead of the trainer: both take equally long at
-    x = n R / (R + T)."""
+    """Return the number of devices for rollout that runs ahead of the trainer: both take equally
+    long at x = n R / (R + T); see `balanced_engines`."""
     total = engines + trainer
     work_r, work_t = busy_s * engines, train_s * trainer
     return min(total - 1, max(1, round(total * work_r / (work_r + work_t))))
