@@ -1,5 +1,5 @@
-"""Comparison of two runs: what differs in their settings, rewards and held-out results, each with
-its uncertainty."""
+"""Compares two runs: differences in their settings, rewards and held-out results, each with its
+uncertainty."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OF_REWARD = ("rollout.reward", "rollout.reward_model", "rollout.generative", "ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingDifference:
-    """One setting in which two runs differ."""
+    """Describes one setting in which two runs differ."""
 
     what: str
     """recipe, plan, versions, machine or data."""
@@ -101,7 +101,7 @@ NO_DIFFERENCE = "no difference that the data can show"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The results of two runs on one set of prompts that both answered."""
+    """Holds the results of two runs on one set of prompts that both answered."""
 
     set: str
     """heldout: the runs' own prompts."""
@@ -116,14 +116,14 @@ class HeldOut:
     """Keys in which the two evaluations differ."""
     difference: Difference
     short: str
-    """Names the better run, if both were evaluated alike."""
+    """Text that names the better run, if both were evaluated with the same settings."""
     sentence: str
-    """Says by how much."""
+    """Text with the size of the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """The sample files of both runs for one set."""
+    """Holds the sample files of both runs for one set."""
 
     steps: tuple[int, int]
     files: tuple[Path, Path]
@@ -201,7 +201,7 @@ _BY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveComparison:
-    """Reward (or loss) of two runs over the steps that both have done."""
+    """Compares reward (or loss) of two runs over the steps that both have done."""
 
     name: str
     """Name of the metric in metrics.jsonl."""
@@ -238,7 +238,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsCompared:
-    """The comparison of two runs."""
+    """Holds the comparison of two runs."""
 
     a: Subject
     b: Subject
@@ -250,7 +250,7 @@ class RunsCompared:
     """The runs' own held-out prompts first."""
     speed: Speed | None
     notes: Sequence[str]
-    """What was not compared, and why."""
+    """What was not compared, and the reasons."""
 
     @property
     def has_rows(self) -> bool:

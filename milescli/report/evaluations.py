@@ -1,5 +1,5 @@
-"""Evaluations of a run: accuracies with their intervals, and the rewards of each prompt, to compare
-with another run's. Reads eval/*.jsonl and the results of `miles eval` next to it."""
+"""Reads evaluations of a run: accuracies with their intervals, and the rewards of each prompt, to
+compare with another run's. Reads eval/*.jsonl and the results of `miles eval` next to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from milescli.core.history import History
 from milescli.rollout.evaluation.statistics import Estimate, estimate_mean
 
 MAX_SHOWN = 12
-"""Most evaluations in a table: of more, the first, the last, and some between."""
+"""Largest number of evaluations in a table; if there are more, the first, the last, and some
+between."""
 _UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """Exceptions of reading a file that is missing, torn or another program's."""
 _ROUNDING = 1e-6
@@ -29,7 +30,7 @@ _SETTINGS = ("eval.temperature", "eval.top_p", "eval.samples_per_prompt", "eval.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownEvaluation:
-    """One of the run's own evaluations, with its interval."""
+    """Holds one of the run's own evaluations, with its interval."""
 
     step: int
     accuracy: float
@@ -43,7 +44,7 @@ class ShownEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSet:
-    """One result of `miles eval`."""
+    """Holds one result of `miles eval`."""
 
     set: str
     step: int

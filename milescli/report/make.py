@@ -71,7 +71,7 @@ def is_html(file: Path) -> bool:
 
 
 def require_writable(file: Path, *, force: bool) -> None:
-    """Raise MilesError if another kind of file is there, MachineError if nothing can be written.
+    """Raise MilesError if the file exists and is no report, MachineError if it cannot be written.
     Called before anything is read, and again by `write`."""
     try:
         is_there, is_file, has_folder = file.exists(), file.is_file(), file.parent.is_dir()
@@ -134,7 +134,7 @@ def _is_ours(file: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A report, and its content."""
+    """Holds a report, and its content."""
 
     text: str
     """HTML or Markdown."""

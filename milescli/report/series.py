@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from milescli.rollout.evaluation.statistics import LEVEL, t_quantile, two_sided_p
 
 MIN_STEPS = 16
-"""With fewer steps there is no test: there would be less than 3 waves."""
+"""With fewer steps there is no test: there would be fewer than 3 waves."""
 MIN_INDEPENDENT_STEPS = 10
 """Independent steps that a series must be worth for a test: with fewer, equal runs whose neighbours
 correlate by 0.8 to 1 would be called different in 8 % to 70 % of pairs. With this many, in 7 % at
@@ -38,7 +38,7 @@ MAX_CORRELATION = 0.97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanDifference:
-    """The mean difference of A and B over the steps that both have done."""
+    """Describes the mean difference of A and B over the steps that both have done."""
 
     value: float
     low: float
@@ -50,7 +50,7 @@ class MeanDifference:
 
     @property
     def is_significant(self) -> bool:
-        """Return True if chance alone would rarely give such a difference."""
+        """Return True if chance alone would rarely cause such a difference."""
         return self.p_value < 1 - LEVEL
 
 
@@ -91,7 +91,7 @@ def mean_difference(gains: Sequence[float]) -> MeanDifference | None:
 
 
 def _neighbour_correlation(centred: NDArray[np.float64]) -> float:
-    """Return the correlation of neighbours, from 0 to 1; `centred` has no mean. A short series
+    """Return the correlation of neighbours, from 0 to 1; `centred` has mean 0. A short series
     underestimates it by (1 + 3 r) / T (Kendall 1954, Biometrika 41:403), which is added."""
     square = float(centred @ centred)
     correlation = float(centred[1:] @ centred[:-1]) / square if square else 0.0

@@ -18,14 +18,14 @@ from milescli.report.subject import Subject
 from milescli.rollout.evaluation.statistics import LEVEL, Estimate, t_quantile, two_sided_p
 
 MIN_RUNS = 2
-"""Fewest runs of a side; one run has no spread."""
+"""Smallest number of runs of a side; one run has no spread."""
 _SEED = "run.seed"
 _PLACES = ("run.name", "run.dir", "name", "description", _SEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One number of each run, and the comparison of the two sides."""
+    """Holds one number of each run, and the comparison of the two sides."""
 
     name: str
     a: Sequence[float]
@@ -40,7 +40,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidesCompared:
-    """The comparison of two recipes."""
+    """Holds the comparison of two recipes."""
 
     a_runs: Sequence[str]
     b_runs: Sequence[str]

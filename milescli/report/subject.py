@@ -32,7 +32,7 @@ _CHECKSUM_LETTERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownKey:
-    """One key of a recipe, as a report shows it."""
+    """Holds one key of a recipe, as a report shows it."""
 
     name: str
     """Dotted: train.optimizer.lr"""
@@ -90,7 +90,7 @@ def _origin(comment: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The content of a report on one run, or on one of its adapters."""
+    """Holds the content of a report on one run, or on one of its adapters."""
 
     run: RunDir
     history: History
@@ -116,12 +116,12 @@ class Subject:
 
     @property
     def verdict(self) -> Verdict:
-        """Return whether the run is learning, and what is wrong."""
+        """Return the verdict: whether the run is learning, and what is wrong."""
         return self.summary.verdict
 
     @property
     def progress(self) -> str:
-        """Return how far the run is: done, step 12 of 30"""
+        """Return the progress of the run: done, step 12 of 30"""
         return f"{self.summary.state}, step {steps(self.summary)}"
 
     @property
