@@ -40,7 +40,7 @@ from milescli.recipe.alerts import (
 from milescli.trackers.base import Tracker
 
 TRY_S = 10.0
-"""Bound on one try."""
+"""Time limit of one try, in seconds."""
 PAUSES_S = (1.0, 4.0)
 """Seconds before the second and the third try."""
 LONGEST_S = TRY_S * (len(PAUSES_S) + 1) + sum(PAUSES_S)
@@ -48,7 +48,8 @@ LONGEST_S = TRY_S * (len(PAUSES_S) + 1) + sum(PAUSES_S)
 MAX_WAITING = 16
 """Alerts that wait for one target; further ones are dropped."""
 SMTP, SMTP_USER, SMTP_FROM = "MILES_SMTP", "MILES_SMTP_USER", "MILES_SMTP_FROM"
-"""The mail server, HOST or HOST:PORT; who logs in there; who the mail is from."""
+"""Variables that name the mail server (HOST or HOST:PORT), the user who logs in there, and the
+sender."""
 _TLS_PORT = 465
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _RETRY_STATUSES = (408, 425, 429)
@@ -57,8 +58,8 @@ _MAX_WHY = 200
 
 
 class Undelivered(Exception):
-    """Reports a failed try and its cause, without the address. `is_final`: another try would fail,
-    too."""
+    """Reports a failed try and its cause, without the address. `is_final`: True if another try
+    would fail, too."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)

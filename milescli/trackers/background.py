@@ -19,13 +19,13 @@ MAX_WAITING = 1000
 
 
 class BackgroundTracker:
-    """One tracker of one run, in a thread. Problems are stored until somebody calls
-    `take_messages`."""
+    """Runs one tracker of one run in a thread. Problems are stored until `take_messages` is
+    called."""
 
     def __init__(
         self, name: str, begin: Callable[[], Tracker], *, max_waiting: int = MAX_WAITING
     ) -> None:
-        """Start the thread. `begin`: makes the tracker; called in the thread, as a server may be
+        """Start the thread. `begin`: creates the tracker; called in the thread, as a server may be
         slow to answer."""
         self.name = name
         self.num_lost = 0
@@ -39,7 +39,7 @@ class BackgroundTracker:
         self._thread.start()
 
     def put(self, record: Record) -> None:
-        """Pass on a record; never waits."""
+        """Pass on a record, without waiting."""
         if self._is_closed:
             return
         if self._waiting.qsize() >= self._max_waiting:
@@ -53,14 +53,14 @@ class BackgroundTracker:
         self._waiting.put({**record, "unix_s": time.time()})
 
     def close(self, outcome: str) -> None:
-        """Pass on the outcome, after which nothing comes; never waits. Only the first call
-        counts."""
+        """Pass on the outcome, after which nothing follows, without waiting. Later calls do
+        nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._waiting.put(outcome)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most this long; return whether the tracker has processed all records and is
+        """Wait at most `timeout_s`. Return True if the tracker has processed all records and is
         closed."""
         self._thread.join(max(timeout_s, 0.0))
         return not self._thread.is_alive()

@@ -34,7 +34,7 @@ PHASES = "miles_phase_seconds_total"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric of Prometheus."""
+    """Describes one metric of Prometheus."""
 
     name: str
     """A name that ends in `_total` only grows: new values are added to it."""
@@ -161,10 +161,11 @@ def families() -> Mapping[str, Family]:
 
 
 class Exposition:
-    """The metrics of one run, from all records fed so far. Threads may feed and read."""
+    """Holds the metrics of one run, from all records fed so far. Threads may feed and read."""
 
     def __init__(self, *, run: str, version: str, labels: Mapping[str, str] | None = None) -> None:
-        """Begin without values. `labels`: on every sample, e.g. if several runs share one page."""
+        """Start without values. `labels`: labels of every sample, e.g. if several runs share one
+        page."""
         self._labels = dict(labels or {})
         self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
         self._lock = threading.Lock()
@@ -276,7 +277,7 @@ class Exposition:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The metrics at one time, in the form that the client's writer takes."""
+    """Holds the metrics at one time, in the form that the client's writer reads."""
 
     made: Sequence[Collected]
 
@@ -388,7 +389,8 @@ def _refusal(host: str, port: int, error: OSError) -> MachineError:
 
 
 def _port_user(port: int) -> str:
-    """Return `; python (process 123) does`, if the process can be found."""
+    """Return `; python (process 123) does`, naming the process that uses the port, if it can be
+    found."""
     import psutil
 
     with suppress(psutil.Error, OSError):
