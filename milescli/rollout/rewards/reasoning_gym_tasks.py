@@ -23,13 +23,12 @@ _FORM = '{"dataset": "leg_counting", "entry": {"question": ..., "answer": ..., "
 
 
 class ReasoningGym:
-    r"""What reasoning-gym's scorer of the task says, from 0.0 to 1.0.
+    r"""Returns the score that reasoning-gym's scorer of the task gives, from 0.0 to 1.0.
 
-    Label: JSON `{"dataset": NAME, "entry": {...}}`, the entry as `reasoning_gym.create_dataset`
-    yields it. The answer is what stands in the last `<answer>...</answer>`, else in the last
-    `\boxed{}`, else behind the last `####`, else the whole response; what stands before `</think>`
-    does not count.
-    """
+    The label is JSON: `{"dataset": NAME, "entry": {...}}`, with the entry as
+    `reasoning_gym.create_dataset` yields it. The answer is the content of the last
+    `<answer>...</answer>`, else of the last `\boxed{}`, else the text after the last `####`, else
+    the whole response. Text before `</think>` does not count."""
 
     needs_label = True
     examples = (("Legs?", "<answer>4</answer>", _EXAMPLE), ("Legs?", "", _EXAMPLE))

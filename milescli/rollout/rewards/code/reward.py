@@ -37,18 +37,20 @@ _START_S = 2.0
 
 
 class Code:
-    r"""1.0 where the code of the response passes all tests of the label, else 0.0; with
-    `rollout.code.score: share` the share that it passes. It runs in a sandbox (docs/sandbox.md).
+    r"""Returns 1.0 if the code of the response passes all tests of the label, else 0.0; with
+    `rollout.code.score: share`, the share of tests that it passes. It runs in a sandbox
+    (docs/sandbox.md).
 
-    Code: of the fenced Python blocks the last that defines the function (or class) that is tested,
-    for programs the last that reads input or is a program; or the whole response. Thinking does not
-    count, nor what stands behind the solution: its use, its output. `class Solution` may use what
-    LeetCode imports. Label, JSON: `{"inputs": [...], "outputs": [...]}`, what whole programs read
-    and print (compared by lines; numbers with decimals may differ by 1e-6); with `"fn_name": "f"`
-    the arguments and results of a function, or of a method of `Solution`; or `{"asserts": [...]}`,
-    statements and test functions. The values that a test expects are compared outside of the
-    sandbox, or in another one. A test that the code does not come to, because it exits, takes too
-    long (`rollout.code.limit_s` for a test, `total_s` for all) or too much memory, is not passed.
+    The code is the last fenced Python block that defines the tested function (or class); for whole
+    programs, the last block that reads input or is a program; without blocks, the whole response.
+    Thinking does not count, nor do blocks after the solution, such as an example of its use or its
+    output. `class Solution` may use the names that LeetCode imports. The label is JSON: `{"inputs":
+    [...], "outputs": [...]}`, the text that whole programs read and print (compared by lines;
+    numbers with decimals may differ by 1e-6); with `"fn_name": "f"`, the arguments and results of a
+    function, or of a method of `Solution`; or `{"asserts": [...]}`, statements and test functions.
+    The expected values are compared outside of the sandbox, or in another one. A test fails if the
+    code ends before it, takes too long (`rollout.code.limit_s` for a test, `total_s` for all) or
+    too much memory.
 
     >>> label = '{"fn_name": "add", "inputs": [[1, 2], [0, 0]], "outputs": [3, 0]}'
     >>> right = "```python\ndef add(a, b):\n    return a + b\n```"

@@ -35,24 +35,25 @@ _log = logging.getLogger(__name__)
 
 
 class MathReward:
-    r"""1.0 where the response states the same answer as the label, else 0.0; safe to call from
+    r"""Returns 1.0 if the response states the same answer as the label, else 0.0; safe to call from
     many threads.
 
-    Label: what follows its last `####`, of that the last `\boxed{}`, where it has them; else the
-    whole, plain text or LaTeX (`\frac{1}{2}`, `(1,2]`, `\$36`). Response, thinking and Markdown
-    aside, the first of these that it has: its last `\boxed{}` or `\fbox{}` that is complete and not
-    empty (with those that `and` or a comma joins to it), its last `<answer>`, the `answer` of its
-    JSON, what follows its last `####` that is no heading, what it calls the answer, its last
+    The label's answer is the text after its last `####`; within that text, its last `\boxed{}`. If
+    a label has neither, the whole label is the answer: plain text or LaTeX (`\frac{1}{2}`, `(1,2]`,
+    `\$36`). The response's answer is searched outside of thinking and Markdown. It is the first of
+    these that the response has: its last `\boxed{}` or `\fbox{}` that is complete and not empty
+    (with boxes that `and` or a comma joins to it), its last `<answer>`, the `answer` of its JSON,
+    the text after its last `####` that is no heading, the sentence that names the answer, its last
     formula, its last number.
 
-    Numbers are compared exactly, whatever their form (`3e8`, `2 1/2`, `0.\overline{3}`, `1,234`);
+    Numbers are compared exactly, in any notation (`3e8`, `2 1/2`, `0.\overline{3}`, `1,234`);
     expressions by algebra, roots and logarithms for positive variables; `7 or 8`, sets and `\pm` as
-    several values that must all be there; tuples, intervals and matrices by their parts, and
+    several values that must all be present; tuples, intervals and matrices by their parts, and
     `x=2, y=3` as `(2, 3)`; `3:4` up to a factor, `4:30 pm` as a time; `7 \pmod{10}` by its
-    remainder; text without case. A unit counts where both have one, and `50\%` is 50 or 1/2. A
-    number in decimals is not the fraction or root that it is near to, unless six places agree. A
-    contradiction (`8=7`) equals nothing. A response that cannot be decided within `limit_s` scores
-    0.0 and is logged: models write such responses. Raises ValueError where the label cannot be
+    remainder; text without case. A unit is compared if both have one, and `50\%` is 50 or 1/2. A
+    decimal number does not equal a fraction or root that it approximates, unless six places agree.
+    A contradiction (`8=7`) equals nothing. A response that cannot be decided within `limit_s`
+    scores 0.0 and is logged: models write such responses. Raises ValueError if the label cannot be
     graded.
 
     >>> score(label="1/2", response=r"So it is \boxed{\frac{1}{2}}.")

@@ -53,18 +53,18 @@ def _with_images(question: str, images: Sequence[bytes]) -> str | list[dict[str,
 
 
 class Judge:
-    """What a language model gives the response: the number in its reply, divided by
-    `rollout.judge.scale`.
+    """Returns the score that a language model gives the response: the number in its reply, divided
+    by `rollout.judge.scale`.
 
-    It is asked `rollout.judge.prompt`, a text or a file with {prompt}, {response} and {label} in
-    it, followed by the prompt's images, unless `rollout.judge.images` is false; without one, for a
-    score from 0 to 10 (the label, where there is one, as reference answer). The score is the first
-    group of the last match of `rollout.judge.parse`, after `</think>` where the judge thinks, from
-    -scale to scale. Where a reply has none, the judge is asked once more; then it has failed, or
-    the reward is 0.0, counted and logged (`rollout.judge.unparsed`). It has failed as well where
-    none of the first 32 has one. Each request is bounded, tried again after 429, 5xx or no
-    connection, and counts against `rollout.judge.max_requests`.
-    """
+    The judge receives `rollout.judge.prompt`, a text or a file with {prompt}, {response} and
+    {label} in it, followed by the prompt's images, unless `rollout.judge.images` is false. The
+    default prompt requests a score from 0 to 10, and includes the label, if there is one, as
+    reference answer. The score is the first group of the last match of `rollout.judge.parse`, after
+    `</think>` if the judge thinks, from -scale to scale. If a reply has no score, the request is
+    repeated once; after that, the reward fails or is 0.0, counted and logged
+    (`rollout.judge.unparsed`). It also fails if none of the first 32 replies has a score. Each
+    request has a time limit, is retried after 429, 5xx or a failed connection, and counts against
+    `rollout.judge.max_requests`."""
 
     scores_groups = False
     takes_images = True

@@ -13,12 +13,13 @@ SECTION = "rollout.remote_reward"
 
 
 class Remote:
-    """What a server replies to a POST of JSON: {prompt, response, label} -> {"reward": 0.5}.
+    """Returns the score that a server replies to a POST of JSON: {prompt, response, label} ->
+    {"reward": 0.5}.
 
-    With `rollout.remote_reward.group` all responses to a prompt at once: {prompt, responses, label}
-    -> {"rewards": [0.5, ...]}, one for each, in their order. `label` is null where the data has
-    none. Each request is bounded, and tried again after 429, 5xx or no connection.
-    """
+    With `rollout.remote_reward.group`, a request contains all responses to a prompt: {prompt,
+    responses, label} -> {"rewards": [0.5, ...]}, one for each, in their order. `label` is null if
+    the data has none. Each request has a time limit, and is retried after 429, 5xx or a failed
+    connection."""
 
     needs_label = False
 

@@ -26,8 +26,8 @@ class ScoreServer(Protocol):
 
 @dataclass(frozen=True)
 class ModelReward:
-    """What the model says of a response behind its prompt, token by token as they were sampled;
-    without bounds unless `rollout.reward_model.clip` sets them."""
+    """Returns the score that the reward model gives the prompt and the response, token by token as
+    they were sampled; it is unlimited unless `rollout.reward_model.clip` sets limits."""
 
     settings: RewardModelSettings
     server: ScoreServer | None = None

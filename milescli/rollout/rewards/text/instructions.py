@@ -20,14 +20,16 @@ _PIP = "pip install 'miles-cli[instructions]'"
 
 
 class Instructions:
-    r"""IFEval: whether a response follows its prompt's verifiable instructions (arXiv 2311.07911).
+    r"""Checks whether a response follows the verifiable instructions of its prompt (IFEval, arXiv
+    2311.07911).
 
-    Label: JSON `{"instruction_id_list": [...], "kwargs": [{...}, ...]}`, one of kwargs for each id;
-    parameters that are null are left out. `rollout.instructions.score`: all, 1.0 where every
-    instruction is followed (prompt-level accuracy), else 0.0; share, the share that is
-    (instruction-level). `rollout.instructions.mode`: strict; loose, an instruction is followed
-    where the response follows it without its first line, its last, both, or without `*`. Thinking
-    does not count, and an empty response follows nothing.
+    The label is JSON: `{"instruction_id_list": [...], "kwargs": [{...}, ...]}`, with one entry of
+    kwargs for each id; parameters that are null are ignored. With `rollout.instructions.score:
+    all`, the reward is 1.0 if every instruction is followed (prompt-level accuracy), else 0.0; with
+    `share`, it is the share of instructions that are followed (instruction-level). With
+    `rollout.instructions.mode: loose`, an instruction also counts as followed if the response
+    follows it without its first line, its last line, both, or without `*`; with `strict`, only the
+    response as it is counts. Thinking does not count, and an empty response follows nothing.
 
     >>> label = '{"instruction_id_list": ["punctuation:no_comma", "startend:end_checker"]'
     >>> label += ', "kwargs": [{}, {"end_phrase": "The end."}]}'

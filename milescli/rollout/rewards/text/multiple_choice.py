@@ -44,15 +44,15 @@ _HEADING = re.compile(r"^[ \t]*#{1,6}[ \t]+(.+)$", re.MULTILINE)
 
 
 class MultipleChoice:
-    r"""1.0 where the response chooses the label's letter, else 0.0.
+    r"""Returns 1.0 if the response chooses the label's letter, else 0.0.
 
-    Label: a letter, also as `(B)`, `B.` or `B) Paris`; several, `A, C`, are all wanted. Response,
-    the first of these that it has: its last `\boxed{}`, its last `<answer>`, the `answer` of its
-    JSON, what follows its last `####`, what it calls the answer ("the answer is", "Answer:"), what
-    it calls correct ("option B is correct"), a heading that is a letter, its last line, its first
-    line. There a letter must stand by itself or before its text (`B`, `(b)`, `**B**`, `\(B\)`,
-    `B) Paris`, `B, Paris.`, `option B`); an article is none, and `A or B` chooses nothing. Thinking
-    does not count.
+    The label is a letter, also as `(B)`, `B.` or `B) Paris`, or several letters, `A, C`, which must
+    all be chosen. The response's choice is the first of these that it has: its last `\boxed{}`, its
+    last `<answer>`, the `answer` of its JSON, the text after its last `####`, the text that it
+    names as the answer ("the answer is", "Answer:"), the option that it calls correct ("option B is
+    correct"), a heading that is a letter, its last line, its first line. The letter must be alone
+    there or before its text (`B`, `(b)`, `**B**`, `\(B\)`, `B) Paris`, `B, Paris.`, `option B`).
+    The article `A` is no choice, and `A or B` chooses nothing. Thinking does not count.
 
     >>> score(label="B", response="Option B is correct, as it is the capital.")
     1.0

@@ -16,12 +16,12 @@ _MARKED = re.compile(r"####[ \t]*\S")
 
 
 class Format:
-    r"""1.0 where the response has the form that `rollout.format` asks for, else 0.0.
+    r"""Returns 1.0 if the response has the form that `rollout.format` requires, else 0.0.
 
-    `answer`: an answer that is not empty stands in `\boxed{}` (boxed), behind `####` on its line
-    (mark), or in either (any); none: this is not asked. `think_tags`: the response is
-    `<think> ... </think>` and then the answer, each tag once (the first may be missing: a chat
-    template writes it), neither part empty.
+    `answer`: the response must have a non-empty answer in `\boxed{}` (boxed), after `####` on its
+    line (mark), or in either (any); with `none`, no answer is required. `think_tags`: the response
+    must be `<think> ... </think>` followed by the answer, each tag once (the first may be missing,
+    if a chat template writes it), and neither part empty.
 
     >>> score(response=r"So \boxed{5}")
     1.0
@@ -63,9 +63,9 @@ format = Format(FormatSettings())
 
 
 class Length:
-    """-min(1, max(0, (n - target) / (limit - target))): 0.0 up to `rollout.length.target_tokens`,
-    falling linearly to -1.0 at `rollout.length.limit_tokens` and beyond. n: tokens that the policy
-    sampled for the attempt, over all turns.
+    """Returns -min(1, max(0, (n - target) / (limit - target))): 0.0 up to
+    `rollout.length.target_tokens`, falling linearly to -1.0 at `rollout.length.limit_tokens` and
+    beyond. n: tokens that the policy sampled for the attempt, over all turns.
 
     >>> score(num_tokens=100, length={"target_tokens": 100, "limit_tokens": 200})
     -0.0
