@@ -13,7 +13,7 @@ from milescli.rollout.environments import Step
 _SHOWN_IN_COLOUR = re.compile(r"\x1b\[[0-9;]*m(.+?)\x1b\[0m")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 MAX_ACTIONS = 64
-"""Largest number of actions that a model can be told about."""
+"""Largest number of actions that can be listed for a model."""
 
 
 class GymnasiumText:

@@ -63,7 +63,7 @@ class McpTool:
         return "\n".join(texts) if len(texts) == len(parts) else parts
 
     async def close(self) -> None:
-        """Do nothing: the server keeps running."""
+        """Do nothing: the server continues to run."""
 
 
 @dataclass(eq=False)

@@ -49,11 +49,11 @@ class OpenEnvEnvironment:
         observation: str | None = None,
         reset: Mapping[str, Any] | None = None,
     ) -> None:
-        """`url`: address of a running server; `server`: import path of an app, started on loopback
-        by each environment process; `action`: field that takes the model's text if it is not a JSON
-        object, by default the only text field; `observation`: field that the model is shown, by
-        default the only one, else all of them as JSON; `reset`: further parameters of the
-        environment's reset, beside the seed."""
+        """Connect to a server. `url`: address of a running server; `server`: import path of an app,
+        started on loopback by each environment process; `action`: field that takes the model's text
+        if it is not a JSON object, by default the only text field; `observation`: field that the
+        model is shown, by default the only one, else all of them as JSON; `reset`: further
+        parameters of the environment's reset, besides the seed."""
         self.require({"url": url, "server": server})
         start = {"url": url, "server": server, "action": action, "observation": observation}
         self._host = host_of(ForeignHost(package_named("openenv"), start))

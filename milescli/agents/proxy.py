@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 64 * 1024**2
 MAX_OPEN = 256
-"""Requests of one session at a time."""
+"""Largest number of open requests of one session."""
 STOP_TIMEOUT_S = 5.0
 
 

@@ -17,7 +17,8 @@ _MIB = 1024**2
 _EPISODE_S = 3600.0
 """Longest life of an interpreter, with all calls and the waits between them."""
 MAX_OPEN = 128
-"""Interpreters of a driver at a time, each a process of about 10 MiB; further episodes wait."""
+"""Largest number of interpreters of a driver, each a process of about 10 MiB; further episodes
+wait."""
 _OF_TOOL_TIMEOUT = 0.8
 """Fraction of `rollout.tool_timeout_s` for the code itself; the rest is for the overhead."""
 

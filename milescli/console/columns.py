@@ -86,7 +86,7 @@ COLUMNS = (
     _column("step|s", "step_s", "time/step_s", ".2f", 6, 2),
 )
 ACCURACY = _column("accuracy", "accuracy", "", ".3f", 8, 1)
-"""Filled from the evaluation after the step, where there was one."""
+"""Column that is filled from the evaluation after the step, if there was one."""
 
 
 def fitting_columns(

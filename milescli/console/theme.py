@@ -1,4 +1,4 @@
-"""Colours and small drawings, in one place. Colour is used only where it says something."""
+"""Defines colours and small drawings, in one place. Colour is only used where it has a meaning."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from milescli.core.files import open_regular, parse_json
 from milescli.core.history import History
 
 BLOCK_BYTES = 2**20
-"""Bytes that are read at a time."""
+"""Largest number of bytes of one read."""
 
 
 class LineReader:

@@ -161,7 +161,7 @@ class Subject:
         ]
 
     def data(self) -> dict[str, dict[str, Any]]:
-        """Return what the manifest says of each data file, by prompts, eval, ..."""
+        """Return the manifest's description of each data file, by prompts, eval, ..."""
         data = self.facts.manifest.get("data")
         return (
             {name: one for name, one in data.items() if isinstance(one, dict)}

@@ -41,14 +41,14 @@ class GenerateRequest:
     """Positive id that the requests of one conversation share. They go to the engine that has
     cached their prefix, unless it is busier than the others."""
     images: Sequence[tuple[ImageSpan, bytes]] = ()
-    """Where images stand in `prompt_ids`, in order, and the PNG of each."""
+    """Positions of images in `prompt_ids`, in order, and the PNG of each."""
     want_routed_experts: bool = False
     num_known_routes: int = 0
     """Number of leading prompt tokens whose routed experts the caller has; the returned record
     begins after them."""
     on_tokens: Callable[[Sequence[int]], None] | None = None
-    """Called every few tokens with all tokens of the response so far. None: the response comes as a
-    whole, which costs the engines less."""
+    """Called every few tokens with all tokens of the response so far. None: the response arrives as
+    a whole, which costs the engines less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Completion:
     """Holds an engine's response."""
 
     response_ids: list[int]
-    """[num_response_tokens] including the end-of-sequence token where there is one."""
+    """[num_response_tokens] including the end-of-sequence token, if it was sampled."""
     logprobs: array[float]
     """[num_response_tokens] natural log, at the sampling temperature."""
     stop_reason: StopReason
@@ -75,7 +75,7 @@ class Turn:
     prompt_ids: Sequence[int]
     """[num_prompt_tokens] everything before the response."""
     response_ids: list[int]
-    """[num_response_tokens] including the end-of-sequence token where there is one."""
+    """[num_response_tokens] including the end-of-sequence token, if it was sampled."""
     text: str
     """The response, decoded, without special tokens."""
     stop_reason: StopReason

@@ -422,7 +422,8 @@ class JoiningNodes:
     """Restarts a run on more nodes. Belongs to one attempt, whose spec has a `full_recipe`."""
 
     def __init__(self, spec: RunSpec, *, stop: StopFlag, bus: EventBus) -> None:
-        """`stop`: flag of the loop; `bus` gets one notice for each node that cannot be used."""
+        """Set up the checks. `stop`: flag of the loop; `bus` gets one notice for each node that
+        cannot be used."""
         self._spec, self._stop, self._bus = spec, stop, bus
         self._known = {member.node.node_id for member in spec.nodes.chosen}
         """Nodes of the run, and nodes that were checked and not used."""

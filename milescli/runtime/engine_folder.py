@@ -24,8 +24,8 @@ MARK = "made_of.json"
 
 
 def engine_folder(spec: RunSpec) -> Path | None:
-    """Return the folder that the policy's engines start from in the place of the model's; None
-    where they hold plain weights, or nothing is trained."""
+    """Return the folder from which the policy's engines start instead of the model's; None if they
+    hold plain weights, or nothing is trained."""
     trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
     return spec.run.path / FOLDER if trains and spec.plan.engine_format else None
 

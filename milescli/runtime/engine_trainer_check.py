@@ -39,7 +39,7 @@ class EngineTrainerCheck:
     num_layers: int
     has_experts: bool
     devices: Devices
-    """Engines and trainer, with equal weights; they take turns where they share devices."""
+    """Engines and trainer, with equal weights; they take turns if they share devices."""
     run_shown: str
     """The run, as commands name it."""
 

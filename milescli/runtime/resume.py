@@ -136,8 +136,8 @@ def _start_checkpoints(
 
 
 def _look_at_mirror(recipe: Recipe, run: RunDir, *, output: Output) -> None:
-    """Warn if the store cannot be written now: the run may be resumed without anybody watching.
-    Raises RecipeError if it holds another run, StoreError if its package is not installed."""
+    """Warn if the store cannot be written now: nobody may be watching when the run resumes. Raises
+    RecipeError if it holds another run, StoreError if its package is not installed."""
     try:
         require_mirror(recipe, run)
     except StoreError as error:

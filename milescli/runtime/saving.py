@@ -64,8 +64,8 @@ class _PendingSave:
 @dataclass(slots=True, kw_only=True)
 class Saver:
     """Writes at most one checkpoint at a time. A checkpoint is valid once its manifest exists,
-    which is written as soon as the tensors are on disk. One that cannot be written is reported and
-    given up; the next is another attempt."""
+    which is written as soon as the tensors are on disk. If one cannot be written, it is reported
+    and abandoned, and the next is tried again."""
 
     store: CheckpointStore
     spec: RunSpec

@@ -40,7 +40,8 @@ class Training:
     def __init__(
         self, attempt: Attempt, spec: RunSpec, *, bus: EventBus, adapter: str | None = None
     ) -> None:
-        """`adapter`: the one of several that it trains; None: the run trains one policy."""
+        """Set up a training. `adapter`: the one of several that it trains; None: the run trains one
+        policy."""
         self.attempt, self.spec, self.bus, self.adapter = attempt, spec, bus, adapter
         recipe = spec.recipe
         keeps = recipe.keeps_reference or recipe.caches_reference

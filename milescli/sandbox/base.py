@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 Ended = Literal["exited", "timeout", "memory", "output", "killed"]
-"""exited: by itself, with any exit code; timeout: of wall or CPU time; memory, output: it took or
-printed more than it may; killed: by a signal, or for one of the other limits (see
+"""exited: by itself, with any exit code; timeout: its wall or CPU time was over; memory, output: it
+used or printed more than the limit; killed: by a signal, or for one of the other limits (see
 `RunResult.why`)."""
 
 _MIB = 1024**2

@@ -1,11 +1,10 @@
-"""What runs inside of the jail, before and around the code of the model: rlimits, its files, then
-the program, or the cells of a session. No wall against the code: that is outside.
+"""Runs inside of the jail, before and around the model's code: sets rlimits, writes its files, then
+runs the program, or the cells of a session. It does not isolate the code: the jail outside does.
 
-Sent there as compiled code with a job, and executed in a fresh interpreter; imports are few and
-small, as every run pays for them. `JOB` is what `jail.job_of` made; its `control` is a descriptor
-on which one byte is written where it has begun, one is read, and one is written for each cell that
-is done.
-"""
+Sent there as compiled code with a job, and executed in a fresh interpreter; it has few and small
+imports, because every run loads them. `JOB` is what `Jail.job` made; its `control` is a descriptor:
+one byte is written when the job has begun, one is read, and one is written for each cell that is
+done."""
 
 from __future__ import annotations
 

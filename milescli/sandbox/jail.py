@@ -36,7 +36,7 @@ NUM_SLOTS = 256
 FIRST_UIDS = range(50_000, 65_000, NUM_SLOTS)
 """First user id of each range; every supervisor reserves one range for its runs."""
 _reserved: list[socket.socket] = []
-"""Lock that keeps other supervisors from the users of this process."""
+"""Sockets whose names reserve the user ids of this process."""
 _BOOT = (
     "import marshal,os;c,j=marshal.loads(os.pread({0},os.fstat({0}).st_size,0));os.close({0});"
     "exec(c,{{'__name__':'inside','JOB':j}})"

@@ -20,7 +20,7 @@ from milescli.sandbox.processes import children_of, descendants_of
 _SUBREAPER, _PDEATHSIG = 36, 1
 _ENDING_S = 5.0
 SIGNAL_BASE = 128
-"""Exit codes beyond it stand for a signal, as shells and bubblewrap have it."""
+"""Exit codes above it mean a signal, as in shells and bubblewrap."""
 
 
 def main() -> None:

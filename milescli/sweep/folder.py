@@ -1,5 +1,5 @@
-"""The folder of a sweep: what it was asked, and a ledger of its trials, from which a sweep that was
-killed goes on. The trials are runs beside it. Knows nothing of a searcher or a process.
+"""Reads and writes the folder of a sweep: its settings, and a ledger of its trials, from which a
+killed sweep continues. The trials are runs beside it. Knows no searcher and no process.
 
     runs/NAME/  sweep.yaml  base/RECIPE.yaml  place.json  trials.jsonl  logs/
                 winner.yaml  report.md

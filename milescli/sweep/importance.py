@@ -19,7 +19,7 @@ RELIABLE_TRIALS = 30
 each, one setting mattered and one did not."""
 BETTER_HALF = 0.5
 """PED-ANOVA compares this share of the trials, the best, with all. With optuna's default of a tenth
-it ranked 15 of 25 correctly with 30 trials where a choice of names mattered."""
+it ranked 15 of 25 correctly with 30 trials, if a choice of names mattered."""
 PED_ANOVA, RANKS = "PED-ANOVA (optuna)", "rank correlation"
 
 

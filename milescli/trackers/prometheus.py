@@ -124,7 +124,7 @@ _OF_EVENTS = (
     Family("miles_oom_kills", "processes that the kernel ended for memory"),
 )
 _PHASE_OF = {"EvalDone": "eval", "ValidationDone": "eval", "WarmupStepDone": "warmup"}
-"""Events that end a phase beside the steps, and have its seconds."""
+"""Events that end a phase which runs beside the steps, and contain its seconds."""
 
 
 def family_of(metric: Metric) -> Family:

@@ -1,4 +1,4 @@
-"""Implements `/metrics`: what Prometheus scrapes of all shown runs, each sample with the label
+"""Implements `/metrics`: the metrics of all shown runs for Prometheus, each sample with the label
 `run`. Records are read from where the last scrape ended."""
 
 from __future__ import annotations

@@ -140,8 +140,8 @@ class QuickCall:
     __slots__ = ("_settle_soon", "future")
 
     def __init__(self, settle_soon: Callable[[_Settlement], None] | None = None) -> None:
-        """`settle_soon`: takes the reply from the reading thread and calls `settle` later; None:
-        `settle` is called directly."""
+        """Create a call. `settle_soon`: takes the reply from the reading thread and calls `settle`
+        later; None: `settle` is called directly."""
         self._settle_soon = settle_soon
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 

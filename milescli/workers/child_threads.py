@@ -27,7 +27,7 @@ MAX_THREADS = 4096
 STACK_BYTES = 1024**2
 """Stack of each thread in bytes: all stacks count against the memory of the process."""
 _PIECE = 1 << 16
-"""Bytes that are read at a time; a pipe holds as much."""
+"""Largest number of bytes of one read; a pipe holds as much."""
 _QUIET_ROUNDS = 50
 """Rounds without a call until the watch sleeps."""
 _MAX_PER_FRAME = 64

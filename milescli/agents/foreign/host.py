@@ -26,7 +26,7 @@ from milescli.workers.worker import CallFailed, Worker
 START_TIMEOUT_S = 120.0
 """Time for the imports of the package and of what it loads."""
 CLOSE_TIMEOUT_S = 45.0
-"""Time to clean up (containers, servers) once nobody calls the process any more."""
+"""Seconds to clean up (containers, servers) after the last request."""
 MAX_LOST = 8
 """Number of times in a row that the process may end; then the run stops."""
 _PING_TIMEOUT_S = 10.0

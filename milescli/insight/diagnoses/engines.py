@@ -29,7 +29,8 @@ SILENT = 10.0
 """Multiple of a usual step."""
 LEAST_SILENT_S = 120.0
 LEAST_GROWTH_S, LEAST_GROWTH, LEAST_GROWTH_BYTES = 1200.0, 0.1, 256 * MIB
-"""Memory is judged after so long, and called growing from such a share and size on."""
+"""Memory is judged after this many seconds, and counts as growing from this share and this size
+on."""
 
 
 def engine_trainer_drift(case: Case) -> Finding | None:
@@ -123,7 +124,7 @@ def draft_acceptance_falling(case: Case) -> Finding | None:
 
 
 def workers_die(case: Case) -> Finding | None:
-    """Detect that processes are replaced again and again."""
+    """Detect that processes are replaced repeatedly."""
     last = case.steps[1]
     first = max(case.steps[0], last - DEATH_STEPS + 1)
     lost = [one for one in case.history.healings if one.step >= first - 1]

@@ -21,7 +21,7 @@ LONG_ENOUGH = 48
 DISTINCT = 0.35
 """Share of a response's n-grams that differ; below it, the response repeats itself."""
 OFTEN = 0.25
-"""Share of the kept samples."""
+"""Share of the stored samples."""
 PHRASE = 6
 """Number of words of a phrase."""
 EVERYWHERE, BEFORE = 0.6, 0.2

@@ -1,4 +1,4 @@
-"""The plug-ins that choose what is trained on, in the order in which a step calls them: a
+"""Defines the plug-ins that choose what is trained on, in the order in which a step calls them: a
 curriculum chooses prompts, a filter keeps or refuses groups, a sample filter excludes samples, a
 selection chooses groups if over-sampling began more, and shaping turns scores into training
 rewards. Each has a protocol, a function that calls a plug-in and checks its answer, and the

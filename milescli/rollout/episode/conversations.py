@@ -41,7 +41,7 @@ class ChatPrompt:
     """Messages with the policy's own turns as it sampled them."""
     tools: Sequence[Message]
     image_spans: Sequence[ImageSpan] = ()
-    """Where images stand in `token_ids`."""
+    """Positions of images in `token_ids`."""
     images: Sequence[Image] = ()
     """One for each span."""
     is_rewritten: bool = False

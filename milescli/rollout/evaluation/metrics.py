@@ -39,7 +39,7 @@ def compute_metrics(
 
 
 def nothing(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
-    """Return no metrics beside accuracy."""
+    """Return no metrics besides accuracy."""
     return {}
 
 

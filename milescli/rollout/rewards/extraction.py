@@ -1,6 +1,7 @@
-r"""Extracts the answer from a response, for every reward: what follows the thinking, without the
-Markdown around it; the box, tag, mark, JSON or sentence that states it; the code block that defines
-what is asked. Pure text, no mathematics: the rewards compare what is extracted here."""
+r"""Extracts the answer from a response, for every reward: from the text after the thinking, without
+Markdown, the box, tag, mark, JSON or sentence that states the answer; or the code block that
+defines the tested function. Pure text, no mathematics: the rewards compare the extracted
+answers."""
 
 from __future__ import annotations
 

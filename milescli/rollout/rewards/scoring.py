@@ -1,5 +1,6 @@
-"""Scores responses off the event loop: each call is bounded, retried as the recipe says, and then
-refused with its traceback. For one reward (Scorer), or several with weights (WeightedScorer)."""
+"""Scores responses off the event loop: each call has a time limit, is retried as the recipe says,
+and then fails with its traceback. For one reward (Scorer), or several with weights
+(WeightedScorer)."""
 
 from __future__ import annotations
 

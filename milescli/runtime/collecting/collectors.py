@@ -457,4 +457,4 @@ CLOSE_TIMEOUT_S = 60.0
 may have containers to clean up."""
 NOTICE_S = 0.05
 NO_PROMPT = Prompt(index=-1, token_ids=[], text="")
-"""Of groups that nobody waits for any more."""
+"""Stands in for the prompt of a group for which nobody waits any more."""

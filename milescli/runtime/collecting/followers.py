@@ -27,8 +27,8 @@ class FleetFollower:
     """Implements Followers of one fleet: forwards each call to the collecting processes."""
 
     def __init__(self, workers: Workers, fleet: SglangFleet, *, policy: str | None = None) -> None:
-        """`policy`: the one of `rollout.policies` that the engines serve; None: the trained
-        policy."""
+        """Set the fleet. `policy`: the one of `rollout.policies` that the engines serve; None: the
+        trained policy."""
         self._workers, self._fleet, self._policy = workers, fleet, policy
 
     def begin(self) -> None:
@@ -105,7 +105,7 @@ class FollowedScorer(Trainer):
     another and passes it to `follow`. Belongs to one event loop."""
 
     def __init__(self, cluster: Cluster, settings: MachineSettings) -> None:
-        """`cluster`: the run's."""
+        """Set the run's cluster and time limits."""
         self._cluster, self._settings = cluster, settings
         self._ranks: RankGroup | None = None
         self._named = asyncio.Event()

@@ -256,8 +256,8 @@ class ConcurrentEvaluations:
         *,
         tell: Callable[[str], None],
     ) -> None:
-        """`devices`: the trainer, and the engines for evaluations; `measure`: evaluates with these
-        engines and reports the result; `tell`: warns the user."""
+        """Set up evaluations. `devices`: the trainer, and the engines for evaluations; `measure`:
+        evaluates with these engines and reports the result; `tell`: warns the user."""
         self._devices, self._measure, self._tell = devices, measure, tell
         self._running: asyncio.Future[None] | None = None
         self._step = 0

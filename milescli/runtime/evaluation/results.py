@@ -53,7 +53,8 @@ class SetResult:
     """None if an endpoint returned only text."""
     seconds: float
     path: str
-    """Samples, relative to the run directory; beside it the same as .parquet, and this as .json."""
+    """File of the samples as .jsonl, relative to the run directory; the same as .parquet and this
+    result as .json are next to it."""
     data_sha256: str
     """SHA-256 of the evaluated prompts and labels, in order."""
     settings: Mapping[str, object]

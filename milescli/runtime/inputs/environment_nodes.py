@@ -1,5 +1,5 @@
-"""Distributes a run's environments over all of its nodes: starts processes for them where the
-driver is not. Not used on a single computer."""
+"""Distributes a run's environments over all of its nodes: starts processes for them on the nodes
+without the driver. Not used on a single computer."""
 
 from __future__ import annotations
 

@@ -127,8 +127,8 @@ class TeacherCache(RowCache[Trajectory]):
     def __init__(
         self, folder: Path, *, marks: Sequence[str], topk: int, served: AskTeachers | None = None
     ) -> None:
-        """`marks`: equal for equal teachers; `served`: asks served teachers; None: the trainer's
-        ranks hold the teachers."""
+        """Open the cache of a teacher. `marks`: equal for equal teachers; `served`: sends rows to
+        served teachers; None: the trainer's ranks hold the teachers."""
         self._topk, self._served = topk, served
         mark = hashlib.blake2b(json.dumps([topk, *marks]).encode(), digest_size=8).hexdigest()
         super().__init__(folder / f"{mark}.npz", "token_ids", "logprobs")

@@ -73,9 +73,9 @@ class RunInputs:
     rows: Examples[Any] | None = None
     """Trajectories or pairs of `data.train`; None if the run learns from samples."""
     critic_dir: Path | None = None
-    """A Hugging Face folder that gives scores; None: the run trains no critic."""
+    """A Hugging Face folder of a model with a score head; None: the run trains no critic."""
     reward_model_dir: Path | None = None
-    """A Hugging Face folder that gives scores; None if no reward model is used."""
+    """A Hugging Face folder of a model with a score head; None if no reward model is used."""
     draft_dir: Path | None = None
     """A Hugging Face folder of the draft model; None if there is none."""
     teacher_dirs: tuple[Path, ...] = ()

@@ -131,7 +131,8 @@ class SampleJournal:
         oldest_kept: Callable[[], OldestCheckpoint | None],
         warn: Callable[[str], None],
     ) -> None:
-        """`oldest_kept`, `warn`: called in the journal's thread; the first may raise OSError."""
+        """Set up the journal. `oldest_kept`, `warn`: called in the journal's thread; the first may
+        raise OSError."""
         self._folder, self.identity, self.bound_bytes = folder, identity, bound_bytes
         self._max_staleness, self.oldest_kept, self._warn = max_staleness, oldest_kept, warn
         self._heads: dict[int, GroupHead] = {}

@@ -73,7 +73,7 @@ class EngineWatch:
     def __init__(
         self, engine: EngineActors, *, fleet: WatchedFleet, settings: MachineSettings
     ) -> None:
-        """`fleet`: the client that sends it requests."""
+        """Start to watch. `fleet`: the client that sends requests to the engine."""
         self.engine, self._fleet = engine, fleet
         self.silence = Silence(worker=engine.name, bound_s=settings.silence_s)
         self._patience_s = settings.start_timeout_s

@@ -178,7 +178,7 @@ class ScoreClient:
     loop."""
 
     def __init__(self, ranks: Trainer) -> None:
-        """`ranks`: of the model."""
+        """Set the ranks of the reward model."""
         self._ranks = ranks
         self._waiting: list[_Waiting] = []
         self._work: asyncio.Task[None] | None = None

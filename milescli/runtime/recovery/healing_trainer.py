@@ -27,7 +27,8 @@ from milescli.train.base import TrainBatch, Trainer
 CHANGES = ("step", "start_critic", "reset_optimizer", "freeze_reference", "load")
 """Methods that change the ranks' state, so that new ranks must repeat them."""
 WRITES = ("save", "save_adapter", "keep_adapter")
-"""Methods whose first argument is the folder that they write; dead ranks may have begun it."""
+"""Methods whose first argument is the folder that they write; dead ranks may have left a part of
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +190,11 @@ class HealingTrainer(Trainer):
         free_devices: Callable[[], AbstractAsyncContextManager[None]] | None = None,
         copies: Copies | None = None,
     ) -> None:
-        """`restart` starts ranks with the weights of the newest checkpoint, or the initial ones if
-        there is none. `silence_s`: the recipe's `machine.silence_s`. `name`: of all ranks together,
-        in errors and events. `free_devices`: a context in which new ranks may use devices that they
-        share in turns; None: they have their own devices, and start as soon as a death is noticed.
-        `copies`: takes copies of their state after steps."""
+        """Set up the trainer. `restart` starts ranks with the weights of the newest checkpoint, or
+        the initial ones if there is none. `silence_s`: the recipe's `machine.silence_s`. `name`: of
+        all ranks together, in errors and events. `free_devices`: a context in which new ranks may
+        use devices that they share in turns; None: they have their own devices, and start as soon
+        as a death is noticed. `copies`: takes copies of their state after steps."""
         self._ranks = ranks
         self._watch = RankWatch(name, silence_s, bus=repairs.bus, step=repairs.step)
         self._name = name

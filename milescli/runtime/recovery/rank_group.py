@@ -166,7 +166,8 @@ class RankWatch:
     def __init__(
         self, name: str, silence_s: float, *, bus: EventBus, step: Callable[[], int]
     ) -> None:
-        """`name`: of all ranks together; `step`: number of completed steps."""
+        """Set up the watch. `name`: of all ranks together; `step`: returns the number of completed
+        steps."""
         self._name, self._bound_s, self._bus, self._step = name, silence_s, bus, step
         self._ranks: RankGroup | None = None
         self._silences = list[Silence]()
@@ -199,7 +200,7 @@ class RankWatch:
         )
 
     async def loss(self, ranks: RankGroup) -> WorkerDied | None:
-        """Return why the ranks must be replaced; None if they are well so far."""
+        """Return the error for which the ranks must be replaced; None if no problem was found."""
         if ranks is not self._ranks:
             names = [rank.name for rank in ranks.ranks]
             self._silences = [Silence(worker=name, bound_s=self._bound_s) for name in names]

@@ -230,8 +230,8 @@ class StartWatch:
     def __init__(
         self, token: str, *, silence_s: float, bus: EventBus, is_over: Callable[[], bool]
     ) -> None:
-        """`token`: of the run; `silence_s`: see MachineSettings; `is_over`: returns True once
-        everything has started."""
+        """Set up the watch. `token`: of the run; `silence_s`: see MachineSettings; `is_over`:
+        returns True once everything has started."""
         self._token, self._silence_s = token, silence_s
         self._bus, self._is_over = bus, is_over
         self._silences = dict[int, Silence]()

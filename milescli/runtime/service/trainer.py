@@ -194,9 +194,9 @@ class ServiceTrainer(HealingTrainer):
             known.work_s += took
 
     async def _bound(self, adapter: str, method: str) -> None:
-        """Write the adapter where it is time, so that little is repeated after a death; after a
-        load at once, which is never repeated later, as the client may change what was loaded. Where
-        the requests of all take too much memory, write those that take most of it."""
+        """Write the adapter if it is due, so that little must be repeated after a death. After a
+        load, write it at once: a load is never repeated, as the client may change the loaded state.
+        If the recorded requests of all adapters take too much memory, write the largest of them."""
         known = self._adapters[adapter]
         if method == "load_adapter":
             if not await self._keep(adapter):

@@ -1,10 +1,9 @@
-"""Splits asserts into questions, which run beside the response's code, and comparisons of the
-values, which run where that code is absent. Pure; used by the reward `code`.
+"""Splits asserts into questions, which are evaluated together with the response's code, and
+comparisons of the values, which run without that code. Pure; used by the reward `code`.
 
-`assert abs(area(2) - 12.57) < 0.01` becomes the question `area(2)`, evaluated beside the response's
+`assert abs(area(2) - 12.57) < 0.01` becomes the question `area(2)`, evaluated with the response's
 code, and `abs(_v0 - 12.57) < 0.01`, judged in another sandbox. What a test sets up from plain
-values is sent to the code only if a question needs it.
-"""
+values is sent to the code only if a question needs it."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _RESPONSE_MODULES = frozenset({"solution", "main"})
-"""Modules that stand for the response."""
+"""Module names by which tests import the response."""
 _MISSING_MODULES = frozenset({"pytest", "unittest"})
 _CHAINS = (ast.Call, ast.Attribute, ast.Subscript)
 _SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
@@ -33,8 +32,8 @@ class SplitAsserts:
     response_steps: list[Step] = field(default_factory=list)
     """Steps that run together with the code of the response."""
     judge_steps: list[Step] = field(default_factory=list)
-    """Steps that run apart from the response. In a `judge` step, `values` maps a name to the step
-    of `response_steps` that gives its value."""
+    """Steps that run without the response. In a `judge` step, `values` maps a name to the step of
+    `response_steps` that gives its value."""
 
     @property
     def num_asserts(self) -> int:

@@ -1,12 +1,11 @@
-"""A program that runs in the sandbox, for the reward `code`: it executes the response, then calls
-or evaluates what it is asked, and prints each value as it has it; or it judges asserts, without the
-response. Never imported by a run: its text is sent.
+"""Runs the steps of a test in the sandbox, for the reward `code`: executes the response, then calls
+functions or evaluates expressions and prints each value; or judges asserts, without the response. A
+run never imports this file: its text is sent.
 
-Files beside it: `solution.py` (where there is a response), `steps.json`: {mark, limit_s, steps}.
-A step is {do: statements}, {value: expression}, {call: name, args}, or {judge: expression, values}.
-No expected value is among the steps of a response. Values are printed one a line:
-mark, number of the step, JSON as `encode` makes it.
-"""
+Files beside it: `solution.py` (the response, if there is one), `steps.json`: {mark, limit_s,
+steps}. A step is {do: statements}, {value: expression}, {call: name, args}, or {judge: expression,
+values}. No expected value is among the steps of a response. Values are printed one a line: mark,
+number of the step, JSON as `encode` makes it."""
 
 import collections.abc
 import contextlib

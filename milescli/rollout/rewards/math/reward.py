@@ -1,10 +1,9 @@
-"""The `math` reward: equality of mathematical results by the math-verify library, which runs in
-processes of its own.
+"""Implements the `math` reward: equality of mathematical results by the math-verify library, which
+runs in processes of its own.
 
 Why processes: the library bounds its work by a SIGALRM, which Python allows in a main thread only;
 and a response like 9**9**9**9 keeps the interpreter busy inside C, where no Python thread of the
-same process runs on. A process can be killed.
-"""
+same process runs on. A process can be killed."""
 
 from __future__ import annotations
 
